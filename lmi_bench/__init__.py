@@ -1,0 +1,3 @@
+"""Benchmark LLM endpoints and plan their capacity."""
+
+__version__ = "0.1.0"

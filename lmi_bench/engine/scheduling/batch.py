@@ -1,0 +1,85 @@
+"""The plain values between the scheduler and whatever executes a step.
+
+They hold no sequence, queue or callback, so a batch can be logged, compared or sent to another
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.step_shape import StepShape
+
+LAST_SAMPLED: Final = -1
+"""A token id that stands for the token which this sequence's previous step sampled: an executor
+that keeps sampled tokens on its device need not wait for the host to read them."""
+
+
+class StepKind(StrEnum):
+    """What a sequence does in a step."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One sequence's part of a step.
+
+    token_ids       ids to compute in this step, in order; LAST_SAMPLED where the host has not
+                    seen the id yet
+    first_position  position of token_ids[0]; everything before it is in the cache
+    new_block_ids   blocks appended to the sequence's block table before this step; with
+                    first_position 0 the table starts with them
+    samples         whether the row of the last token gives a token (not in a prompt's earlier
+                    chunks)
+    draft_length    drafted tokens at the end of token_ids (verify only)
+    """
+
+    seq_id: int
+    kind: StepKind
+    token_ids: Sequence[int]
+    first_position: int
+    new_block_ids: tuple[int, ...]
+    samples: bool
+    sampling: SamplingParams
+    draft_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step. `released_seq_ids` ended or were preempted: their state may be dropped first."""
+
+    step_id: int
+    entries: tuple[BatchEntry, ...]
+    shape: StepShape
+    released_seq_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one sequence got from a step: 0 to draft_length + 1 tokens.
+
+    logprobs  natural log-probabilities of those tokens, where they were asked for
+    """
+
+    seq_id: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Nothing to run before `at_s` unless a request arrives first."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing to run until a request arrives."""

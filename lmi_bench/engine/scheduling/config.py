@@ -1,0 +1,83 @@
+"""The scheduler's settings, checked once. Times in seconds, lengths in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lmi_bench.errors import CapacityError, InputError
+
+
+class BatchingPolicy(StrEnum):
+    """How requests become batches.
+
+    NONE     one request at a time
+    DYNAMIC  collect `batch_size` requests or wait `max_batch_delay_s`, then run the whole batch
+             to its end
+    ROLLING  after every step finished sequences leave and waiting ones enter
+    """
+
+    NONE = "none"
+    DYNAMIC = "dynamic"
+    ROLLING = "rolling"
+
+
+class KvLayout(StrEnum):
+    """PAGED takes blocks as a sequence grows; CONTIGUOUS reserves its whole length at admission."""
+
+    PAGED = "paged"
+    CONTIGUOUS = "contiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Settings of one scheduler.
+
+    num_blocks                        KV-cache blocks of `block_size` tokens
+    max_model_len                     most tokens (input + output) of one request
+    batch_size, max_batch_delay_s     dynamic batching: LMI's batch_size and max_batch_delay
+    max_rolling_batch_size            most sequences in the rolling batch
+    max_rolling_batch_prefill_tokens  most prompt tokens of one step
+    chunked_prefill                   split prompts and mix them with decode rows; otherwise a
+                                      prefill step pauses decoding
+    max_concurrent_requests           requests beyond it are refused at once; None: queue all
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_model_len: int = 4096
+    policy: BatchingPolicy = BatchingPolicy.ROLLING
+    kv_layout: KvLayout = KvLayout.PAGED
+    batch_size: int = 1
+    max_batch_delay_s: float = 0.1
+    max_rolling_batch_size: int = 32
+    max_rolling_batch_prefill_tokens: int = 4096
+    chunked_prefill: bool = False
+    max_concurrent_requests: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "block_size",
+            "max_model_len",
+            "batch_size",
+            "max_rolling_batch_size",
+            "max_rolling_batch_prefill_tokens",
+        ):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_blocks < 1:
+            raise CapacityError(
+                f"the KV cache has {self.num_blocks} blocks of {self.block_size} tokens; "
+                "at least 1 is needed: free memory or use a smaller model"
+            )
+        if self.max_batch_delay_s < 0:
+            raise InputError(f"max_batch_delay_s must be 0 or more, got {self.max_batch_delay_s:g}")
+        if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
+            raise InputError(
+                f"max_concurrent_requests must be at least 1, got {self.max_concurrent_requests}"
+            )
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the whole cache holds."""
+        return self.num_blocks * self.block_size

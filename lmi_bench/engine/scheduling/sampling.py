@@ -1,0 +1,54 @@
+"""How a sequence's next token is chosen and when it ends: one request's generation settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_bench.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Generation settings of one request; the defaults are greedy decoding.
+
+    max_new_tokens  most tokens generated; ends with finish reason `length`
+    temperature     0.0 is greedy; above it the logits are divided by it
+    top_k           keep the k likeliest tokens, 0 keeps all; top_p: smallest set of that mass
+    logprobs        return the log-probability of each generated token
+    eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
+    stop_token_ids  end it with reason `stop_sequence`
+    """
+
+    max_new_tokens: int = 16
+    ignore_eos: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    seed: int | None = None
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.temperature < 0:
+            raise InputError(f"temperature must be 0 or more, got {self.temperature:g}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
+        if self.top_k < 0:
+            raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
+        if self.repetition_penalty <= 0:
+            raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        if not 0 <= self.min_tokens <= self.max_new_tokens:
+            raise InputError(
+                f"min_tokens must be between 0 and max_new_tokens {self.max_new_tokens}, "
+                f"got {self.min_tokens}"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0

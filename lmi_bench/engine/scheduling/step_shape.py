@@ -1,0 +1,48 @@
+"""What one step asks of a machine, in counts that a step-time model can price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The work of one step, summed over its sequences. All are token or sequence counts.
+
+    prefill_sequences      sequences whose prompt tokens are computed in this step
+    prefill_tokens         prompt tokens computed in this step
+    prefill_context_pairs  (query, key) pairs of their causal attention: for a chunk of n tokens
+                           behind c cached ones, n * c + n * (n + 1) / 2
+    prefill_context_tokens cached tokens that the prompt chunks read (0 without chunking)
+    decode_sequences       sequences that decode or verify
+    decode_tokens          tokens computed for them: one each, k + 1 with k drafted tokens
+    decode_context_tokens  cached tokens that they read: the sum of their context lengths,
+                           the tokens of this step included
+    """
+
+    prefill_sequences: int = 0
+    prefill_tokens: int = 0
+    prefill_context_pairs: int = 0
+    prefill_context_tokens: int = 0
+    decode_sequences: int = 0
+    decode_tokens: int = 0
+    decode_context_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step's matrix products."""
+        return self.prefill_tokens + self.decode_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the step."""
+        return self.prefill_sequences + self.decode_sequences
+
+
+class StepTime(Protocol):
+    """What predicts one step."""
+
+    def step_time_s(self, shape: StepShape) -> float:
+        """Seconds that the step takes from its start to its tokens."""
+        ...

@@ -1,0 +1,79 @@
+"""What can go wrong, and what the command line makes of it.
+
+    LmiBenchError              1  a failure that is not the user's to mend
+    ├── InputError             2  the user can mend it: one line, with numbers and what to do
+    │   └── CapacityError         something does not fit (memory, heads, tokens)
+    ├── TargetError               one request failed; a result, kept in its record
+    ├── OverloadedError           the engine takes no more requests just now
+    └── EngineError               the bundled engine cannot go on
+
+The number is the exit code. A traceback is a bug in lmi-bench.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+if TYPE_CHECKING:
+    from lmi_bench.records import Exchange
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_SLO_MISSED = 99
+EXIT_INTERRUPTED = 130
+
+TargetErrorKind = Literal[
+    "connect",
+    "tls",
+    "timeout",
+    "throttled",
+    "overloaded",
+    "client_error",
+    "server_error",
+    "broken_stream",
+    "malformed_frame",
+    "short_output",
+    "cancelled",
+    "refused",
+]
+TARGET_ERROR_KINDS: tuple[str, ...] = get_args(TargetErrorKind)
+
+
+class LmiBenchError(Exception):
+    """Base of every error that lmi-bench raises on purpose."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class InputError(LmiBenchError):
+    """The input cannot be used; the message says what, with which numbers, and what to do."""
+
+    exit_code: ClassVar[int] = EXIT_BAD_INPUT
+
+
+class CapacityError(InputError):
+    """Something asked for does not fit; the message holds both numbers."""
+
+
+class OverloadedError(LmiBenchError):
+    """The engine refuses a request at once because its limit of waiting requests is reached."""
+
+
+class EngineError(LmiBenchError):
+    """The engine or its executor failed and cannot answer its requests."""
+
+
+class TargetError(LmiBenchError):
+    """One request got no complete answer.
+
+    kind      the bucket in which it is counted
+    exchange  what had arrived before it failed, if anything
+    """
+
+    def __init__(
+        self, kind: TargetErrorKind, message: str, *, exchange: Exchange | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.exchange = exchange

@@ -1,0 +1,166 @@
+"""What a run leaves behind: the only thing that crosses from running to thinking.
+
+Times inside an `Exchange` are the loop's clock; times in a `RequestRecord` are seconds since its
+level's start, monotonic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from lmi_bench.errors import TargetError
+from lmi_bench.workload import LevelSpec, PlannedRequest
+
+STATUS_OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one request gave, whole, when it ended.
+
+    sent_s         when the request was handed to the target's transport
+    token_times_s  one time an event that carried a token; an event is one chunk of the server
+    token_counts   tokens in each event (one each where left out)
+    ended_s        end of the answer, its trailer included; None: with the last token
+    input_tokens   as the server counted them, where it says so; likewise output_tokens
+    connect_s      time spent on opening the connection before `sent_s`, if one was opened
+    """
+
+    sent_s: float
+    token_times_s: Sequence[float] = ()
+    token_counts: Sequence[int] = ()
+    text: str = ""
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    ended_s: float | None = None
+    connect_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_counts and self.token_times_s:
+            object.__setattr__(self, "token_counts", (1,) * len(self.token_times_s))
+        if len(self.token_counts) != len(self.token_times_s):
+            raise ValueError(
+                f"{len(self.token_times_s)} token times but {len(self.token_counts)} counts"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request of a level: one line of requests.jsonl.
+
+    due_s   when it should have been sent; sent_s: when it was. Their difference is the
+            dispatch delay that the generator caused.
+    status  "ok" or the kind of the error; a failed request keeps what had arrived
+    """
+
+    request_id: int
+    due_s: float
+    sent_s: float
+    token_times_s: Sequence[float] = ()
+    token_counts: Sequence[int] = ()
+    input_tokens: int = 0
+    output_tokens: int = 0
+    status: str = STATUS_OK
+    error: str | None = None
+    finish_reason: str | None = None
+    ended_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_counts and self.token_times_s:
+            object.__setattr__(self, "token_counts", (1,) * len(self.token_times_s))
+        if not self.output_tokens and self.token_counts:
+            object.__setattr__(self, "output_tokens", sum(self.token_counts))
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was answered in full."""
+        return self.status == STATUS_OK
+
+    @classmethod
+    def completed(cls, request: PlannedRequest, due_s: float, exchange: Exchange) -> RequestRecord:
+        """The record of an answered request; server counts win over counted events."""
+        return cls(
+            request_id=request.request_id,
+            due_s=due_s,
+            sent_s=exchange.sent_s,
+            token_times_s=exchange.token_times_s,
+            token_counts=exchange.token_counts,
+            input_tokens=(
+                request.input_tokens if exchange.input_tokens is None else exchange.input_tokens
+            ),
+            output_tokens=(
+                sum(exchange.token_counts)
+                if exchange.output_tokens is None
+                else exchange.output_tokens
+            ),
+            finish_reason=exchange.finish_reason,
+            ended_s=exchange.ended_s,
+        )
+
+    @classmethod
+    def failed(
+        cls,
+        request: PlannedRequest,
+        due_s: float,
+        error: TargetError,
+        *,
+        sent_s: float | None = None,
+    ) -> RequestRecord:
+        """The record of a request that failed, with what had arrived before."""
+        partial = error.exchange
+        if partial is not None:
+            return replace(
+                cls.completed(request, due_s, partial), status=error.kind, error=str(error)
+            )
+        return cls(
+            request_id=request.request_id,
+            due_s=due_s,
+            sent_s=due_s if sent_s is None else sent_s,
+            input_tokens=request.input_tokens,
+            status=error.kind,
+            error=str(error),
+        )
+
+    def shifted(self, start_s: float) -> RequestRecord:
+        """The same record with times counted from `start_s`."""
+        return replace(
+            self,
+            due_s=self.due_s - start_s,
+            sent_s=self.sent_s - start_s,
+            token_times_s=tuple(t - start_s for t in self.token_times_s),
+            ended_s=None if self.ended_s is None else self.ended_s - start_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorCheck:
+    """What the load generator says of itself during a level; times in seconds.
+
+    valid      False when the offered load was missed; `reason` then says by whom and what to do
+    """
+
+    dispatch_delay_p50_s: float = 0.0
+    dispatch_delay_p99_s: float = 0.0
+    dispatch_delay_max_s: float = 0.0
+    loop_lag_p99_s: float = 0.0
+    cpu_share: float = 0.0
+    timestamps: str = "loop"
+    valid: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRun:
+    """A level that ran: its records in request order, and why it ended early if it did.
+
+    stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
+                "interrupted")
+    """
+
+    spec: LevelSpec
+    attempt: int
+    records: tuple[RequestRecord, ...]
+    stopped_by: str | None = None
+    check: GeneratorCheck = field(default_factory=GeneratorCheck)

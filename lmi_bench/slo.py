@@ -1,0 +1,65 @@
+"""Service-level objectives: `ttft_p90<=1s` and what it means.
+
+Grammar: (ttft|itl|tpot|e2e|latency_per_token)_(mean|p50|p90|p95|p99)<=NUMBER(ms|s)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lmi_bench.errors import InputError
+from lmi_bench.units import MS_PER_S
+
+METRICS = ("ttft", "itl", "tpot", "e2e", "latency_per_token")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+_PATTERN = re.compile(
+    rf"({'|'.join(METRICS)})_({'|'.join(STATISTICS)})\s*<=\s*([0-9]*\.?[0-9]+)\s*(ms|s)"
+)
+
+# The key of levels.jsonl that holds a metric's statistics, in ms.
+LEVEL_KEY = {
+    "ttft": "ttft_ms",
+    "itl": "itl_ms",
+    "tpot": "tpot_ms",
+    "e2e": "e2e_ms",
+    "latency_per_token": "latency_ms_per_token",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """One limit on one statistic of one latency metric, in milliseconds."""
+
+    metric: str
+    statistic: str
+    limit_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}_{self.statistic}<={self.limit_ms:g}ms"
+
+    @property
+    def level_key(self) -> str:
+        """Where a level's line in levels.jsonl keeps the metric."""
+        return LEVEL_KEY[self.metric]
+
+
+def parse_slo(text: str) -> Slo:
+    """Read one SLO; raises InputError with the grammar if it is not one.
+
+    >>> parse_slo("ttft_p90<=1s")
+    Slo(metric='ttft', statistic='p90', limit_ms=1000.0)
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise InputError(
+            f"SLO {text!r} is not understood; write METRIC_STATISTIC<=NUMBER(ms|s) with a metric "
+            f"of {', '.join(METRICS)} and a statistic of {', '.join(STATISTICS)}, "
+            "for example ttft_p90<=1s"
+        )
+    metric, statistic, number, unit = match.groups()
+    limit_ms = float(number) * (MS_PER_S if unit == "s" else 1.0)
+    if limit_ms <= 0:
+        raise InputError(f"SLO {text!r}: the limit must be above 0")
+    return Slo(metric, statistic, limit_ms)

@@ -1,0 +1,152 @@
+"""What is asked, when, and who asks next: requests, arrivals, users, levels.
+
+Pure rules over numbers: the load generator follows them on a real clock, the simulator on its own,
+so both send the same requests by the same rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lmi_bench.errors import InputError
+
+ArrivalProcess = Literal["constant", "poisson"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request before it is sent.
+
+    arrival_s         seconds after the level's start at which it is due; 0.0 in a closed loop,
+                      where a request is due when its user is free
+    input_tokens      prompt length asked for; output_tokens: length to generate
+    prompt_token_ids  the prompt for targets that take ids; empty: the target needs lengths only
+    prompt_text       the same prompt as text, for targets that take text
+    """
+
+    request_id: int
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    prompt_token_ids: Sequence[int] = ()
+    prompt_text: str = ""
+    ignore_eos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.input_tokens < 1 or self.output_tokens < 1:
+            raise InputError(
+                f"request {self.request_id}: input_tokens and output_tokens must be at least 1, "
+                f"got {self.input_tokens} and {self.output_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSpec:
+    """One level of a sweep: a fixed load, and when it ends.
+
+    Exactly one of `concurrency` (closed loop: users that wait for their answer) and `rate_per_s`
+    (open loop) is given, and at least one of `num_requests` and `duration_s`.
+    """
+
+    index: int
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+    arrivals: ArrivalProcess = "poisson"
+    num_requests: int | None = None
+    duration_s: float | None = None
+    warmup_requests: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate_per_s is None):
+            raise InputError("a level has either a concurrency or a rate_per_s")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InputError(f"concurrency must be at least 1, got {self.concurrency}")
+        if self.rate_per_s is not None and self.rate_per_s <= 0:
+            raise InputError(f"rate_per_s must be above 0, got {self.rate_per_s:g}")
+        if self.num_requests is None and self.duration_s is None:
+            raise InputError("a level needs a number of requests or a duration_s")
+        if self.num_requests is not None and self.num_requests < 1:
+            raise InputError(f"a level needs at least 1 request, got {self.num_requests}")
+        if self.duration_s is not None and self.duration_s <= 0:
+            raise InputError(f"duration_s must be above 0, got {self.duration_s:g}")
+
+    @property
+    def label(self) -> str:
+        """How people name the level: `concurrency 8`, `2.5 req/s`."""
+        if self.concurrency is not None:
+            return f"concurrency {self.concurrency}"
+        return f"{self.rate_per_s:g} req/s"
+
+
+class ClosedLoop:
+    """Who sends next in a closed loop: a user sends again as soon as its answer ended.
+
+    Users share one numbered supply of requests. A user is told to stop when the supply is used
+    up or the level's time is over; it never holds a number it will not send.
+    """
+
+    def __init__(
+        self, *, concurrency: int, num_requests: int | None, duration_s: float | None = None
+    ) -> None:
+        self.concurrency = concurrency
+        self._num_requests = num_requests
+        self._duration_s = duration_s
+        self._next_index = 0
+        self._stopped = False
+
+    @property
+    def num_sent(self) -> int:
+        """Requests handed out so far."""
+        return self._next_index
+
+    def start_offset_s(self, user: int, spacing_s: float = 0.0) -> float:
+        """When a user sends its first request: one after the other, `spacing_s` apart."""
+        return user * spacing_s
+
+    def next_index(self, now_s: float) -> int | None:
+        """The number of the request to send `now_s` seconds after the start; None to stop."""
+        if self._stopped:
+            return None
+        if self._num_requests is not None and self._next_index >= self._num_requests:
+            return None
+        if self._duration_s is not None and now_s >= self._duration_s:
+            return None
+        index = self._next_index
+        self._next_index += 1
+        return index
+
+    def stop(self) -> None:
+        """Hand out nothing more: a stop rule was met."""
+        self._stopped = True
+
+
+def arrival_times_s(
+    rate_per_s: float,
+    *,
+    process: ArrivalProcess,
+    seed: int,
+    num_requests: int | None = None,
+    duration_s: float | None = None,
+) -> Iterator[float]:
+    """Seconds after the start at which an open loop's requests are due.
+
+    constant  the i-th is due at i / rate
+    poisson   gaps are independent and exponential with mean 1 / rate; the first gap is waited too
+
+    Ends after `num_requests` or before `duration_s`, whichever comes first.
+    """
+    draw = random.Random(seed)
+    at_s = 0.0
+    index = 0
+    while num_requests is None or index < num_requests:
+        if process == "constant":
+            at_s = index / rate_per_s
+        else:
+            at_s += draw.expovariate(rate_per_s)
+        if duration_s is not None and at_s >= duration_s:
+            return
+        yield at_s
+        index += 1
