@@ -138,6 +138,9 @@ class RequestRecord:
 class GeneratorCheck:
     """What the load generator says of itself during a level; times in seconds.
 
+    receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
+                         an upper bound of it where the kernel gives no time
+    merged_share         share of the tokens that shared a read with a later one of their stream
     valid      False when the offered load was missed; `reason` then says by whom and what to do
     """
 
@@ -147,6 +150,8 @@ class GeneratorCheck:
     loop_lag_p99_s: float = 0.0
     cpu_share: float = 0.0
     timestamps: str = "loop"
+    receive_delay_p99_s: float = 0.0
+    merged_share: float = 0.0
     valid: bool = True
     reason: str | None = None
 

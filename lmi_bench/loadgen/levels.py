@@ -1,0 +1,61 @@
+"""Which level comes next: a fixed list, or whatever a rule makes of the levels before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lmi_bench.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
+from lmi_bench.workload import LevelSpec
+
+NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
+"""The level to run after the finished ones (their lines in levels.jsonl); None ends the sweep."""
+
+
+def levels_of(scenario: Scenario) -> list[LevelSpec]:
+    """The levels that a scenario names, in its order.
+
+    A closed-loop level sends requests_per_level, or concurrency * requests_per_user; an open-loop
+    level that names neither a number nor a duration sends 100.
+    """
+    load = scenario.load
+    timed = load.duration_s is not None
+    levels: list[LevelSpec] = []
+    for concurrency in load.concurrency_levels:
+        num_requests = load.requests_per_level
+        if num_requests is None and not timed:
+            num_requests = concurrency * load.requests_per_user
+        levels.append(
+            LevelSpec(
+                index=len(levels),
+                concurrency=concurrency,
+                num_requests=num_requests,
+                duration_s=load.duration_s,
+                warmup_requests=load.warmup_requests,
+            )
+        )
+    for rate_per_s in load.rate_per_s or ():
+        num_requests = load.requests_per_level
+        if num_requests is None and not timed:
+            num_requests = DEFAULT_OPEN_LOOP_REQUESTS
+        levels.append(
+            LevelSpec(
+                index=len(levels),
+                rate_per_s=rate_per_s,
+                arrivals=load.arrivals,
+                num_requests=num_requests,
+                duration_s=load.duration_s,
+                warmup_requests=load.warmup_requests,
+            )
+        )
+    return levels
+
+
+def in_order(levels: Sequence[LevelSpec]) -> NextLevel:
+    """The rule that takes the levels one after the other, leaving out those that are finished."""
+
+    def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
+        done = {line["level"] for line in finished}
+        return next((level for level in levels if level.index not in done), None)
+
+    return next_level

@@ -1,0 +1,117 @@
+"""One request, measured: what came back, or why nothing did.
+
+Times are the running loop's clock. A target may hand over an answer still undecoded, so that the
+meaning of its bytes is worked out when the level is over and the loop stays free for sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from lmi_bench.errors import TargetError
+from lmi_bench.loadgen.target import Target
+from lmi_bench.records import Exchange, RequestRecord
+from lmi_bench.workload import PlannedRequest
+
+Decoder = Callable[[], Exchange]
+"""Gives the exchange of an answer that has ended, or raises TargetError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that has ended and is not decoded yet.
+
+    ended_s     when its last byte came
+    num_events  reads that it took, a stand-in for its tokens while the level runs
+    """
+
+    ended_s: float
+    num_events: int
+    decode: Decoder
+
+
+@runtime_checkable
+class DeferringTarget(Protocol):
+    """A target that can leave decoding for later."""
+
+    async def send_undecoded(self, request: PlannedRequest) -> Answer:
+        """Like `send`; raises TargetError for what is known before decoding."""
+        ...
+
+
+@dataclass(slots=True)
+class Measured:
+    """A request that ended: its record, made at once or on first use.
+
+    ended_s     when its user was free again; never before it was due
+    num_tokens  tokens that came, or the number of reads where nothing is decoded yet
+    """
+
+    request: PlannedRequest
+    due_s: float
+    ended_s: float
+    num_tokens: int
+    outcome: RequestRecord | Answer
+
+    @property
+    def known_status(self) -> str:
+        """Status as far as it is known without decoding."""
+        return self.outcome.status if isinstance(self.outcome, RequestRecord) else "ok"
+
+    def record(self) -> RequestRecord:
+        """The record; decodes the answer if that has not been done."""
+        if isinstance(self.outcome, Answer):
+            try:
+                exchange = self.outcome.decode()
+            except TargetError as exc:
+                self.outcome = RequestRecord.failed(self.request, self.due_s, exc)
+            else:
+                self.outcome = RequestRecord.completed(self.request, self.due_s, exchange)
+        return self.outcome
+
+
+def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
+    """Attach what had arrived to a cancellation, so that a time-out's record can keep it."""
+    exc.__dict__["exchange"] = exchange
+
+
+async def measure(
+    target: Target, request: PlannedRequest, due_s: float, *, timeout_s: float | None = 60.0
+) -> Measured:
+    """Send one request; a failure is a result, a cancellation from outside passes through.
+
+    timeout_s  seconds from sending to the end of the answer; None waits for ever
+    """
+    loop = asyncio.get_running_loop()
+    sent_s = loop.time()
+    try:
+        async with asyncio.timeout(timeout_s):
+            if isinstance(target, DeferringTarget):
+                answer = await target.send_undecoded(request)
+                return Measured(
+                    request, due_s, max(answer.ended_s, due_s), answer.num_events, answer
+                )
+            exchange = await target.send(request)
+    except TimeoutError as exc:
+        partial = getattr(exc.__cause__, "exchange", None)
+        error = TargetError(
+            "timeout", f"no complete answer within {timeout_s:g} s", exchange=partial
+        )
+        record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
+    except TargetError as exc:
+        record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
+    else:
+        record = RequestRecord.completed(request, due_s, exchange)
+    return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
+
+
+def _free_s(record: RequestRecord, now_s: float) -> float:
+    """When the user of a request was free: at the answer's end, or now if it failed."""
+    if not record.ok:
+        return now_s
+    if record.ended_s is not None:
+        return record.ended_s
+    return record.token_times_s[-1] if record.token_times_s else now_s

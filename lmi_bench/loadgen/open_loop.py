@@ -1,0 +1,61 @@
+"""Open loop: each request is sent when it is due, however slow the answers are.
+
+Latency counts from the due time: a generator or a server that falls behind must not hide the delay
+it caused (coordinated omission).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from lmi_bench.loadgen.measure import Measured, measure
+from lmi_bench.loadgen.target import Target
+from lmi_bench.workload import PlannedRequest
+
+
+async def run_open_loop(
+    target: Target,
+    plan: Iterable[PlannedRequest],
+    *,
+    start_s: float,
+    timeout_s: float | None = 60.0,
+    on_ended: Callable[[Measured], bool] = lambda _: True,
+) -> list[Measured]:
+    """Send the plan's requests at `start_s` + their arrival; returns them in the plan's order.
+
+    Due times are absolute, so one late send does not push the next.
+
+    plan      in order of arrival; consumed as time goes on
+    on_ended  called as each request ends; False: send no more, let the rest finish
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    async def one(request: PlannedRequest, due_s: float) -> Measured:
+        measured = await measure(target, request, due_s, timeout_s=timeout_s)
+        if not on_ended(measured):
+            stop.set()
+        return measured
+
+    tasks: list[asyncio.Task[Measured]] = []
+    async with asyncio.TaskGroup() as group:
+        for request in plan:
+            due_s = start_s + request.arrival_s
+            if await _stopped_before(stop, due_s - loop.time()):
+                break
+            tasks.append(group.create_task(one(request, due_s)))
+    return [task.result() for task in tasks]
+
+
+async def _stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
+    """Wait `delay_s`, or less if the level is stopped; whether it was."""
+    if delay_s <= 0:
+        await asyncio.sleep(0)
+        return stop.is_set()
+    try:
+        async with asyncio.timeout(delay_s):
+            await stop.wait()
+    except TimeoutError:
+        return stop.is_set()
+    return True

@@ -1,0 +1,353 @@
+"""What the requests say: synthetic prompts of exact token counts, or a data set's own.
+
+A prompt is a pure function of (seed, salt, level, number), so a resumed run and a second target get
+the same lengths in the same order. The salt changes from run to run: prompts that a server has
+seen before are answered from its prefix cache and flatter it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+
+from lmi_bench.errors import InputError
+from lmi_bench.workload import LevelSpec, PlannedRequest
+
+CHARACTERS_PER_TOKEN = 4
+"""Rough length of a token of English text, for a data set without a tokenizer."""
+_MAX_ADJUSTMENTS = 16
+_STABLE_TOKENS = 512
+
+# Everyday words that common BPE vocabularies hold as one token each with the space before them.
+_WORDS = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+    "system",
+    "program",
+    "question",
+    "work",
+    "government",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "mother",
+    "area",
+    "money",
+    "story",
+    "fact",
+    "month",
+    "lot",
+    "right",
+    "study",
+    "book",
+    "eye",
+    "job",
+    "word",
+    "business",
+    "issue",
+    "side",
+    "kind",
+    "head",
+    "house",
+    "service",
+    "friend",
+    "father",
+    "power",
+    "hour",
+    "game",
+    "line",
+    "end",
+    "member",
+    "law",
+    "car",
+    "city",
+    "name",
+]
+
+
+class Tokenizer(Protocol):
+    """What a prompt needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        ...
+
+
+class Prompts(Protocol):
+    """Where requests come from."""
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
+        ...
+
+
+class PromptText(Protocol):
+    """Makes a prompt of so many tokens; `draw` is seeded for the one prompt."""
+
+    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """One kind of request, in tokens, and its share relative to the other kinds."""
+
+    input_tokens: int
+    output_tokens: int
+    share: float = 1.0
+
+
+class NoText:
+    """For targets that need lengths only, such as a simulated engine."""
+
+    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
+        return request
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Random ids of a vocabulary, for an engine that takes ids. `first_id` skips special ones."""
+
+    vocab_size: int
+    first_id: int = 0
+
+    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
+        ids = draw.choices(range(self.first_id, self.vocab_size), k=request.input_tokens)
+        return replace(request, prompt_token_ids=tuple(ids))
+
+
+class CommonWords:
+    """Text for a server whose tokenizer is not at hand: about one token a word."""
+
+    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
+        return replace(request, prompt_text=" ".join(draw.choices(_WORDS, k=request.input_tokens)))
+
+
+class ExactText:
+    """Text that the tokenizer reads as exactly the asked number of tokens.
+
+    Made of tokens that keep to themselves: they stand for themselves after a round trip, alone and
+    beside each other. Raises InputError where a vocabulary has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids = _stable_ids(tokenizer)
+
+    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
+        wanted = request.input_tokens
+        ids = draw.choices(self._ids, k=wanted)
+        for _ in range(_MAX_ADJUSTMENTS):
+            text = self._tokenizer.decode(ids)
+            seen = list(self._tokenizer.encode(text))
+            if len(seen) == wanted:
+                return replace(request, prompt_text=text, prompt_token_ids=tuple(seen))
+            if len(seen) > wanted:
+                ids = ids[: max(1, len(ids) - (len(seen) - wanted))]
+            else:
+                ids = ids + draw.choices(self._ids, k=wanted - len(seen))
+        raise InputError(
+            f"no text of exactly {wanted} tokens was found with this tokenizer after "
+            f"{_MAX_ADJUSTMENTS} tries (the last had {len(seen)}): use a data set instead"
+        )
+
+
+class SyntheticPrompts:
+    """Requests of given lengths; several kinds come in exact shares, shuffled in small blocks."""
+
+    def __init__(
+        self,
+        lengths: Sequence[Lengths],
+        text: PromptText,
+        *,
+        seed: int,
+        salt: str = "",
+        ignore_eos: bool = True,
+    ) -> None:
+        if not lengths:
+            raise InputError("a workload needs at least one kind of request")
+        self._lengths = tuple(lengths)
+        self._block = _block(lengths)
+        self._text = text
+        self._seed = seed
+        self._salt = salt
+        self._ignore_eos = ignore_eos
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
+        lengths = self._lengths[self._kind(number)]
+        planned = PlannedRequest(
+            request_id=number,
+            arrival_s=0.0,
+            input_tokens=lengths.input_tokens,
+            output_tokens=lengths.output_tokens,
+            ignore_eos=self._ignore_eos,
+        )
+        draw = random.Random(f"{self._seed}/{self._salt}/{level.index}/{number}")
+        return self._text.fill(planned, draw)
+
+    def _kind(self, number: int) -> int:
+        if len(self._block) == 1:
+            return self._block[0]
+        block_number, place = divmod(number, len(self._block))
+        order = list(self._block)
+        random.Random(f"{self._seed}/mix/{block_number}").shuffle(order)
+        return order[place]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetEntry:
+    """One line of a data set; output_tokens None: the scenario's."""
+
+    text: str
+    output_tokens: int | None = None
+
+
+class DatasetPrompts:
+    """Requests with a data set's own prompts, in an order shuffled by the seed, over and over."""
+
+    def __init__(
+        self,
+        entries: Sequence[DatasetEntry],
+        *,
+        output_tokens: int,
+        tokenizer: Tokenizer | None,
+        seed: int,
+        salt: str = "",
+        ignore_eos: bool = True,
+    ) -> None:
+        if not entries:
+            raise InputError("the data set is empty: it needs at least one line with a prompt")
+        self._entries = list(entries)
+        random.Random(f"{seed}/dataset").shuffle(self._entries)
+        self._output_tokens = output_tokens
+        self._tokenizer = tokenizer
+        self._salt = salt
+        self._ignore_eos = ignore_eos
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """Request `number` of a level; the salt, if any, stands before the prompt."""
+        entry = self._entries[number % len(self._entries)]
+        text = entry.text
+        if self._salt:
+            text = f"[{self._salt}-{level.index}-{number}] {text}"
+        ids = tuple(self._tokenizer.encode(text)) if self._tokenizer is not None else ()
+        return PlannedRequest(
+            request_id=number,
+            arrival_s=0.0,
+            input_tokens=max(1, len(ids) or round(len(text) / CHARACTERS_PER_TOKEN)),
+            output_tokens=entry.output_tokens or self._output_tokens,
+            prompt_token_ids=ids,
+            prompt_text=text,
+            ignore_eos=self._ignore_eos,
+        )
+
+
+def load_dataset(path: Path) -> list[DatasetEntry]:
+    """Read JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`.
+
+    Raises InputError that names the first line that cannot be used.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read the data set {path}: {exc.strerror}") from exc
+    entries = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            content = orjson.loads(line)
+        except orjson.JSONDecodeError as exc:
+            raise InputError(f"{path}: line {number} is not JSON: {exc}") from exc
+        text = content.get("prompt", content.get("text")) if isinstance(content, dict) else None
+        if not isinstance(text, str) or not text:
+            raise InputError(
+                f"{path}: line {number} needs a `prompt` (or `text`) that is not empty"
+            )
+        output_tokens = content.get("output_tokens")
+        if output_tokens is not None and (
+            not isinstance(output_tokens, int)
+            or isinstance(output_tokens, bool)
+            or output_tokens < 1
+        ):
+            raise InputError(
+                f"{path}: line {number}: output_tokens must be a whole number of at least 1, "
+                f"got {output_tokens!r}"
+            )
+        entries.append(DatasetEntry(text, output_tokens))
+    if not entries:
+        raise InputError(f"{path} holds no prompt: write one JSON object a line")
+    return entries
+
+
+def _block(lengths: Sequence[Lengths]) -> list[int]:
+    """Indices of the kinds, each as often as its share asks, in the shortest whole numbers."""
+    total = sum(kind.share for kind in lengths)
+    shares = [Fraction(kind.share / total).limit_denominator(100) for kind in lengths]
+    scale = math.lcm(*(share.denominator for share in shares))
+    return [
+        index for index, share in enumerate(shares) for _ in range(max(1, round(share * scale)))
+    ]
+
+
+def _stable_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids of whole words that stay single tokens when they stand beside each other."""
+    draw = random.Random(0)
+    candidates = draw.sample(range(tokenizer.vocab_size), k=tokenizer.vocab_size)
+    kept: list[int] = []
+    for token_id in candidates:
+        text = tokenizer.decode([token_id])
+        if not text.strip().isalpha() or not text.isascii():
+            continue
+        pair = tokenizer.decode([token_id, token_id, token_id])
+        if list(tokenizer.encode(pair)) == [token_id] * 3:
+            kept.append(token_id)
+            if len(kept) == _STABLE_TOKENS:
+                break
+    if not kept:
+        raise InputError(
+            "this tokenizer has no word that is one token beside itself, so prompts of an exact "
+            "length cannot be made: use a data set"
+        )
+    return kept

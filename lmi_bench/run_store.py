@@ -1,0 +1,415 @@
+"""The run folder: what a sweep leaves on disk, and how it survives being killed.
+
+    manifest.json   schema version, scenario and its hash, target, host, versions, commands
+    requests.jsonl  one line a request; seconds since its level's start, monotonic
+    levels.jsonl    one line a finished level, written after its requests are on disk
+    knees.json      written when the sweep is over
+
+Both .jsonl files only ever grow. A request counts only if its (level, attempt) has a line in
+levels.jsonl: a sweep killed at any moment loses at most the level in flight, and resumes there.
+No secret is ever written (see `redaction`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.records import RequestRecord
+from lmi_bench.redaction import redact, redact_text
+
+SCHEMA_VERSION = 1
+MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
+_LOCK = ".lock"
+_PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run read back: `records[i]` are the requests of `levels[i]`, in request order."""
+
+    path: Path
+    manifest: dict[str, Any]
+    levels: list[dict[str, Any]]
+    records: list[tuple[RequestRecord, ...]]
+    knees: list[dict[str, Any]] | None
+
+
+def build_manifest(
+    scenario: Mapping[str, Any],
+    scenario_hash: str,
+    *,
+    target: Mapping[str, Any] | str,
+    command: Sequence[str],
+    **extra: Any,
+) -> dict[str, Any]:
+    """A manifest of a sweep that begins now, on this machine.
+
+    scenario  its canonical form; `extra` adds fields, such as the salt of the prompts
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scenario": dict(scenario),
+        "scenario_hash": scenario_hash,
+        "target": target,
+        "host": host_facts(),
+        "versions": installed_versions(),
+        "commands": [list(command)],
+        **extra,
+    }
+
+
+class RunStore:
+    """The one writer of a run folder; use it as a context manager or `close` it.
+
+    levels  the finished levels' lines, in the order in which they ended
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], secrets: Sequence[str]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.levels: list[dict[str, Any]] = []
+        self._secrets = tuple(secrets)
+        self._attempts: dict[int, int] = {}
+        self._lock_fd = _lock(path)
+
+    @classmethod
+    def create(
+        cls, path: Path, manifest: Mapping[str, Any], *, secrets: Sequence[str] = ()
+    ) -> RunStore:
+        """Begin a run in a new folder.
+
+        secrets  values that must never be written, wherever they turn up
+        Raises InputError when the folder exists.
+        """
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError as exc:
+            raise InputError(
+                f"{path} exists: name another folder with --out, or continue it with --resume"
+            ) from exc
+        except OSError as exc:
+            raise InputError(f"cannot make the run folder {path}: {exc.strerror}") from exc
+        store = cls(path, redact(dict(manifest), secrets), secrets)
+        for name in (REQUESTS, LEVELS):
+            (path / name).touch()
+        _write_whole(path / MANIFEST, store.manifest)
+        return store
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path,
+        scenario_hash: str,
+        *,
+        scenario: Mapping[str, Any] | None = None,
+        command: Sequence[str] = (),
+        secrets: Sequence[str] = (),
+    ) -> RunStore:
+        """Continue a run where it stopped: finished levels are kept byte for byte.
+
+        scenario  the canonical form asked for now, to name the first difference
+        Raises InputError when there is no run, another scenario began it, or another sweep is
+        writing it.
+        """
+        if not (path / MANIFEST).exists():
+            raise InputError(
+                f"{path} holds no run to resume: leave out --resume to begin one there"
+            )
+        manifest = _read_manifest(path)
+        known = manifest.get("scenario_hash")
+        if known != scenario_hash:
+            raise InputError(
+                f"{path} was begun with another scenario "
+                f"(hash {str(known)[:12]}, now {scenario_hash[:12]})"
+                + _first_difference(manifest.get("scenario"), redact(scenario, secrets))
+                + ": name another folder with --out, or resume with the same scenario"
+            )
+        store = cls(path, manifest, secrets)
+        for name in (REQUESTS, LEVELS):
+            _drop_torn_tail(path / name)
+        store.levels = list(_read_lines(path / LEVELS))
+        for line in (*_read_lines(path / REQUESTS), *store.levels):
+            level, attempt = int(line["level"]), int(line["attempt"])
+            store._attempts[level] = max(attempt, store._attempts.get(level, 0))
+        if command:
+            manifest.setdefault("commands", []).append(redact(list(command), secrets))
+            _write_whole(path / MANIFEST, manifest)
+        return store
+
+    def next_attempt(self, level: int) -> int:
+        """The number of the next try at a level: 1, or one above what the files hold of it."""
+        return self._attempts.get(level, 0) + 1
+
+    def append_level(self, records: Sequence[RequestRecord], level_line: Mapping[str, Any]) -> None:
+        """Save a finished level: its requests first, then the line that makes them count.
+
+        level_line  holds at least `level` and `attempt`
+        Raises LmiBenchError when the disk takes no more; the level is then not part of the run.
+        """
+        level, attempt = int(level_line["level"]), int(level_line["attempt"])
+        requests = b"".join(
+            orjson.dumps(self._request_line(level, attempt, record), option=_ONE_LINE)
+            for record in records
+        )
+        line = redact(dict(level_line), self._secrets)
+        try:
+            _append(self.path / REQUESTS, requests)
+            _append(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
+        except OSError as exc:
+            raise LmiBenchError(
+                f"cannot write level {level} to {self.path}: {exc.strerror}; the levels before it "
+                "are safe: make room and continue with --resume"
+            ) from exc
+        self.levels.append(line)
+        self._attempts[level] = max(attempt, self._attempts.get(level, 0))
+
+    def write_knees(self, knees: Sequence[Mapping[str, Any]]) -> None:
+        """Save what the finished sweep says about its knee."""
+        _write_whole(self.path / KNEES, redact(list(knees), self._secrets))
+
+    def close(self) -> None:
+        """Let other sweeps write the folder."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request_line(self, level: int, attempt: int, record: RequestRecord) -> dict[str, Any]:
+        return {
+            "level": level,
+            "attempt": attempt,
+            "request_id": record.request_id,
+            "due_s": _ns(record.due_s),
+            "sent_s": _ns(record.sent_s),
+            "token_times_s": [_ns(time_s) for time_s in record.token_times_s],
+            "token_counts": list(record.token_counts),
+            "input_tokens": record.input_tokens,
+            "output_tokens": record.output_tokens,
+            "status": record.status,
+            "error": None if record.error is None else redact_text(record.error, self._secrets),
+            "finish_reason": record.finish_reason,
+            "ended_s": None if record.ended_s is None else _ns(record.ended_s),
+        }
+
+
+def load_run(path: Path) -> Run:
+    """Read a run folder, finished or not; only requests of finished levels count.
+
+    Raises InputError when it is no run or a newer lmi-bench wrote it.
+    """
+    if not (path / MANIFEST).exists():
+        raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
+    manifest = _read_manifest(path)
+    levels = list(_read_lines(path / LEVELS))
+    records: dict[tuple[int, int], list[RequestRecord]] = {
+        (level["level"], level["attempt"]): [] for level in levels
+    }
+    for line in _read_lines(path / REQUESTS):
+        kept = records.get((line["level"], line["attempt"]))
+        if kept is not None:
+            kept.append(_record(line))
+    knees_path = path / KNEES
+    return Run(
+        path=path,
+        manifest=manifest,
+        levels=levels,
+        records=[
+            tuple(sorted(records[level["level"], level["attempt"]], key=lambda r: r.request_id))
+            for level in levels
+        ],
+        knees=json.loads(knees_path.read_bytes()) if knees_path.exists() else None,
+    )
+
+
+def host_facts() -> dict[str, Any]:
+    """What of this machine bears on a measurement."""
+    return {
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu_model(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "python": platform.python_version(),
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of lmi-bench and of what does its work, without importing any of it."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+_ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+
+
+def _ns(seconds: float) -> float:
+    """Seconds to the nanosecond: finer digits are noise and triple the file."""
+    return round(seconds, 9)
+
+
+def _record(line: Mapping[str, Any]) -> RequestRecord:
+    return RequestRecord(
+        request_id=line["request_id"],
+        due_s=line["due_s"],
+        sent_s=line["sent_s"],
+        token_times_s=tuple(line["token_times_s"]),
+        token_counts=tuple(line["token_counts"]),
+        input_tokens=line["input_tokens"],
+        output_tokens=line["output_tokens"],
+        status=line["status"],
+        error=line.get("error"),
+        finish_reason=line.get("finish_reason"),
+        ended_s=line.get("ended_s"),
+    )
+
+
+def _lock(path: Path) -> int | None:
+    """Hold the folder's lock until `close` or the end of the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # a platform without flock: the folder's creation is all that guards it
+        return None
+    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise InputError(
+            f"another sweep (process {holder}) is writing {path}: wait for it, or use another --out"
+        ) from exc
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append and wait until the bytes are on the disk."""
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_whole(path: Path, content: Any) -> None:
+    """Replace a file at once, so that a reader sees the old or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _drop_torn_tail(path: Path) -> None:
+    """Cut off a last line without its end: a kill in mid-write left it, and nothing counts it."""
+    path.touch()
+    with path.open("r+b") as file:
+        size = place = file.seek(0, os.SEEK_END)
+        whole = 0
+        while place > 0 and not whole:
+            begin = max(0, place - 2**20)
+            file.seek(begin)
+            newline = file.read(place - begin).rfind(b"\n")
+            whole = 0 if newline < 0 else begin + newline + 1
+            place = begin
+        if whole < size:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of a .jsonl file; one without its end is torn and left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                content = orjson.loads(line)
+            except orjson.JSONDecodeError as exc:
+                raise InputError(f"{path}: line {number} is not JSON: {exc}") from exc
+            if not isinstance(content, dict) or not {"level", "attempt"} <= content.keys():
+                raise InputError(f"{path}: line {number} has no `level` and `attempt`")
+            yield content
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError) as exc:
+        raise InputError(f"cannot read {path / MANIFEST}: {exc}") from exc
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise InputError(f"{path / MANIFEST} states no schema_version: it is no run of lmi-bench")
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema version {version}; this lmi-bench reads up to {SCHEMA_VERSION}: "
+            "install a newer one"
+        )
+    return dict(manifest)
+
+
+def _first_difference(old: Any, new: Any, where: str = "") -> str:
+    """` at load.concurrency: [1, 2], now [1, 4]`, or nothing where none is known."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            if where == "" and key in ("name", "slo"):
+                continue
+            place = f"{where}.{key}" if where else str(key)
+            found = _first_difference(old.get(key), new.get(key), place)
+            if found:
+                return found
+        return ""
+    if new is None and where == "":
+        return ""
+    return "" if old == new else f" at {where}: {json.dumps(old)}, now {json.dumps(new)}"
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        return platform.processor()
+    return platform.processor()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,308 @@
+"""What a sweep is asked to do: the scenario file, checked whole.
+
+A scenario is YAML; every field has a default, every mistake is reported at once, and an unknown
+field names the nearest known one. The canonical form (all fields, defaults filled in) is hashed,
+so that a run is only ever resumed with the scenario that began it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from lmi_bench.errors import InputError
+from lmi_bench.slo import parse_slo
+
+DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
+DEFAULT_OPEN_LOOP_REQUESTS = 100
+"""Requests of an open-loop level that names neither a number nor a duration."""
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _as_list(value: object) -> object:
+    """One level may be written without brackets."""
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class LengthShare(_Section):
+    """One kind of request of a mixed workload; lengths in tokens, `share` relative to the rest."""
+
+    input_tokens: PositiveInt
+    output_tokens: PositiveInt
+    share: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class WorkloadSection(_Section):
+    """What is asked, in tokens.
+
+    mix            several kinds of request at once; `input_tokens`, `output_tokens` then unused
+    dataset        JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`; a relative
+                   path counts from the scenario file
+    ignore_eos     generate the asked number of tokens whatever the model says
+    reuse_prompts  send the same prompts in every run, which flatters a server's prefix cache
+    """
+
+    input_tokens: PositiveInt = 256
+    output_tokens: PositiveInt = 256
+    mix: tuple[LengthShare, ...] = ()
+    dataset: str | None = None
+    ignore_eos: bool = True
+    reuse_prompts: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkloadSection:
+        if self.mix and self.dataset is not None:
+            raise ValueError("give either mix or dataset, not both")
+        return self
+
+
+class LoadSection(_Section):
+    """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
+
+    requests_per_user   closed loop: a level sends concurrency times this many
+    requests_per_level  requests of every level instead
+    duration_s          a level hands out nothing after this long; with requests_per_level,
+                        whichever comes first
+    warmup_requests     sent before each level and left out of it
+    """
+
+    concurrency: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_as_list)] = None
+    rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
+    arrivals: Literal["constant", "poisson"] = "poisson"
+    requests_per_user: PositiveInt = 3
+    requests_per_level: PositiveInt | None = None
+    duration_s: PositiveSeconds | None = None
+    warmup_requests: Annotated[int, Field(ge=0)] = 1
+
+    @model_validator(mode="after")
+    def _one_kind_of_load(self) -> LoadSection:
+        if self.concurrency is not None and self.rate_per_s is not None:
+            raise ValueError("give either concurrency or rate_per_s, not both")
+        for name in ("concurrency", "rate_per_s"):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
+        return self
+
+    @property
+    def concurrency_levels(self) -> tuple[int, ...]:
+        """Levels of the closed loop; empty when the load is a rate."""
+        if self.rate_per_s is not None:
+            return ()
+        return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
+
+
+class EngineSection(_Section):
+    """Settings of the bundled and of the simulated engine; an endpoint keeps its own.
+
+    num_blocks, max_model_len  None: what memory and the model allow
+    """
+
+    policy: Literal["none", "dynamic", "rolling"] = "rolling"
+    kv_layout: Literal["paged", "contiguous"] = "paged"
+    batch_size: PositiveInt = 4
+    max_batch_delay_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
+    max_rolling_batch_size: PositiveInt = 32
+    max_rolling_batch_prefill_tokens: PositiveInt = 4096
+    chunked_prefill: bool = False
+    max_concurrent_requests: PositiveInt | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    tensor_parallel: PositiveInt = 1
+    num_blocks: PositiveInt | None = None
+    block_size: PositiveInt = 16
+    max_model_len: PositiveInt | None = None
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    threads: PositiveInt | None = None
+
+
+class Scenario(_Section):
+    """A whole sweep.
+
+    model     a catalog name, a folder, or the name that the endpoint knows
+    target    `engine` (bundled, in this process), `sim:INSTANCE`, or a URL
+    protocol  wire format of a URL
+    """
+
+    name: str = ""
+    model: Annotated[str, Field(min_length=1)] = "demo-15m"
+    target: Annotated[str, Field(min_length=1)] = "engine"
+    protocol: Literal["openai", "lmi"] = "openai"
+    workload: WorkloadSection = WorkloadSection()
+    load: LoadSection = LoadSection()
+    engine: EngineSection = EngineSection()
+    timeout_s: PositiveSeconds | None = 60.0
+    seed: int = 0
+    slo: tuple[str, ...] = ()
+
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _one_slo_without_brackets(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("slo")
+    @classmethod
+    def _slo_is_understood(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            try:
+                parse_slo(text)
+            except InputError as exc:
+                raise ValueError(str(exc)) from exc
+        return value
+
+    def canonical(self) -> dict[str, Any]:
+        """All fields with their defaults filled in, as plain JSON values."""
+        return self.model_dump(mode="json")
+
+    def hash(self) -> str:
+        """SHA-256 of what decides the measurement: names and SLOs may change, the rest may not.
+
+        A data set counts with its bytes. Raises InputError when it cannot be read.
+        """
+        content = self.canonical()
+        for free in ("name", "slo"):
+            del content[free]
+        dataset = content["workload"]["dataset"]
+        if dataset is not None:
+            content["workload"]["dataset"] = hashlib.sha256(_read_bytes(Path(dataset))).hexdigest()
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Scenario:
+        """A scenario with some fields replaced, checked again as a whole.
+
+        Keys are dotted (`load.concurrency`); a value of None leaves the field alone. A rate
+        replaces a concurrency and the other way round; a length replaces a mix.
+        """
+        content = self.model_dump()
+        for dotted, value in overrides.items():
+            if value is None:
+                continue
+            *sections, last = dotted.split(".")
+            place = content
+            for section in sections:
+                place = place.setdefault(section, {})
+            if dotted == "load.concurrency":
+                content["load"]["rate_per_s"] = None
+            elif dotted == "load.rate_per_s":
+                content["load"]["concurrency"] = None
+            elif dotted in ("workload.input_tokens", "workload.output_tokens"):
+                content["workload"]["mix"] = ()
+            place[last] = value
+        return parse_scenario(content)
+
+
+def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
+    """A scenario from plain values; raises InputError that lists every mistake."""
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise InputError(f"{source}: expected fields such as `model: demo-15m`, got {content!r}")
+    try:
+        return Scenario.model_validate(content)
+    except ValidationError as exc:
+        lines = [_describe(dict(error)) for error in exc.errors()]
+        noun = "mistake" if len(lines) == 1 else "mistakes"
+        raise InputError(
+            f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
+        ) from exc
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read and check a scenario file; raises InputError when it cannot be used."""
+    try:
+        content = yaml.safe_load(_read_bytes(path).decode())
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{path}: not UTF-8 text (byte {exc.start})") from exc
+    except yaml.YAMLError as exc:
+        raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    scenario = parse_scenario(content, source=str(path))
+    dataset = scenario.workload.dataset
+    if dataset is None or Path(dataset).is_absolute():
+        return scenario
+    return scenario.with_overrides({"workload.dataset": str(path.parent / dataset)})
+
+
+def scenario_json_schema() -> dict[str, Any]:
+    """The JSON schema of a scenario file, for editors."""
+    return Scenario.model_json_schema()
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {exc.strerror}") from exc
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    """One mistake in one line: where, what was given, what to write."""
+    where = ".".join(str(part) for part in error["loc"] if not str(part).startswith("tuple["))
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown field{_nearest(error['loc'])}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    given = error.get("input")
+    if isinstance(given, str | int | float):
+        message += f", got {given!r}"
+    return f"{where}: {message}" if where else message
+
+
+def _nearest(location: Sequence[str | int]) -> str:
+    """What an unknown field probably meant, as the end of a sentence."""
+    section: type[BaseModel] | None = Scenario
+    for part in location[:-1]:
+        if isinstance(part, str):
+            section = _section_of(section, part)
+    unknown = str(location[-1])
+    here = list(section.model_fields) if section else []
+    close = difflib.get_close_matches(unknown, here, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    elsewhere = {
+        field: f"{name}.{field}" if name else field
+        for name, fields in _all_fields().items()
+        for field in fields
+    }
+    close = difflib.get_close_matches(unknown, elsewhere, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {elsewhere[close[0]]}?"
+    return f"; known here: {', '.join(sorted(here))}"
+
+
+def _section_of(section: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
+    if section is None or name not in section.model_fields:
+        return None
+    annotation = section.model_fields[name].annotation
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _all_fields() -> dict[str, list[str]]:
+    sections = {"": list(Scenario.model_fields)}
+    for name in Scenario.model_fields:
+        section = _section_of(Scenario, name)
+        if section is not None:
+            sections[name] = list(section.model_fields)
+    return sections
