@@ -114,6 +114,8 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
         input_tokens = usage.get("prompt_tokens")
         output_tokens = usage.get("completion_tokens")
     choices = chunk["choices"]
+    if choices is None and usage is None:
+        raise TypeError("neither choices nor usage")
     if not choices:
         return WireEvent(input_tokens=input_tokens, output_tokens=output_tokens)
     choice = choices[0]
