@@ -1,0 +1,1 @@
+"""Accelerators, instances with dated prices, models and published measurements."""

@@ -1,0 +1,45 @@
+# Two commands for a fresh machine with Python >= 3.11 and make:
+#   make quickstart   install, sweep the bundled engine, recommend, write a report
+#   make test         install what the checks need and run all of them
+# A smaller torch (no CUDA): make quickstart PIP_ARGS="--extra-index-url <the CPU wheel index>",
+# see README.md.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+QUICKSTART := runs/quickstart
+# The tests share the cores: one thread of arithmetic a process.
+PYTEST_WORKERS ?= 2
+
+.PHONY: quickstart test lint clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.engine: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing lmi-bench with its engine into $(VENV) (torch is the large part) ..."
+	$(PIP) -e ".[engine]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing lmi-bench and what its checks need into $(VENV) ..."
+	$(PIP) -e ".[engine,parquet,dev]"
+	@touch $@ $(VENV)/.engine
+
+quickstart: $(VENV)/.engine
+	$(BIN)/lmi-bench quickstart --out $(QUICKSTART)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+clean:
+	rm -rf $(VENV) dist build

@@ -1,0 +1,128 @@
+"""How many bytes a model's weights take in a number format, and which of them a step reads.
+
+Quantized checkpoints keep embedding and output head in 16 bits, and their scales and zero points
+count: 4-bit AWQ with groups of 128 stores a 16-bit scale and a 4-bit zero a group, 4.16 bits a
+weight; MXFP4 stores one 8-bit scale for 32 weights, 4.25 bits, and covers the experts only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import ModelShape
+
+BITS_PER_BYTE = 8
+_FULL_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """A number format of weights.
+
+    bits           stored bits a weight, scales included; nominal_bits: without them
+    covers         which weights have it; the others are in 16 bits
+    compute_dtype  type that the matrix products run in
+    """
+
+    name: str
+    bits: float
+    nominal_bits: float
+    covers: Literal["all", "linear", "experts"]
+    compute_dtype: str
+
+
+_AWQ_GROUP = 128
+_FORMATS = (
+    WeightFormat("float32", 32, 32, "all", "float32"),
+    WeightFormat("float16", 16, 16, "all", "float16"),
+    WeightFormat("bfloat16", 16, 16, "all", "bfloat16"),
+    WeightFormat("float8", 8, 8, "linear", "float8"),
+    WeightFormat("int8", 8, 8, "linear", "float16"),
+    WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16"),
+    WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16"),
+)
+_SHORT_NAMES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8",
+    "awq": "int4",
+}
+
+
+def weight_format(dtype: str) -> WeightFormat:
+    """The format of a name such as fp16, bfloat16, fp8 or int4; raises InputError."""
+    key = dtype.strip().lower()
+    key = _SHORT_NAMES.get(key, key)
+    for known in _FORMATS:
+        if known.name == key:
+            return known
+    names = ", ".join(known.name for known in _FORMATS)
+    raise InputError(f"dtype {dtype!r} is not known; use one of {names}")
+
+
+def checkpoint_format(checkpoint_dtype: str) -> WeightFormat:
+    """The format that a catalog row's checkpoint dtype names, e.g. `mxfp4 experts, ...`."""
+    word = checkpoint_dtype.split(maxsplit=1)[0].lower()
+    return weight_format("float8" if word.startswith("float8") else word)
+
+
+def embedding_params(shape: ModelShape) -> int:
+    """Parameters of the input embedding and the output head, one table where they are tied."""
+    tables = 1 if shape.tied_embeddings else 2
+    return tables * shape.vocab_size * shape.hidden_size
+
+
+def expert_params(shape: ModelShape) -> int:
+    """Parameters of all routed experts, found from total and active parameters; 0 if dense.
+
+    A token leaves experts - experts_per_token of them untouched in each sparse layer, so
+    total - active = (1 - experts_per_token / experts) * expert parameters.
+    """
+    if not shape.is_moe or shape.experts == shape.experts_per_token:
+        return 0
+    untouched = shape.params_total - shape.params_active
+    return untouched * shape.experts // (shape.experts - shape.experts_per_token)
+
+
+def _covered_params(shape: ModelShape, covers: str) -> int:
+    if covers == "all":
+        return shape.params_total
+    if covers == "experts":
+        return expert_params(shape)
+    return shape.params_total - embedding_params(shape)
+
+
+def weight_bytes(shape: ModelShape, dtype: str) -> int:
+    """Bytes of all weights as stored, over all devices; raises InputError on unknown dtypes.
+
+    Llama 3 70B as int4: 68.45e9 * 4.16 / 8 + 2.10e9 * 2 = 39.8e9 bytes.
+    """
+    fmt = weight_format(dtype)
+    covered = _covered_params(shape, fmt.covers)
+    rest = shape.params_total - covered
+    return round((covered * fmt.bits + rest * _FULL_BITS) / BITS_PER_BYTE)
+
+
+def nominal_weight_bytes(shape: ModelShape, dtype: str) -> int:
+    """Bytes by the headline count, parameters * nominal bits: what posts and cards quote."""
+    return round(shape.params_total * weight_format(dtype).nominal_bits / BITS_PER_BYTE)
+
+
+def streamed_params(shape: ModelShape, num_tokens: float) -> float:
+    """Parameters that a step of `num_tokens` rows reads from memory.
+
+    All of a dense model's but the input embedding, of which a row reads one line. Of a mixture,
+    the experts that at least one row is sent to: with even routing an expert stays unread with
+    probability (1 - experts_per_token / experts) ** num_tokens.
+    """
+    embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+    dense = shape.params_total - embedding
+    routed = expert_params(shape)
+    if not routed:
+        return float(dense)
+    unread: float = (1 - shape.experts_per_token / shape.experts) ** num_tokens
+    return dense - routed * unread

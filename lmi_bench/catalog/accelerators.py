@@ -1,0 +1,131 @@
+"""Accelerators as their data sheets state them: dense figures, per device, base units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
+from lmi_bench.catalog.tables import Row, number_or_none, read_rows
+from lmi_bench.errors import InputError
+from lmi_bench.units import MIB
+
+LinkKind = Literal["none", "pcie", "nvlink", "neuronlink"]
+
+_GIGA = 1e9
+_TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What joins the devices of one machine.
+
+    bytes_per_s  of one device in one direction; None where no source states it
+    """
+
+    kind: LinkKind
+    bytes_per_s: float | None = None
+
+
+NO_LINK = Link("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device. None is a figure that no source states; it is never guessed.
+
+    memory_bytes             as the device reports it, not as it is marketed
+    bandwidth_bytes_per_s    device memory
+    *_flop_per_s             dense peak of the matrix units in that type (INT8: operations)
+    device_link, pcie_link   between devices of a machine: NVLink or NeuronLink, and PCIe
+    """
+
+    name: str
+    vendor: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float | None
+    fp16_flop_per_s: float | None
+    bf16_flop_per_s: float | None
+    fp8_flop_per_s: float | None
+    int8_op_per_s: float | None
+    device_link: Link
+    pcie_link: Link
+    source: str
+    aliases: tuple[str, ...] = ()
+    notes: str = ""
+    fp32_flop_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 1:
+            raise InputError(f"accelerator {self.name!r}: memory_bytes must be at least 1")
+
+    def peak_flop_per_s(self, compute_dtype: str) -> float | None:
+        """Dense peak in the type that the matrix products run in; None where it cannot."""
+        peaks = {
+            "float32": self.fp32_flop_per_s,
+            "float16": self.fp16_flop_per_s,
+            "bfloat16": self.bf16_flop_per_s,
+            "float8": self.fp8_flop_per_s,
+            "int8": self.int8_op_per_s,
+        }
+        if compute_dtype not in peaks:
+            raise InputError(
+                f"compute type {compute_dtype!r} is not one of {', '.join(sorted(peaks))}"
+            )
+        return peaks[compute_dtype]
+
+
+def _scaled(text: str, unit: float) -> float | None:
+    value = number_or_none(text)
+    return None if value is None else value * unit
+
+
+def _from_row(row: Row) -> Accelerator:
+    link_text = row["link"]
+    device_link = NO_LINK
+    if link_text.startswith("NVLink"):
+        device_link = Link("nvlink", _scaled(row["link_gb_s_one_way"], _GIGA))
+    elif link_text.startswith("NeuronLink"):
+        both_ways = _scaled(row["link_gb_s_both_ways"], _GIGA)
+        device_link = Link("neuronlink", None if both_ways is None else both_ways / 2)
+    return Accelerator(
+        name=row["accelerator"],
+        vendor=row["vendor"],
+        memory_bytes=int(row["memory_reported_mib"]) * MIB,
+        bandwidth_bytes_per_s=_scaled(row["bandwidth_gb_s"], _GIGA),
+        fp16_flop_per_s=_scaled(row["fp16_dense_tflops"], _TERA),
+        bf16_flop_per_s=_scaled(row["bf16_dense_tflops"], _TERA),
+        fp8_flop_per_s=_scaled(row["fp8_dense_tflops"], _TERA),
+        int8_op_per_s=_scaled(row["int8_dense_tops"], _TERA),
+        device_link=device_link,
+        pcie_link=Link("pcie", _scaled(row["pcie_gb_s_one_way"], _GIGA)),
+        source=row["source"],
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
+        notes=row["notes"],
+    )
+
+
+@cache
+def all_accelerators() -> tuple[Accelerator, ...]:
+    """Every accelerator of the catalog, in the table's order."""
+    return tuple(_from_row(row) for row in read_rows("accelerators.csv"))
+
+
+@cache
+def _by_key() -> Mapping[str, Accelerator]:
+    return index_by_key(
+        (plain_key(name), accelerator)
+        for accelerator in all_accelerators()
+        for name in (accelerator.name, *accelerator.aliases)
+    )
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """The accelerator of a name or alias; raises InputError with the nearest names."""
+    found = _by_key().get(plain_key(name))
+    if found is None:
+        known = [accelerator.name for accelerator in all_accelerators()]
+        raise unknown_name_error("accelerator", name, known, "Give one of the catalog's names.")
+    return found

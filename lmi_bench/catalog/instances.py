@@ -1,0 +1,114 @@
+"""Rentable machines: which accelerators they hold, and what an hour costs, where, since when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
+from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
+from lmi_bench.catalog.tables import Row, number_or_none, read_rows
+from lmi_bench.errors import InputError
+from lmi_bench.units import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One machine type. A price of None is unknown and is never guessed.
+
+    link                 between its accelerators, the fastest that all of them share
+    host_memory_bytes    memory of the host, not of the accelerators
+    price_usd_per_hour   on-demand price of one machine in `price_region`, as of `price_date`
+    neuron_cores         cores that a tensor-parallel degree counts on AWS silicon, else None
+    """
+
+    instance_type: str
+    accelerator: Accelerator
+    num_accelerators: int
+    link: Link
+    vcpus: int
+    host_memory_bytes: int
+    price_usd_per_hour: float | None = None
+    price_region: str = ""
+    price_date: str = ""
+    price_source: str = ""
+    ec2_price_usd_per_hour: float | None = None
+    ec2_price_source: str = ""
+    neuron_cores: int | None = None
+    source: str = ""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_accelerators < 1:
+            raise InputError(
+                f"instance {self.instance_type!r}: num_accelerators must be at least 1, "
+                f"got {self.num_accelerators}"
+            )
+        if self.price_usd_per_hour is not None and self.price_usd_per_hour < 0:
+            raise InputError(
+                f"instance {self.instance_type!r}: price_usd_per_hour must be 0 or more, "
+                f"got {self.price_usd_per_hour:g}"
+            )
+
+    @property
+    def price_provenance(self) -> str | None:
+        """Where and since when the price holds, for people; None without a price."""
+        if self.price_usd_per_hour is None:
+            return None
+        return f"{self.price_region}, {self.price_date}: {self.price_source}"
+
+
+def _link_of(row: Row, accelerator: Accelerator) -> Link:
+    text = row["interconnect"]
+    if text.startswith("none"):
+        return NO_LINK
+    return accelerator.pcie_link if text.startswith("PCIe") else accelerator.device_link
+
+
+def _from_row(row: Row) -> Instance:
+    accelerator = find_accelerator(row["accelerator"])
+    return Instance(
+        instance_type=row["instance_type"],
+        accelerator=accelerator,
+        num_accelerators=int(row["accelerators"]),
+        link=_link_of(row, accelerator),
+        vcpus=int(row["vcpu"]),
+        host_memory_bytes=int(float(row["host_memory_gib"]) * GIB),
+        price_usd_per_hour=number_or_none(row["sagemaker_usd_per_hour"]),
+        price_region=row["sagemaker_region"],
+        price_date=row["sagemaker_date"],
+        price_source=row["sagemaker_source"],
+        ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
+        ec2_price_source=row["ec2_source"],
+        neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,
+        source=row["spec_source"],
+        notes=row["notes"],
+    )
+
+
+@cache
+def all_instances() -> tuple[Instance, ...]:
+    """Every machine type of the catalog, in the table's order."""
+    return tuple(_from_row(row) for row in read_rows("instances.csv"))
+
+
+@cache
+def _by_key() -> Mapping[str, Instance]:
+    return index_by_key(
+        (plain_key(name), instance)
+        for instance in all_instances()
+        for name in (instance.instance_type, instance.instance_type.removeprefix("ml."))
+    )
+
+
+def find_instance(name: str) -> Instance:
+    """The machine type of a name, with or without `ml.`.
+
+    Raises InputError with the nearest names.
+    """
+    found = _by_key().get(plain_key(name))
+    if found is None:
+        known = [instance.instance_type for instance in all_instances()]
+        raise unknown_name_error("instance", name, known, "Give a type such as ml.g5.2xlarge.")
+    return found

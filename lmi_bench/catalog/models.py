@@ -1,0 +1,93 @@
+"""Models by name: the shape that fixes their memory, reads and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from lmi_bench.catalog.names import index_by_key, model_key, unknown_name_error
+from lmi_bench.catalog.tables import Row, count_or_zero, read_rows
+from lmi_bench.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogModel:
+    """One row: the shape and what is known of the checkpoint."""
+
+    shape: ModelShape
+    hf_id: str
+    checkpoint_dtype: str
+    notes: str
+
+
+def _from_row(row: Row) -> CatalogModel:
+    shape = ModelShape(
+        name=row["model"],
+        num_layers=int(row["layers"]),
+        hidden_size=int(row["hidden"]),
+        num_heads=int(row["q_heads"]),
+        num_kv_heads=int(row["kv_heads"]),
+        head_dim=int(row["head_dim"]),
+        ffn_size=int(row["ffn"]),
+        vocab_size=int(row["vocab"]),
+        max_positions=int(row["max_positions"]),
+        params_total=int(row["params_total"]),
+        params_active=int(row["params_active"]),
+        tied_embeddings=row["tied_embeddings"] == "1",
+        sliding_window=int(row["sliding_window"]) if row["sliding_window"] else None,
+        full_attention_layers=int(row["full_attention_layers"]),
+        experts=count_or_zero(row["experts"]),
+        experts_per_token=count_or_zero(row["experts_per_token"]),
+        expert_ffn_size=count_or_zero(row["moe_ffn"]),
+        shared_experts=count_or_zero(row["shared_experts"]),
+        latent_kv_dim=count_or_zero(row["latent_kv_dim"]),
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
+        source=row["source"],
+    )
+    return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"])
+
+
+@cache
+def all_model_entries() -> tuple[CatalogModel, ...]:
+    """Every model of the catalog with its checkpoint's facts, in the table's order."""
+    return tuple(_from_row(row) for row in read_rows("models.csv"))
+
+
+def all_models() -> tuple[ModelShape, ...]:
+    """The shape of every model of the catalog, in the table's order."""
+    return tuple(entry.shape for entry in all_model_entries())
+
+
+@cache
+def _by_key() -> Mapping[str, CatalogModel]:
+    return index_by_key(
+        (model_key(name), entry)
+        for entry in all_model_entries()
+        for name in (entry.shape.name, entry.hf_id, *entry.shape.aliases)
+        if name
+    )
+
+
+def find_model_entry(name: str) -> CatalogModel:
+    """The row of a model's name, Hugging Face id or alias; a variant has its base's shape.
+
+    Raises InputError with the nearest names.
+    """
+    found = _by_key().get(model_key(name))
+    if found is None:
+        known = [
+            known_name
+            for entry in all_model_entries()
+            for known_name in (entry.shape.name, entry.hf_id)
+            if known_name
+        ]
+        raise unknown_name_error(
+            "model", name, known, "Give a catalog name, or a folder with a config.json."
+        )
+    return found
+
+
+def find_model(name: str) -> ModelShape:
+    """The shape of a model's name, Hugging Face id or alias; raises InputError as above."""
+    return find_model_entry(name).shape

@@ -1,0 +1,67 @@
+"""Published measurements that ship with the program, as cells that a prediction can be judged on.
+
+What the figures mean, and where they come from, is in `data/published/README.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from lmi_bench.catalog.tables import number_or_none, read_rows
+from lmi_bench.units import ms_to_s
+
+JUMPSTART_REQUESTS_PER_USER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCell:
+    """One measured cell of the JumpStart tables.
+
+    replicas                 instances behind the endpoint, one copy of the model on each
+    latency_s_per_token      end-to-end time / output tokens, about the 90th percentile
+    """
+
+    table: str
+    model: str
+    instance_type: str
+    tensor_parallel: int
+    replicas: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    throughput_tokens_per_s: float | None
+    latency_s_per_token: float | None
+
+
+def _cells(name: str) -> tuple[PublishedCell, ...]:
+    cells = []
+    for row in read_rows(f"published/{name}"):
+        latency_ms = number_or_none(row.get("latency_ms_per_token", ""))
+        cells.append(
+            PublishedCell(
+                table=row["table"],
+                model=row["model"],
+                instance_type=row["instance"],
+                tensor_parallel=int(row["tp"]),
+                replicas=int(row.get("instance_count") or 1),
+                input_tokens=int(row["input_tokens"]),
+                output_tokens=int(row["output_tokens"]),
+                concurrency=int(row["concurrency"]),
+                throughput_tokens_per_s=number_or_none(row.get("throughput_tokens_per_s", "")),
+                latency_s_per_token=None if latency_ms is None else ms_to_s(latency_ms),
+            )
+        )
+    return tuple(cells)
+
+
+@cache
+def jumpstart_concurrency() -> tuple[PublishedCell, ...]:
+    """Llama 2 7B by instance, tensor-parallel degree, instances and concurrency (95 cells)."""
+    return _cells("jumpstart_concurrency.csv")
+
+
+@cache
+def jumpstart_extremes() -> tuple[PublishedCell, ...]:
+    """Least latency and highest throughput of several models (26 cells)."""
+    return _cells("jumpstart_min_latency.csv") + _cells("jumpstart_max_throughput.csv")

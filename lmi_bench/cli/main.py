@@ -1,0 +1,55 @@
+"""The command `lmi-bench`: its commands, and how an error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lmi_bench import __version__
+from lmi_bench.cli.recommend import recommend
+from lmi_bench.cli.report import report
+from lmi_bench.cli.serve import serve
+from lmi_bench.cli.sweep import sweep
+from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
+
+app = typer.Typer(
+    name="lmi-bench",
+    help="Measure LLM endpoints, find their knee, and plan instance, TP degree, replicas and price.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(sweep)
+app.command()(recommend)
+app.command()(report)
+app.command()(serve)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lmi-bench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Run the command line; what a user can mend ends in one line on stderr."""
+    try:
+        app()
+    except LmiBenchError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        sys.exit(exc.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)

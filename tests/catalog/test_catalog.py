@@ -1,0 +1,146 @@
+"""The catalog: found by what people call things, sourced, dated, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.catalog.accelerators import all_accelerators, find_accelerator
+from lmi_bench.catalog.instances import all_instances, find_instance
+from lmi_bench.catalog.models import all_model_entries, all_models, find_model, find_model_entry
+from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
+from lmi_bench.catalog.tables import read_rows
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import dense_param_count
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-2-7b",
+        "Llama 2 7B",
+        "LLAMA-2-7B",
+        "meta-llama/Llama-2-7b-hf",
+        "meta-llama/Llama-2-7b-chat-hf",
+        "Llama 2 7B Chat",
+        "llama2-7b",
+    ],
+)
+def test_every_spelling_of_a_model_finds_one_shape(name):
+    assert find_model(name).name == "llama-2-7b"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Mistral 7B Instruct", "mistral-7b-v0.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Falcon 180B", "falcon-180b"),
+        ("google/gemma-3-4b-it", "gemma-3-4b"),
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+    ],
+)
+def test_chat_and_instruct_variants_have_their_base_models_shape(name, expected):
+    assert find_model(name).name == expected
+
+
+def test_every_name_and_id_of_the_catalog_finds_its_own_row():
+    for entry in all_model_entries():
+        assert find_model_entry(entry.shape.name) is entry
+        if entry.hf_id:
+            assert find_model_entry(entry.hf_id) is entry
+
+
+def test_an_unknown_model_names_the_nearest_ones():
+    with pytest.raises(InputError, match=r"llama-9-7b.*nearest: .*llama-2-7b"):
+        find_model("llama-9-7b")
+
+
+def test_an_unknown_instance_names_the_nearest_ones():
+    with pytest.raises(InputError, match=r"nearest: ml\.g5\.2xlarge"):
+        find_instance("g5.2xlrge")
+
+
+def test_an_instance_is_found_with_and_without_its_prefix():
+    assert find_instance("g5.2xlarge") is find_instance("ML.G5.2xlarge")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("NVIDIA A10G 24GB", "A10G"), ("NVIDIA A100 80GB", "A100-80"), ("h100", "H100-SXM")],
+)
+def test_published_names_of_accelerators_are_known(name, expected):
+    assert find_accelerator(name).name == expected
+
+
+def test_every_row_has_a_source_and_every_price_a_region_a_date_and_a_source():
+    for accelerator in all_accelerators():
+        assert accelerator.source, accelerator.name
+    for model in all_models():
+        assert model.source, model.name
+    for instance in all_instances():
+        assert instance.source, instance.instance_type
+        if instance.price_usd_per_hour is not None:
+            assert instance.price_region, instance.instance_type
+            assert instance.price_date, instance.instance_type
+            assert instance.price_source, instance.instance_type
+
+
+def test_an_empty_price_stays_unknown():
+    """The table has no price for p5e; a neighbour's must not stand in for it."""
+    unpriced = find_instance("ml.p5e.48xlarge")
+    assert unpriced.price_usd_per_hour is None
+    assert unpriced.price_provenance is None
+    empty = [row for row in read_rows("instances.csv") if not row["sagemaker_usd_per_hour"]]
+    assert len(empty) == sum(i.price_usd_per_hour is None for i in all_instances())
+    assert len(empty) >= 10
+
+
+def test_an_unknown_figure_of_a_device_stays_unknown():
+    assert find_accelerator("RTX-PRO-4500-Server").bandwidth_bytes_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "bytes_per_s"),
+    [
+        ("ml.g5.2xlarge", "none", None),
+        ("ml.g5.48xlarge", "pcie", 32e9),
+        ("ml.p4d.24xlarge", "nvlink", 300e9),
+    ],
+)
+def test_the_link_is_what_joins_the_devices_of_the_machine(name, kind, bytes_per_s):
+    link = find_instance(name).link
+    assert (link.kind, link.bytes_per_s) == (kind, bytes_per_s)
+
+
+def test_the_memory_is_what_the_device_reports_and_not_24_gib():
+    assert find_accelerator("A10G").memory_bytes == 22888 * 2**20
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3.2-1b", "demo-15m", "demo-110m"]
+)
+def test_parameter_counts_follow_from_the_shape(name):
+    shape = find_model(name)
+    assert shape.params_total == dense_param_count(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        ffn_size=shape.ffn_size,
+        vocab_size=shape.vocab_size,
+        tied_embeddings=shape.tied_embeddings,
+    )
+
+
+def test_the_published_tables_ship_whole():
+    cells = jumpstart_concurrency()
+    assert len(cells) == 95
+    first = cells[0]
+    assert (first.throughput_tokens_per_s, first.latency_s_per_token) == (30.0, 0.033)
+    assert {cell.replicas for cell in cells} == {1, 2, 3}
+    for cell in (*cells, *jumpstart_extremes()):
+        find_model(cell.model)
+        find_instance(cell.instance_type)
