@@ -38,7 +38,9 @@ class StopRules:
     """What ends a level early, and the sweep after it.
 
     first_timeout    a request that timed out: the target is past its limit
-    max_error_share  share of failed requests, looked at from `min_requests` ended ones on
+    max_error_share  share of failed requests that a level may have. Failures come back sooner than
+                     answers, so a level of a known number of requests is only cut short when the
+                     share is certain; one of a fixed duration from `min_requests` ended ones on
     """
 
     first_timeout: bool = True
@@ -272,9 +274,12 @@ class _LevelRunner:
 
     def _too_many_errors(self, ended: int, *, at_end: bool = False) -> bool:
         limit = self._rules.max_error_share
-        if limit is None or not ended or (ended < self._rules.min_requests and not at_end):
+        if limit is None:
             return False
-        return self._errors / ended > limit
+        if at_end or self._spec.num_requests is None:
+            enough = at_end or ended >= self._rules.min_requests
+            return enough and self._errors > limit * ended
+        return self._errors > limit * self._spec.num_requests
 
     def _cut_by_duration(self, sent: int) -> str | None:
         spec = self._spec

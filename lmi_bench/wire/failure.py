@@ -1,0 +1,64 @@
+"""What a failed answer means: the bucket of a status, the message inside a body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from lmi_bench.errors import TargetErrorKind
+
+_MAX_MESSAGE_CHARS = 500
+
+
+def status_kind(status: int) -> TargetErrorKind:
+    """The bucket of an HTTP status that is not 2xx.
+
+    429 is throttling, 503 overload, another 4xx the client's fault and everything else the
+    server's; 424 is the server's although its number says otherwise, since LMI and SageMaker use
+    it for a model that failed.
+    """
+    if status == 429:
+        return "throttled"
+    if status == 503:
+        return "overloaded"
+    if 400 <= status < 500 and status != 424:
+        return "client_error"
+    return "server_error"
+
+
+def load_object(payload: bytes) -> dict[str, Any] | None:
+    """The JSON object in a payload, also out of an array of one; None if there is none."""
+    try:
+        value = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, dict) else None
+
+
+def find_message(reply: dict[str, Any]) -> str:
+    """The human part of an error object: `message` or `error`, nested or not."""
+    for key in ("message", "error"):
+        value = reply.get(key)
+        if isinstance(value, dict):
+            return find_message(value)
+        if isinstance(value, str) and value:
+            return value[:_MAX_MESSAGE_CHARS]
+    return orjson.dumps(reply).decode()[:_MAX_MESSAGE_CHARS]
+
+
+def describe_status(status: int, body: bytes) -> str:
+    """One line about a refused request: the status and what the server said."""
+    reply = load_object(body)
+    if reply is not None:
+        message = find_message(reply)
+    else:
+        message = body[:_MAX_MESSAGE_CHARS].decode("utf-8", errors="replace").strip()
+    return f"HTTP {status}: {message}" if message else f"HTTP {status}"
+
+
+def clip(payload: bytes) -> str:
+    """A payload's beginning, safe to print."""
+    return repr(payload[:120].decode("utf-8", errors="replace"))

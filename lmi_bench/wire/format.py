@@ -1,0 +1,23 @@
+"""The known protocols by name."""
+
+from __future__ import annotations
+
+from lmi_bench.errors import InputError
+from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
+from lmi_bench.wire.lmi import LmiFormat
+from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
+
+__all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]
+
+_FORMATS: dict[str, WireFormat] = {
+    format_.name: format_
+    for format_ in (OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat())
+}
+FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)
+
+
+def find_format(name: str) -> WireFormat:
+    """The protocol of that name. Raises InputError naming the known ones."""
+    if name not in _FORMATS:
+        raise InputError(f"unknown protocol {name!r}: use one of {', '.join(FORMAT_NAMES)}")
+    return _FORMATS[name]

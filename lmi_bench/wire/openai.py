@@ -1,0 +1,150 @@
+"""The OpenAI completions protocols, as vLLM and its kin speak them.
+
+A chunk is not a token: speculative decoding and stream intervals put several into one, held-back
+characters leave some empty, and a chat's first chunk (`role` only) holds none. So events count
+what shows text or ids, and the total comes from the usage chunk, which has no choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import orjson
+
+from lmi_bench.errors import InputError, TargetError
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
+from lmi_bench.wire.sse import SseSplitter
+from lmi_bench.workload import PlannedRequest
+
+DONE = b"[DONE]"
+
+
+class _OpenAiFormat:
+    """What the completions and the chat protocol share: everything about the answer."""
+
+    def new_splitter(self) -> SseSplitter:
+        """Server-sent events."""
+        return SseSplitter()
+
+    def parse(self, payload: bytes) -> WireEvent:
+        """Read a chunk, `[DONE]`, an error event, or the whole body of an unstreamed answer."""
+        if payload.strip() == DONE:
+            return WireEvent(end=True)
+        chunk = load_object(payload)
+        if chunk is None:
+            raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
+        if chunk.get("error") or chunk.get("object") == "error":
+            return _error_event(chunk)
+        try:
+            return _read_chunk(chunk)
+        except (AttributeError, KeyError, TypeError, IndexError) as exc:
+            raise TargetError(
+                "malformed_frame", f"not a completion chunk ({exc}): {clip(payload)}"
+            ) from exc
+
+    def error(self, status: int, body: bytes) -> TargetError:
+        """The bucket of a refused request, and the server's message."""
+        return TargetError(status_kind(status), describe_status(status, body))
+
+
+class OpenAiCompletionsFormat(_OpenAiFormat):
+    """`/v1/completions`: the prompt as token ids where they are planned, so lengths are exact."""
+
+    name: ClassVar[str] = "openai"
+    path: ClassVar[str] = "/v1/completions"
+
+    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
+        """The body to POST. Raises InputError without a prompt."""
+        prompt: list[int] | str = list(request.prompt_token_ids) or request.prompt_text
+        if not prompt:
+            raise InputError(
+                f"request {request.request_id} has neither prompt_token_ids nor prompt_text: "
+                "the openai protocol needs one of them"
+            )
+        return orjson.dumps(
+            {"model": model, "prompt": prompt, "max_tokens": request.output_tokens}
+            | _generation_fields(request, stream=stream)
+        )
+
+
+class OpenAiChatFormat(_OpenAiFormat):
+    """`/v1/chat/completions`: the prompt as one user message; the server adds its template."""
+
+    name: ClassVar[str] = "openai-chat"
+    path: ClassVar[str] = "/v1/chat/completions"
+
+    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
+        """The body to POST. Raises InputError without a text."""
+        if not request.prompt_text:
+            raise InputError(
+                f"request {request.request_id} has no prompt_text: "
+                "the openai-chat protocol takes no token ids"
+            )
+        messages = [{"role": "user", "content": request.prompt_text}]
+        return orjson.dumps(
+            {"model": model, "messages": messages, "max_completion_tokens": request.output_tokens}
+            | _generation_fields(request, stream=stream)
+        )
+
+
+def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, Any]:
+    """Greedy decoding; the extras of vLLM only where a length is forced."""
+    fields: dict[str, Any] = {"temperature": 0.0, "stream": stream}
+    if stream:
+        fields["stream_options"] = {"include_usage": True}
+    if request.ignore_eos:
+        fields["ignore_eos"] = True
+        fields["min_tokens"] = request.output_tokens
+    return fields
+
+
+def _error_event(chunk: dict[str, Any]) -> WireEvent:
+    """An error in the middle of a stream, under status 200."""
+    inner = chunk["error"] if isinstance(chunk.get("error"), dict) else chunk
+    code = inner.get("code", inner.get("http_status_code"))
+    kind = status_kind(code) if isinstance(code, int) else "server_error"
+    return WireEvent(error=find_message(chunk), error_kind=kind, end=True)
+
+
+def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
+    usage = chunk.get("usage")
+    input_tokens = output_tokens = None
+    if usage is not None:
+        input_tokens = usage.get("prompt_tokens")
+        output_tokens = usage.get("completion_tokens")
+    choices = chunk["choices"]
+    if choices is None and usage is None:
+        raise TypeError("neither choices nor usage")
+    if not choices:
+        return WireEvent(input_tokens=input_tokens, output_tokens=output_tokens)
+    choice = choices[0]
+    unstreamed = "message" in choice or (
+        chunk.get("object") == "text_completion" and choice.get("finish_reason") and usage
+    )
+    token_ids = choice.get("token_ids")
+    text = _choice_text(choice)
+    if not isinstance(text, str):
+        raise TypeError("its text is not a string")
+    return WireEvent(
+        text=text,
+        token_ids=tuple(token_ids or ()),
+        token_count=None if token_ids is None else len(token_ids),
+        finish_reason=choice.get("finish_reason"),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        end=bool(unstreamed),
+    )
+
+
+def _choice_text(choice: dict[str, Any]) -> Any:
+    """What a choice adds: text of a completion, or content, reasoning and tool calls of a chat."""
+    if "text" in choice:
+        return choice["text"] or ""
+    message = choice["delta"] if "delta" in choice else choice["message"]
+    text = message.get("reasoning") or message.get("reasoning_content") or ""
+    text += message.get("content") or ""
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        text += (function.get("name") or "") + (function.get("arguments") or "")
+    return text

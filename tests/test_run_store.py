@@ -1,0 +1,223 @@
+"""The run folder: what is finished stays, what is torn is dropped, what is secret never arrives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.records import RequestRecord
+from lmi_bench.run_store import RunStore, build_manifest, load_run
+from lmi_bench.scenario import Scenario
+
+RECORD = RequestRecord(
+    request_id=0,
+    due_s=0.0,
+    sent_s=0.001,
+    token_times_s=(0.25, 0.5),
+    input_tokens=8,
+    finish_reason="length",
+    ended_s=0.5,
+)
+
+
+def _manifest(scenario: Scenario | None = None, **extra: object) -> dict:
+    scenario = scenario or Scenario()
+    return build_manifest(
+        scenario.canonical(), scenario.hash(), target="engine", command=["lmi-bench"], **extra
+    )
+
+
+def _level(level: int, attempt: int = 1, **extra: object) -> dict:
+    return {"level": level, "attempt": attempt, "stopped_by": None, **extra}
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path):
+    failed = RequestRecord(1, 0.0, 0.0, status="throttled", error="429", input_tokens=8)
+    with RunStore.create(tmp_path / "run", _manifest()) as store:
+        store.append_level([RECORD, failed], _level(0))
+    run = load_run(tmp_path / "run")
+    assert run.records == [(RECORD, failed)]
+    assert run.levels == [_level(0)]
+    assert run.knees is None
+
+
+def test_a_folder_that_exists_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--resume"):
+        RunStore.create(tmp_path, _manifest())
+
+
+def test_two_sweeps_never_write_one_folder(tmp_path):
+    with (
+        RunStore.create(tmp_path / "run", _manifest()),
+        pytest.raises(InputError, match=f"process {os.getpid()}"),
+    ):
+        RunStore.resume(tmp_path / "run", Scenario().hash())
+    RunStore.resume(tmp_path / "run", Scenario().hash()).close()
+
+
+def test_another_scenario_is_refused_with_both_hashes_and_the_first_difference(tmp_path):
+    RunStore.create(tmp_path / "run", _manifest()).close()
+    other = Scenario().with_overrides({"workload.input_tokens": 64})
+    with pytest.raises(InputError) as caught:
+        RunStore.resume(tmp_path / "run", other.hash(), scenario=other.canonical())
+    text = str(caught.value)
+    assert Scenario().hash()[:12] in text
+    assert other.hash()[:12] in text
+    assert "workload.input_tokens: 256, now 64" in text
+
+
+def test_resuming_where_there_is_no_run_says_so(tmp_path):
+    with pytest.raises(InputError, match="no run to resume"):
+        RunStore.resume(tmp_path / "absent", "0")
+
+
+def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_path):
+    path = tmp_path / "run"
+    with RunStore.create(path, _manifest()) as store:
+        store.append_level([RECORD], _level(0))
+    finished = {name: (path / name).read_bytes() for name in ("requests.jsonl", "levels.jsonl")}
+    with (path / "requests.jsonl").open("ab") as file:  # killed while it wrote level 1
+        file.write(finished["requests.jsonl"].replace(b'"level":0', b'"level":1'))
+        file.write(b'{"level":1,"attempt":1,"request_id":1,"du')
+    with (path / "levels.jsonl").open("ab") as file:
+        file.write(b'{"level":1,"att')
+    assert load_run(path).records == [(RECORD,)]
+    with RunStore.resume(path, Scenario().hash()) as store:
+        assert [line["level"] for line in store.levels] == [0]
+        assert store.next_attempt(1) == 2  # attempt 1 left requests that must never count
+        store.append_level([RECORD], _level(1, attempt=2))
+    for name, content in finished.items():
+        assert (path / name).read_bytes().startswith(content)
+    run = load_run(path)
+    assert [(line["level"], line["attempt"]) for line in run.levels] == [(0, 1), (1, 2)]
+    assert [len(records) for records in run.records] == [1, 1]
+
+
+def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path):
+    """A real process appends level after level until SIGKILL; whatever it left must resume."""
+    path = tmp_path / "run"
+    script = textwrap.dedent(
+        f"""
+        from pathlib import Path
+        from lmi_bench.run_store import RunStore
+        from lmi_bench.records import RequestRecord
+        store = RunStore.create(Path({str(path)!r}), {{"schema_version": 1, "scenario_hash": "h"}})
+        level = 0
+        while True:
+            records = [RequestRecord(i, 0.0, 0.0, (0.1,) * 50) for i in range(200)]
+            store.append_level(records, {{"level": level, "attempt": 1, "stopped_by": None}})
+            print(level, flush=True)
+            level += 1
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        told = [int(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGKILL)
+        told += [int(line) for line in process.stdout]
+    process.wait()
+    before = (path / "levels.jsonl").read_bytes()
+    with RunStore.resume(path, "h") as store:  # the lock of a killed process is gone
+        finished = len(store.levels)
+        assert finished >= len(told)
+        store.append_level([RECORD], _level(finished, store.next_attempt(finished)))
+    run = load_run(path)
+    assert [line["level"] for line in run.levels] == list(range(finished + 1))
+    assert [len(records) for records in run.records] == [200] * finished + [1]
+    assert (path / "levels.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+
+
+def test_a_full_disk_says_what_to_do_and_keeps_the_levels_before(tmp_path):
+    """/dev/full takes the file's place: every write to it fails with ENOSPC."""
+    path = tmp_path / "run"
+    with RunStore.create(path, _manifest()) as store:
+        store.append_level([RECORD], _level(0))
+        saved = (path / "requests.jsonl").read_bytes()
+        (path / "requests.jsonl").unlink()
+        (path / "requests.jsonl").symlink_to("/dev/full")
+        with pytest.raises(LmiBenchError, match="--resume"):
+            store.append_level([RECORD], _level(1))
+        assert [line["level"] for line in store.levels] == [0]
+    (path / "requests.jsonl").unlink()
+    (path / "requests.jsonl").write_bytes(saved)
+    assert len(load_run(path).levels) == 1
+
+
+def test_secrets_are_never_written(tmp_path):
+    secret, custom = "sk-abcdefghijklmnop1234", "s3cr3t-value-of-mine"
+    manifest = {
+        **_manifest(),
+        "target": {
+            "url": f"https://user:{custom}@host:8000/v1?api_key={secret}&x=1",
+            "api_key": secret,
+            "headers": {"Authorization": f"Bearer {custom}", "Accept": "*/*"},
+        },
+        "commands": [
+            ["lmi-bench", "sweep", "--api-key", custom, f"--token={custom}", "--input-tokens", "8"],
+            ["lmi-bench", "sweep", "-H", f"X-Api-Key: {custom}"],
+        ],
+    }
+    failed = RequestRecord(
+        0, 0.0, 0.0, status="client_error", error=f"401: Authorization: Bearer {custom} is wrong"
+    )
+    with RunStore.create(tmp_path / "run", manifest, secrets=[custom]) as store:
+        store.append_level([failed], _level(0, first_error=f"key {custom} unknown"))
+        store.write_knees([{"rule": "theory", "cause": custom}])
+    for file in (tmp_path / "run").iterdir():
+        assert custom not in file.read_text(encoding="utf-8"), file.name
+        assert secret not in file.read_text(encoding="utf-8"), file.name
+    written = json.loads((tmp_path / "run" / "manifest.json").read_bytes())
+    assert written["target"]["url"].startswith("https://host:8000/v1?api_key=")
+    assert written["target"]["headers"]["Accept"] == "*/*"
+    assert written["commands"][0][-2:] == ["--input-tokens", "8"]
+
+
+def test_secrets_are_known_by_name_and_shape_without_being_told(tmp_path):
+    manifest = {
+        **_manifest(),
+        "target": {"url": "https://bob:hunter22@host/x", "api_key": "abc", "hf_token": "xyz9"},
+        "commands": [["--api-key", "abc"], ["-H", "Authorization: Basic Ym9iOmh1bnRlcjI="]],
+    }
+    RunStore.create(tmp_path / "run", manifest).close()
+    text = (tmp_path / "run" / "manifest.json").read_text(encoding="utf-8")
+    for secret in ("hunter22", '"abc"', "xyz9", "Ym9iOmh1bnRlcjI="):
+        assert secret not in text
+
+
+def test_a_resumed_run_remembers_both_commands(tmp_path):
+    RunStore.create(tmp_path / "run", _manifest()).close()
+    command = ["lmi-bench", "sweep", "--resume"]
+    RunStore.resume(tmp_path / "run", Scenario().hash(), command=command).close()
+    assert load_run(tmp_path / "run").manifest["commands"] == [["lmi-bench"], command]
+
+
+def test_a_run_of_a_newer_version_is_refused_with_both_numbers(tmp_path):
+    RunStore.create(tmp_path / "run", {**_manifest(), "schema_version": 99}).close()
+    with pytest.raises(InputError, match=r"99.*up to 1"):
+        load_run(tmp_path / "run")
+
+
+def test_a_folder_without_a_manifest_is_no_run(tmp_path):
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        load_run(tmp_path)
+
+
+def test_the_manifest_names_host_and_versions(tmp_path):
+    manifest = _manifest()
+    assert manifest["host"]["cpus"] == os.cpu_count()
+    assert manifest["host"]["memory_bytes"] > 2**20
+    assert "orjson" in manifest["versions"]

@@ -1,0 +1,162 @@
+"""The scenario file: defaults, all mistakes at once, overrides, the hash that guards resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.levels import levels_of
+from lmi_bench.scenario import (
+    Scenario,
+    load_scenario,
+    parse_scenario,
+    scenario_json_schema,
+)
+
+SHIPPED = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
+
+SHORTEST = """
+model: demo-15m
+workload: {input_tokens: 256, output_tokens: 256}
+load: {concurrency: [1, 2, 4, 8], requests_per_user: 3}
+"""
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_shortest_scenario_is_whole(tmp_path):
+    scenario = load_scenario(_file(tmp_path, SHORTEST))
+    assert scenario.target == "engine"
+    assert scenario.timeout_s == 60.0
+    assert [level.num_requests for level in levels_of(scenario)] == [3, 6, 12, 24]
+
+
+def test_an_empty_file_is_the_default_scenario(tmp_path):
+    assert load_scenario(_file(tmp_path, "")) == Scenario()
+
+
+def test_an_unknown_field_names_the_nearest_known_one():
+    with pytest.raises(InputError, match=r"workload\.input_token: .*did you mean input_tokens"):
+        parse_scenario({"workload": {"input_token": 4}})
+
+
+def test_a_field_in_the_wrong_section_names_its_place():
+    with pytest.raises(InputError, match=r"concurrency: .*did you mean load\.concurrency"):
+        parse_scenario({"concurrency": [1]})
+
+
+def test_every_mistake_is_reported_at_once():
+    with pytest.raises(InputError) as caught:
+        parse_scenario(
+            {
+                "modle": "x",
+                "workload": {"input_tokens": 0},
+                "load": {"concurrency": [1, -2], "arrivals": "bursty"},
+                "slo": ["ttft<1"],
+                "timeout_s": 0,
+            }
+        )
+    text = str(caught.value)
+    assert "6 mistakes" in text
+    for place in (
+        "modle",
+        "workload.input_tokens",
+        "load.concurrency.1",
+        "load.arrivals",
+        "slo",
+        "timeout_s",
+    ):
+        assert place in text
+
+
+def test_a_concurrency_and_a_rate_exclude_each_other():
+    with pytest.raises(InputError, match="either concurrency or rate_per_s"):
+        parse_scenario({"load": {"concurrency": [1], "rate_per_s": [1.0]}})
+
+
+def test_text_that_is_not_a_mapping_is_refused(tmp_path):
+    with pytest.raises(InputError, match="expected fields"):
+        load_scenario(_file(tmp_path, "- 1\n- 2\n"))
+
+
+def test_broken_yaml_and_a_missing_file_are_input_errors(tmp_path):
+    with pytest.raises(InputError, match="not YAML"):
+        load_scenario(_file(tmp_path, "load: {concurrency: [1"))
+    with pytest.raises(InputError, match="cannot read"):
+        load_scenario(tmp_path / "absent.yaml")
+
+
+def test_yaml_tags_run_no_code(tmp_path):
+    with pytest.raises(InputError, match="not YAML"):
+        load_scenario(_file(tmp_path, "model: !!python/object/apply:os.getcwd []"))
+
+
+def test_an_override_wins_and_is_checked():
+    scenario = Scenario().with_overrides({"load.concurrency": [3], "seed": 7, "model": None})
+    assert scenario.load.concurrency_levels == (3,)
+    assert scenario.seed == 7
+    assert scenario.model == Scenario().model
+    with pytest.raises(InputError, match=r"workload\.input_tokens"):
+        scenario.with_overrides({"workload.input_tokens": 0})
+    with pytest.raises(InputError, match="did you mean load"):
+        scenario.with_overrides({"laod.concurrency": [1]})
+
+
+def test_a_rate_override_replaces_the_concurrency_of_the_file():
+    scenario = parse_scenario({"load": {"concurrency": [1, 2]}})
+    rate = scenario.with_overrides({"load.rate_per_s": [0.5]})
+    assert [level.rate_per_s for level in levels_of(rate)] == [0.5]
+    assert levels_of(rate.with_overrides({"load.concurrency": [4]}))[0].concurrency == 4
+
+
+def test_the_hash_follows_what_is_measured_and_nothing_else():
+    base = Scenario().hash()
+    assert parse_scenario({"model": "demo-15m", "load": {"requests_per_user": 3}}).hash() == base
+    assert parse_scenario({"name": "another", "slo": "ttft_p90<=1s"}).hash() == base
+    assert parse_scenario({"seed": 1}).hash() != base
+    assert parse_scenario({"engine": {"max_rolling_batch_size": 4}}).hash() != base
+
+
+def test_a_data_set_counts_with_its_bytes_wherever_it_lies(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    hashes = []
+    for folder, content in (("a", '{"prompt": "x"}\n'), ("b", '{"prompt": "x"}\n')):
+        (tmp_path / folder / "data.jsonl").write_text(content, encoding="utf-8")
+        path = _file(tmp_path / folder, "workload: {dataset: data.jsonl}")
+        hashes.append(load_scenario(path).hash())
+    assert hashes[0] == hashes[1]
+    (tmp_path / "b" / "data.jsonl").write_text('{"prompt": "y"}\n', encoding="utf-8")
+    assert load_scenario(tmp_path / "b" / "scenario.yaml").hash() != hashes[0]
+
+
+def test_levels_of_a_duration_have_no_number_of_requests():
+    (level,) = levels_of(parse_scenario({"load": {"concurrency": 4, "duration_s": 5}}))
+    assert (level.num_requests, level.duration_s) == (None, 5.0)
+
+
+def test_the_json_schema_names_every_field():
+    schema = scenario_json_schema()
+    assert set(schema["properties"]) == set(Scenario.model_fields)
+    assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_scenario_loads(path):
+    assert levels_of(load_scenario(path))
+
+
+def test_the_question_lengths_have_the_published_mean():
+    """500 to 1000 tokens, 622 on average."""
+    path = next(path for path in SHIPPED if path.stem == "questions-622-250")
+    mix = yaml.safe_load(path.read_text(encoding="utf-8"))["workload"]["mix"]
+    assert sum(kind["share"] for kind in mix) == pytest.approx(1.0)
+    assert sum(kind["share"] * kind["input_tokens"] for kind in mix) == pytest.approx(622)
+    assert {min(k["input_tokens"] for k in mix), max(k["input_tokens"] for k in mix)} == {500, 1000}

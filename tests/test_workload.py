@@ -1,0 +1,86 @@
+"""Requests, levels, users and arrivals: the rules that generator and simulator share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import pytest
+
+from lmi_bench.errors import InputError
+from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
+
+
+def test_constant_arrivals_are_one_over_the_rate_apart():
+    assert list(arrival_times_s(4.0, process="constant", seed=0, num_requests=4)) == [
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+    ]
+
+
+def test_poisson_gaps_have_the_mean_and_the_spread_of_an_exponential():
+    """Mean and standard deviation of an exponential both equal 1 / rate; 3 sigma of 20,000."""
+    times = list(arrival_times_s(5.0, process="poisson", seed=3, num_requests=20_000))
+    gaps = [b - a for a, b in itertools.pairwise([0.0, *times])]
+    bound = 3 * 0.2 / math.sqrt(len(gaps))
+    assert statistics.fmean(gaps) == pytest.approx(0.2, abs=bound)
+    assert statistics.stdev(gaps) == pytest.approx(0.2, abs=2 * bound)
+
+
+def test_one_seed_gives_one_sequence():
+    def draw(seed):
+        return list(arrival_times_s(5.0, process="poisson", seed=seed, num_requests=5))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_arrivals_end_before_the_duration():
+    times = list(arrival_times_s(10.0, process="constant", seed=0, duration_s=1.0))
+    assert len(times) == 10
+    assert times[-1] == pytest.approx(0.9)
+
+
+def test_users_share_one_supply_and_stop_when_it_is_used_up():
+    users = ClosedLoop(concurrency=2, num_requests=3)
+    assert [users.next_index(0.0) for _ in range(5)] == [0, 1, 2, None, None]
+    assert users.num_sent == 3
+
+
+def test_users_stop_at_the_duration_and_when_told():
+    users = ClosedLoop(concurrency=1, num_requests=None, duration_s=2.0)
+    assert users.next_index(1.999) == 0
+    assert users.next_index(2.0) is None
+    told = ClosedLoop(concurrency=1, num_requests=9)
+    told.stop()
+    assert told.next_index(0.0) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_requests": 1},
+        {"concurrency": 1, "rate_per_s": 1.0, "num_requests": 1},
+        {"concurrency": 0, "num_requests": 1},
+        {"rate_per_s": 0.0, "num_requests": 1},
+        {"concurrency": 1},
+        {"concurrency": 1, "num_requests": 0},
+        {"concurrency": 1, "duration_s": 0.0},
+    ],
+)
+def test_a_level_that_makes_no_sense_cannot_exist(fields):
+    with pytest.raises(InputError):
+        LevelSpec(index=0, **fields)
+
+
+def test_a_level_is_named_by_its_load():
+    assert LevelSpec(0, concurrency=8, num_requests=1).label == "concurrency 8"
+    assert LevelSpec(0, rate_per_s=2.5, num_requests=1).label == "2.5 req/s"
+
+
+def test_a_request_asks_and_gets_at_least_one_token():
+    with pytest.raises(InputError, match="request 3"):
+        PlannedRequest(3, 0.0, 0, 1)

@@ -1,0 +1,199 @@
+"""The OpenAI protocols read what vLLM and its kin send; the payloads are written out by hand."""
+
+import json
+
+import pytest
+
+from lmi_bench.errors import InputError, TargetError
+from lmi_bench.wire.format import WireEvent, find_format
+from lmi_bench.workload import PlannedRequest
+
+OPENAI = find_format("openai")
+CHAT = find_format("openai-chat")
+
+
+def read_stream(wire_format, stream):
+    splitter = wire_format.new_splitter()
+    payloads = splitter.feed(stream) + splitter.close()
+    return [wire_format.parse(payload) for payload in payloads]
+
+
+_HEAD = b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m",'
+COMPLETION_STREAM = (
+    _HEAD + b'"choices":[{"index":0,"text":" one","logprobs":null,"finish_reason":null,'
+    b'"stop_reason":null}]}\n\n'
+    b": keep-alive\n\n"
+    + _HEAD
+    + b'"choices":[{"index":0,"text":" two","logprobs":null,"finish_reason":"length",'
+    b'"stop_reason":null}]}\n\n'
+    + _HEAD
+    + b'"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def test_a_completion_stream_is_read_to_its_usage():
+    assert read_stream(OPENAI, COMPLETION_STREAM) == [
+        WireEvent(text=" one"),
+        WireEvent(text=" two", finish_reason="length"),
+        WireEvent(input_tokens=5, output_tokens=2),
+        WireEvent(end=True),
+    ]
+
+
+def chat_chunk(delta, finish_reason=None):
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return json.dumps({"object": "chat.completion.chunk", "choices": [choice]}).encode()
+
+
+def test_a_chat_stream_counts_no_role_only_chunk():
+    events = [
+        CHAT.parse(payload)
+        for payload in (
+            chat_chunk({"role": "assistant", "content": ""}),
+            chat_chunk({"role": "assistant", "content": None}),
+            chat_chunk({"reasoning": "hm"}),
+            chat_chunk({"reasoning_content": "so"}),
+            chat_chunk({"content": "Yes"}),
+            chat_chunk({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}),
+            chat_chunk({}, "stop"),
+        )
+    ]
+    assert [event.num_tokens for event in events] == [0, 0, 1, 1, 1, 1, 0]
+    assert "".join(event.text for event in events) == "hmsoYes{}"
+    assert events[-1].finish_reason == "stop"
+
+
+def test_an_empty_chunk_is_no_token_but_ids_make_one():
+    """Incomplete characters and held-back stop strings give chunks without text."""
+    empty = b'{"object":"text_completion","choices":[{"index":0,"text":"","finish_reason":null}]}'
+    assert OPENAI.parse(empty).num_tokens == 0
+    with_ids = (
+        b'{"object":"text_completion",'
+        b'"choices":[{"index":0,"text":"","finish_reason":null,"token_ids":[7,8]}]}'
+    )
+    assert OPENAI.parse(with_ids).num_tokens == 2
+    assert OPENAI.parse(with_ids).token_ids == (7, 8)
+
+
+def test_usage_on_a_chunk_is_the_count_so_far():
+    payload = (
+        b'{"object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":null}],'
+        b'"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}'
+    )
+    assert OPENAI.parse(payload) == WireEvent(text="a", input_tokens=3, output_tokens=4)
+
+
+def test_the_usage_field_of_openai_itself_is_null_on_the_other_chunks():
+    payload = b'{"object":"text_completion","choices":[{"index":0,"text":"a"}],"usage":null}'
+    assert OPENAI.parse(payload) == WireEvent(text="a")
+
+
+def test_the_body_of_an_unstreamed_answer_is_one_event():
+    body = (
+        b'{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" one two",'
+        b'"finish_reason":"length"}],"usage":{"prompt_tokens":5,"completion_tokens":2}}'
+    )
+    assert OPENAI.parse(body) == WireEvent(
+        text=" one two", finish_reason="length", input_tokens=5, output_tokens=2, end=True
+    )
+    chat = (
+        b'{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant",'
+        b'"content":"Yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,'
+        b'"completion_tokens":1}}'
+    )
+    assert CHAT.parse(chat) == WireEvent(
+        text="Yes", finish_reason="stop", input_tokens=5, output_tokens=1, end=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        (b'{"error":{"message":"boom","type":"InternalServerError","code":500}}', "server_error"),
+        (b'{"error":{"message":"boom","type":"Service Unavailable","code":503}}', "overloaded"),
+        (b'{"error":{"message":"boom","type":"x","code":"rate_limit"}}', "server_error"),
+        (b'{"error":{"message":"boom","http_status_code":422}}', "client_error"),
+        (b'{"object":"error","message":"boom","code":400}', "client_error"),
+        (b'{"error":"boom"}', "server_error"),
+    ],
+)
+def test_an_error_event_under_status_200_is_an_error(payload, kind):
+    assert OPENAI.parse(payload) == WireEvent(error="boom", error_kind=kind, end=True)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"choices":[{"text":"ha',
+        b"",
+        b"[]",
+        b"17",
+        b"{}",
+        b'{"choices":[3]}',
+        b'{"choices":null}',
+        b'{"choices":[{"index":0}]}',
+        b'{"choices":[{"text":5}]}',
+        b"\xff\xfe",
+    ],
+)
+def test_nonsense_is_a_malformed_frame(payload):
+    with pytest.raises(TargetError) as caught:
+        OPENAI.parse(payload)
+    assert caught.value.kind == "malformed_frame"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (400, b'{"error":{"message":"too long","code":400}}', "client_error", "HTTP 400: too long"),
+        (401, b'{"error":"Unauthorized"}', "client_error", "HTTP 401: Unauthorized"),
+        (404, b'{"message":"no model"}', "client_error", "HTTP 404: no model"),
+        (429, b"slow down", "throttled", "HTTP 429: slow down"),
+        (500, b"", "server_error", "HTTP 500"),
+        (502, b"<html>\xff</html>", "server_error", "HTTP 502: <html>\ufffd</html>"),
+        (503, b'{"error":{"message":"full","code":503}}', "overloaded", "HTTP 503: full"),
+    ],
+)
+def test_a_status_falls_into_its_bucket_with_the_servers_words(status, body, kind, message):
+    error = OPENAI.error(status, body)
+    assert (error.kind, str(error)) == (kind, message)
+
+
+def test_token_ids_are_sent_as_the_prompt_so_that_its_length_is_exact():
+    request = PlannedRequest(0, 0.0, 3, 8, prompt_token_ids=(5, 6, 7), prompt_text="five six")
+    assert json.loads(OPENAI.request_body(request, model="m")) == {
+        "model": "m",
+        "prompt": [5, 6, 7],
+        "max_tokens": 8,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "min_tokens": 8,
+    }
+
+
+def test_text_is_sent_where_no_ids_are_planned_and_nothing_forces_a_length():
+    request = PlannedRequest(0, 0.0, 3, 8, prompt_text="five six", ignore_eos=False)
+    assert json.loads(OPENAI.request_body(request, model="m", stream=False)) == {
+        "model": "m",
+        "prompt": "five six",
+        "max_tokens": 8,
+        "temperature": 0.0,
+        "stream": False,
+    }
+    chat = json.loads(CHAT.request_body(request, model="m", stream=False))
+    assert chat["messages"] == [{"role": "user", "content": "five six"}]
+    assert chat["max_completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("name", ["openai", "openai-chat", "lmi"])
+def test_a_request_without_a_prompt_is_refused_before_it_is_sent(name):
+    with pytest.raises(InputError, match="request 4 has"):
+        find_format(name).request_body(PlannedRequest(4, 0.0, 3, 8), model="m")
+
+
+def test_an_unknown_protocol_names_the_known_ones():
+    with pytest.raises(InputError, match=r"'grpc'.*openai, openai-chat, lmi"):
+        find_format("grpc")
