@@ -16,9 +16,8 @@ from lmi_bench.errors import InputError
 T = TypeVar("T")
 
 # Words of a model's name that do not change its shape.
-_VARIANT_WORDS = frozenset(
-    ("hf", "chat", "instruct", "it", "base", "meta", "dynamic", "awq", "gptq")
-    + ("fp8", "fp16", "bf16", "int4", "int8", "w4a16", "w8a8")
+_VARIANT_WORD = re.compile(
+    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|fp\d+|bf16|int\d|w\d+a\d+"
 )
 _NEAREST_SHOWN = 3
 
@@ -35,7 +34,7 @@ def model_key(name: str) -> str:
     ('llama27b', 'llama27b')
     """
     words = re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
-    return re.sub(r"[^a-z0-9]", "", "".join(w for w in words if w not in _VARIANT_WORDS))
+    return re.sub(r"[^a-z0-9]", "", "".join(w for w in words if not _VARIANT_WORD.fullmatch(w)))
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:

@@ -74,6 +74,16 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedTokens:
+    """What a step gave one sequence for good; `finish_reason` is set with its last tokens."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WaitUntil:
     """Nothing to run before `at_s` unless a request arrives first."""
 

@@ -1,0 +1,188 @@
+"""What an engine and its version cost on top of the hardware: named constants, with their error.
+
+A profile belongs to one engine version. The physics (bytes, FLOP, links) is the step-time model's;
+the profile says which share of the data sheet the kernels reach and how long the host needs. Its
+parameters come from a fit, so each has an uncertainty, as a covariance of their logarithms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.engine.scheduling.config import KvLayout
+from lmi_bench.errors import InputError
+
+PROFILE_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepParameters:
+    """The engine's part of a step's time. Shares are of the data sheet, times in seconds.
+
+    bandwidth_share          of the memory bandwidth that decode reads reach
+    compute_share            of the dense peak that prefill reaches
+    host_per_layer_s         launching a layer's kernels, a step; small with CUDA graphs
+    host_per_sequence_s      bookkeeping of a running sequence, a step
+    host_per_prompt_token_s  preparing a prompt token
+    host_stretch_per_rank    relative growth of the launch time with each further rank
+    nvlink_latency_s, pcie_latency_s   start of one all-reduce
+    nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
+    """
+
+    bandwidth_share: float
+    compute_share: float
+    host_per_layer_s: float
+    host_per_sequence_s: float
+    host_per_prompt_token_s: float
+    host_stretch_per_rank: float
+    nvlink_latency_s: float
+    nvlink_share: float
+    pcie_latency_s: float
+    pcie_share: float
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not value >= 0 or (item.name.endswith("_share") and value == 0):
+                raise InputError(f"profile parameter {item.name} must be above 0, got {value:g}")
+
+
+PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """One engine version as the planner knows it.
+
+    fitted_on, fitted_date  where the parameters come from, for people
+    accelerators            device names that the fit has seen; others are an extrapolation
+    vendors                 whose devices the engine runs on
+    memory_share            of a device's memory that the engine takes at most
+    reserve_bytes           of that, what neither weights nor cache may use: runtime, activations
+    kv_layout               how the engine reserves the cache at admission
+    log_sd                  standard deviation of each parameter's logarithm; absent: exact
+    log_correlation         between those, row by row in the order of PARAMETER_NAMES; empty: none
+    residual_log_sd         of a prediction around the truth with the best parameters
+    """
+
+    name: str
+    version: str
+    fitted_on: str
+    fitted_date: str
+    accelerators: tuple[str, ...]
+    vendors: tuple[str, ...]
+    parameters: StepParameters
+    log_sd: Mapping[str, float]
+    residual_log_sd: float
+    memory_share: float
+    reserve_bytes: float
+    kv_layout: KvLayout
+    max_batch_size: int
+    max_prefill_tokens: int
+    chunked_prefill: bool = False
+    block_size: int = 16
+    log_correlation: tuple[tuple[float, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = len(PARAMETER_NAMES)
+        if self.log_correlation and (
+            len(self.log_correlation) != size
+            or any(len(row) != size for row in self.log_correlation)
+        ):
+            raise InputError(f"profile {self.label}: the correlation must be {size} by {size}")
+        unknown = set(self.log_sd) - set(PARAMETER_NAMES)
+        if unknown:
+            raise InputError(f"profile {self.label}: unknown parameters {sorted(unknown)}")
+        if not 0 < self.memory_share <= 1:
+            raise InputError(
+                f"profile {self.label}: memory_share must be above 0 and at most 1, "
+                f"got {self.memory_share:g}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Name and version: `TGI 1.x (2023)`."""
+        return f"{self.name} {self.version}"
+
+    @property
+    def provenance(self) -> str:
+        """Where the parameters come from, in one line."""
+        return f"profile {self.label}, fitted {self.fitted_date} on {self.fitted_on}"
+
+    def warnings_for(self, *, accelerator: str, engine_version: str | None = None) -> list[str]:
+        """What is extrapolated when this profile speaks for that device and engine version."""
+        warnings = []
+        if accelerator not in self.accelerators:
+            warnings.append(
+                f"profile {self.label} has not seen {accelerator} (fitted on "
+                f"{', '.join(self.accelerators)}): its shares of peak are carried over"
+            )
+        if engine_version is not None and engine_version != self.version:
+            warnings.append(
+                f"profile {self.label} is not of version {engine_version}: "
+                "calibrate on a sweep of that version"
+            )
+        return warnings
+
+    def log_covariance(self) -> NDArray[np.float64]:
+        """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
+        sd = np.array([self.log_sd.get(name, 0.0) for name in PARAMETER_NAMES])
+        correlation = np.array(self.log_correlation) if self.log_correlation else np.eye(len(sd))
+        return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)
+
+    def draws(self, count: int, seed: int) -> list[EngineProfile]:
+        """`count` profiles drawn from the uncertainty; the same seed draws the same ones."""
+        chance = np.random.default_rng(seed)
+        logs = chance.multivariate_normal(
+            np.zeros(len(PARAMETER_NAMES)), self.log_covariance(), size=count, method="eigh"
+        )
+        return [replace(self, parameters=self._scaled(np.exp(row))) for row in logs]
+
+    def _scaled(self, factors: NDArray[np.float64]) -> StepParameters:
+        values = {
+            name: getattr(self.parameters, name) * float(factor)
+            for name, factor in zip(PARAMETER_NAMES, factors, strict=True)
+        }
+        for name in values:
+            if name.endswith("_share"):  # no kernel is faster than its hardware
+                values[name] = min(values[name], 1.0)
+        return StepParameters(**values)
+
+
+def profile_to_json(profile: EngineProfile) -> str:
+    """The profile as a JSON document that `profile_from_json` reads back unchanged."""
+    document = {"schema": PROFILE_SCHEMA, **asdict(profile)}
+    document["log_sd"] = dict(profile.log_sd)
+    return json.dumps(document, indent=2) + "\n"
+
+
+def profile_from_json(text: str) -> EngineProfile:
+    """Read a saved profile; raises InputError where it is not one."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+        schema = document.pop("schema")
+        if schema != PROFILE_SCHEMA:
+            raise InputError(
+                f"the profile has schema {schema}; this version reads {PROFILE_SCHEMA}: "
+                "make it again with `lmi-bench calibrate`"
+            )
+        return _from_document(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise InputError(f"not an engine profile: {exc}") from exc
+
+
+def _from_document(document: Mapping[str, Any]) -> EngineProfile:
+    values = dict(document)
+    values["parameters"] = StepParameters(**values["parameters"])
+    values["kv_layout"] = KvLayout(values["kv_layout"])
+    for name in ("accelerators", "vendors", "notes"):
+        values[name] = tuple(values[name])
+    values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
+    return EngineProfile(**values)

@@ -1,0 +1,241 @@
+"""How long one step takes: named physical parts, and which of them binds.
+
+    decode step  = max(GPU, host) + host_per_sequence * B
+      GPU        = max((weight_bytes + kv_bytes) / (tp * bandwidth * share),
+                       flop / (tp * peak * share)) + all-reduces
+      host       = host_per_layer * layers * (1 + stretch * (tp - 1))
+    prefill of T = GPU + host_per_prompt_token * T
+    all-reduce   = 2 a layer, latency + bytes * factor(tp, link) / link rate
+
+Seconds, bytes and FLOP of one model copy. A forecast with an engine's profile, where `roofline`
+gives the bound of the hardware alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lmi_bench.analysis.kv_cache import KV_BYTES_PER_VALUE, kv_heads_per_rank
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.weights import embedding_params, streamed_params
+from lmi_bench.catalog.accelerators import Accelerator, Link
+from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import ModelShape
+
+Binding = Literal["bandwidth", "compute", "link", "host"]
+
+_ALL_REDUCES_PER_LAYER = 2
+_ACTIVATION_BYTES = 2
+_FLOP_PER_PARAMETER = 2
+_FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
+_ON_THE_LINE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """One step's time in seconds, part by part.
+
+    weights_s, kv_s        reading weights and cache; compute_s: arithmetic, at the same time
+    all_reduce_s           adding up the ranks' halves, after them
+    host_s                 launching the step, at the same time as the GPU part
+    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
+    total_s                the step; binding: the part that a faster step would need
+    """
+
+    weights_s: float
+    kv_s: float
+    compute_s: float
+    all_reduce_s: float
+    host_s: float
+    host_per_sequence_s: float
+    host_per_prompt_token_s: float
+    total_s: float
+    binding: Binding
+
+
+def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
+    """Bytes that pass the narrowest link for each byte of the reduced array.
+
+    NVLink: a ring, each device sends 2 (n - 1) / n. PCIe: the same traffic of all n devices
+    crosses one host bridge, 2 (n - 1).
+    """
+    ring = 2 * (tensor_parallel - 1) / tensor_parallel
+    return ring * tensor_parallel if link.kind == "pcie" else ring
+
+
+class StepTimeModel:
+    """Predicts steps of one model copy on `tensor_parallel` devices; a StepTime.
+
+    Raises InputError where a figure that it needs is unknown, CapacityError where the KV heads
+    cannot be shared out.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        device: Accelerator,
+        tensor_parallel: int,
+        link: Link,
+        profile: EngineProfile,
+        *,
+        weight_bytes_per_param: float = 2.0,
+        kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
+        compute_dtype: str = "float16",
+    ) -> None:
+        parameters = profile.parameters
+        self.shape = shape
+        self.tensor_parallel = tensor_parallel
+        self.profile = profile
+        bandwidth = self._known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
+        peak = self._known(device.peak_flop_per_s(compute_dtype), device, f"{compute_dtype} peak")
+        self._read_bytes_per_s = bandwidth * parameters.bandwidth_share
+        self._flop_per_s = peak * parameters.compute_share
+        self._weight_bytes_per_param = weight_bytes_per_param
+        self._dense_streamed_bytes = (
+            None if shape.is_moe else streamed_params(shape, 1) * weight_bytes_per_param
+        )
+        values = shape.latent_kv_dim or 2 * shape.head_dim * kv_heads_per_rank(
+            shape, tensor_parallel
+        )
+        self._kv_bytes_per_layer_token = values * kv_bytes_per_value
+        self._linear_flop_per_token = (
+            _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape)) / tensor_parallel
+        )
+        self._head_flop_per_row = (
+            _FLOP_PER_PARAMETER * shape.vocab_size * shape.hidden_size / tensor_parallel
+        )
+        pair_width = shape.latent_kv_dim or shape.head_dim
+        self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
+        self._host_s = (
+            parameters.host_per_layer_s
+            * shape.num_layers
+            * (1 + parameters.host_stretch_per_rank * (tensor_parallel - 1))
+        )
+        self._host_per_sequence_s = parameters.host_per_sequence_s
+        self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
+        self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
+
+    @staticmethod
+    def _known(value: float | None, device: Accelerator, what: str) -> float:
+        if value is None:
+            raise InputError(f"no source states the {what} of {device.name}: it cannot be planned")
+        return value
+
+    def _all_reduce_terms(self, device: Accelerator, link: Link) -> tuple[float, float]:
+        """Seconds of a step's all-reduces: without a token, and by token."""
+        if self.tensor_parallel == 1:
+            return 0.0, 0.0
+        if link.kind == "none":
+            raise InputError(
+                f"{device.name}: {self.tensor_parallel} devices need a link and have none"
+            )
+        parameters = self.profile.parameters
+        if link.kind == "pcie":
+            latency_s, share = parameters.pcie_latency_s, parameters.pcie_share
+        else:
+            latency_s, share = parameters.nvlink_latency_s, parameters.nvlink_share
+        rate = self._known(link.bytes_per_s, device, f"{link.kind} rate") * share
+        count = _ALL_REDUCES_PER_LAYER * self.shape.num_layers
+        token_bytes = self.shape.hidden_size * _ACTIVATION_BYTES
+        factor = all_reduce_factor(self.tensor_parallel, link)
+        return count * latency_s, count * token_bytes * factor / rate
+
+    def _attended(self, tokens: float, sequences: int) -> float:
+        """Layer-tokens that attention reads: `tokens` in all, windows cut at their width."""
+        shape = self.shape
+        growing = shape.growing_layers
+        if shape.sliding_window is None or growing == shape.num_layers:
+            return shape.num_layers * tokens
+        inside = min(tokens, shape.sliding_window * sequences)
+        return growing * tokens + (shape.num_layers - growing) * inside
+
+    def explain(self, step: StepShape) -> StepParts:
+        """The step's time by part; `binding` says what limits it."""
+        tokens = step.num_tokens
+        weight_stream = self._dense_streamed_bytes
+        if weight_stream is None:
+            weight_stream = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
+        weights_s = weight_stream / (self.tensor_parallel * self._read_bytes_per_s)
+        decode_reads = self._attended(step.decode_context_tokens, step.decode_sequences)
+        prefill_reads = self._attended(step.prefill_context_tokens, step.prefill_sequences)
+        kv_s = (
+            self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
+        )
+        # a window of w keys bounds the pairs of a prompt of n tokens by n * w
+        pairs = step.prefill_context_pairs
+        prefill_pairs = self._attended(pairs, step.prefill_tokens)
+        flop = (
+            self._linear_flop_per_token * tokens
+            + self._head_flop_per_row * (step.decode_tokens + step.prefill_sequences)
+            + self._pair_flop_per_layer * (decode_reads + prefill_pairs)
+        )
+        compute_s = flop / self._flop_per_s
+        all_reduce_s = self._all_reduce_base_s + self._all_reduce_per_token_s * tokens
+        gpu_s = max(weights_s + kv_s, compute_s) + all_reduce_s
+        host_s = self._host_s if step.decode_sequences else 0.0
+        per_sequence_s = self._host_per_sequence_s * step.decode_sequences
+        per_prompt_token_s = self._host_per_prompt_token_s * step.prefill_tokens
+        binding = self._binding(
+            host_s, per_sequence_s + per_prompt_token_s, weights_s + kv_s, compute_s, all_reduce_s
+        )
+        total_s = max(gpu_s, host_s) + per_sequence_s + per_prompt_token_s
+        return StepParts(
+            weights_s,
+            kv_s,
+            compute_s,
+            all_reduce_s,
+            host_s,
+            per_sequence_s,
+            per_prompt_token_s,
+            total_s,
+            binding,
+        )
+
+    @staticmethod
+    def _binding(
+        host_s: float, serial_s: float, memory_s: float, compute_s: float, all_reduce_s: float
+    ) -> Binding:
+        gpu_s = max(memory_s, compute_s) + all_reduce_s
+        if host_s > gpu_s or serial_s > gpu_s:
+            return "host"
+        if all_reduce_s > max(memory_s, compute_s):
+            return "link"
+        return "bandwidth" if memory_s >= compute_s else "compute"
+
+    def step_time_s(self, shape: StepShape) -> float:
+        """Seconds of one step."""
+        return self.explain(shape).total_s
+
+    def decode_run_s(self, first: StepShape, steps: int) -> float:
+        """Seconds of `steps` identical decode steps in a row, each context one token longer.
+
+        The time is piecewise linear in the context, so a stretch whose middle lies on the line
+        between its ends is a sum of an arithmetic series; other stretches are halved.
+        """
+
+        def at(index: int) -> float:
+            return self.step_time_s(
+                replace(
+                    first,
+                    decode_context_tokens=first.decode_context_tokens
+                    + index * first.decode_sequences,
+                )
+            )
+
+        def total(low: int, high: int, low_s: float, high_s: float) -> float:
+            """The steps low to high, both included."""
+            if high - low < 2:
+                return low_s if high == low else low_s + high_s
+            middle = (low + high) // 2
+            middle_s = at(middle)
+            chord_s = low_s + (high_s - low_s) * (middle - low) / (high - low)
+            if abs(middle_s - chord_s) <= _ON_THE_LINE * middle_s:
+                return (low_s + high_s) / 2 * (high - low + 1)
+            left_s = total(low, middle, low_s, middle_s)
+            return left_s + total(middle, high, middle_s, high_s) - middle_s
+
+        if steps < 1:
+            return 0.0
+        return total(0, steps - 1, at(0), at(steps - 1))

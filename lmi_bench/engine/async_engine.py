@@ -1,0 +1,290 @@
+"""The running engine: one task that plans a step, runs it, and hands its tokens out.
+
+`AsyncEngine._serve` is the whole engine. Times are the running loop's clock, so the same code runs
+on a real and on a virtual clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from lmi_bench.clock import settle
+from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.scheduling.batch import CommittedTokens, StepBatch, StepKind, WaitUntil
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.errors import EngineError, InputError
+
+OnStep = Callable[[StepBatch, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens that one step gave a request, at `time_s` on the loop's clock."""
+
+    time_s: float
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What the engine holds now and has done so far; counts, shares as fractions."""
+
+    running: int
+    waiting: int
+    used_blocks: int
+    total_blocks: int
+    steps: int
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    slot_steps_used: int
+    slot_steps_idle: int
+    slot_waste_frac: float
+
+
+class Generation:
+    """One request in the engine, from `submit` to its end.
+
+    events              what came so far; a request that ended keeps them
+    finish_reason       None while it runs, and for one that a failed engine left unanswered
+    submitted_s ...     loop clock; queue time is first_scheduled_s - submitted_s, prefill time
+                        first_token_s - first_scheduled_s, decode time finished_s - first_token_s
+    """
+
+    __slots__ = (
+        "_ended",
+        "_engine",
+        "_error",
+        "_news",
+        "events",
+        "finish_reason",
+        "finished_s",
+        "first_scheduled_s",
+        "first_token_s",
+        "seq_id",
+        "submitted_s",
+    )
+
+    def __init__(self, engine: AsyncEngine, seq_id: int, submitted_s: float) -> None:
+        self.seq_id = seq_id
+        self.events: list[TokenEvent] = []
+        self.finish_reason: str | None = None
+        self.submitted_s = submitted_s
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
+        self._engine = engine
+        self._error: EngineError | None = None
+        self._ended = asyncio.Event()
+        self._news: asyncio.Event | None = None  # made for the first who watches
+
+    async def wait(self) -> None:
+        """Return when the request has ended. Raises EngineError if the engine failed."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Every event from the first on, as it comes. Raises EngineError if the engine failed.
+
+        For one who watches; several may. A load generator waits for the end instead.
+        """
+        position = 0
+        while True:
+            while position < len(self.events):
+                yield self.events[position]
+                position += 1
+            if self._ended.is_set():
+                break
+            if self._news is None:
+                self._news = asyncio.Event()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, reason: str) -> None:
+        """End the request now, with the finish reason given; nothing happens if it has ended."""
+        if not self._ended.is_set():
+            self._engine._stop(self, reason)
+
+    def _add(self, event: TokenEvent) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = event.time_s
+        self.events.append(event)
+        self._tell()
+
+    def _end(self, now_s: float, reason: str | None, error: EngineError | None = None) -> None:
+        self.finished_s = now_s
+        self.finish_reason = reason
+        self._error = error
+        self._ended.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+
+class AsyncEngine:
+    """Runs one scheduler over one executor; an async context manager that closes the executor.
+
+    on_step  called after each step with its batch, its start and its end on the loop's clock
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, *, on_step: OnStep | None = None
+    ) -> None:
+        if executor.block_size != scheduler.config.block_size:
+            raise InputError(
+                f"the executor has KV blocks of {executor.block_size} tokens, the scheduler of "
+                f"{scheduler.config.block_size}: give both the same block_size"
+            )
+        self._scheduler = scheduler
+        self._executor = executor
+        self._on_step = on_step
+        self._generations: dict[int, Generation] = {}
+        self._next_seq_id = 0
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: EngineError | None = None
+        self._error_seen = False
+
+    async def __aenter__(self) -> AsyncEngine:
+        self._task = asyncio.create_task(self._run(), name="engine")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            await asyncio.wait([self._task])
+        finally:
+            await self._executor.close()
+        failed = not self._task.cancelled() and self._task.exception() is not None
+        if failed and exc_type is None and not self._error_seen:
+            assert self._error is not None
+            raise self._error
+
+    def submit(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> Generation:
+        """Queue a request; it arrives now.
+
+        Raises CapacityError if it can never fit, OverloadedError if the engine takes no more,
+        EngineError if the engine is not running.
+        """
+        if self._error is not None:
+            self._error_seen = True
+            raise self._error
+        if self._task is None:
+            raise EngineError("the engine is not running: enter it with `async with`")
+        now_s = asyncio.get_running_loop().time()
+        seq_id = self._next_seq_id
+        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
+        self._next_seq_id += 1
+        generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
+        self._news.set()
+        return generation
+
+    def stats(self) -> EngineStats:
+        """Counts at this moment."""
+        scheduler, stats = self._scheduler, self._scheduler.stats
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            used_blocks=scheduler.used_blocks,
+            total_blocks=scheduler.config.num_blocks,
+            steps=stats.steps,
+            preemptions=stats.preemptions,
+            prompt_tokens=stats.prompt_tokens,
+            generation_tokens=stats.generation_tokens,
+            slot_steps_used=stats.slot_steps_used,
+            slot_steps_idle=stats.slot_steps_idle,
+            slot_waste_frac=stats.slot_waste_frac,
+        )
+
+    async def _run(self) -> None:
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            self._fail(EngineError("the engine was shut down"))
+            raise
+        except EngineError as exc:
+            self._fail(exc)
+            raise
+        except Exception as exc:
+            self._fail(EngineError(f"a step failed: {type(exc).__name__}: {exc}"), exc)
+            raise
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        not_before_s = 0.0
+        while True:
+            await settle()  # requests that arrive at this instant join this step
+            self._news.clear()
+            start_s = max(loop.time(), not_before_s)
+            batch = self._scheduler.plan(start_s)
+            if not isinstance(batch, StepBatch):
+                not_before_s = await self._wait(
+                    batch.at_s if isinstance(batch, WaitUntil) else None
+                )
+                continue
+            if batch.shape.prefill_sequences:
+                self._mark_scheduled(batch, start_s)
+            outputs = await self._executor.execute(batch)
+            end_s = loop.time()
+            self._hand_out(self._scheduler.commit(batch, outputs, end_s), end_s)
+            if self._on_step is not None:
+                self._on_step(batch, start_s, end_s)
+
+    async def _wait(self, at_s: float | None) -> float:
+        """Until a request arrives or ends, or until `at_s`.
+
+        Returns the time that has come at least: a timer may be early by a rounding error.
+        """
+        try:
+            async with asyncio.timeout_at(at_s):
+                await self._news.wait()
+        except TimeoutError:
+            return at_s or 0.0
+        return 0.0
+
+    def _mark_scheduled(self, batch: StepBatch, start_s: float) -> None:
+        for entry in batch.entries:
+            if entry.kind is StepKind.PREFILL:
+                generation = self._generations.get(entry.seq_id)
+                if generation is not None and generation.first_scheduled_s is None:
+                    generation.first_scheduled_s = start_s
+
+    def _hand_out(self, committed: list[CommittedTokens], now_s: float) -> None:
+        for gained in committed:
+            generation = self._generations[gained.seq_id]
+            generation._add(TokenEvent(now_s, gained.token_ids, gained.logprobs))
+            if gained.finish_reason is not None:
+                del self._generations[gained.seq_id]
+                generation._end(now_s, gained.finish_reason)
+
+    def _stop(self, generation: Generation, reason: str) -> None:
+        self._scheduler.finish(generation.seq_id, reason)
+        del self._generations[generation.seq_id]
+        generation._end(asyncio.get_running_loop().time(), reason)
+        self._news.set()
+
+    def _fail(self, error: EngineError, cause: Exception | None = None) -> None:
+        """End every request; none can be answered any more."""
+        error.__cause__ = cause
+        self._error = error
+        self._error_seen = bool(self._generations)
+        now_s = asyncio.get_running_loop().time()
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation._end(now_s, None, error)

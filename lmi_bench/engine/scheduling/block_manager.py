@@ -1,0 +1,92 @@
+"""Who holds which block of the KV cache.
+
+A block is `block_size` token slots. Blocks are counted by their holders, so that sequences with a
+common prefix can hold the same block; a block is free when its last holder gives it back. The
+manager hands out numbers and knows neither tensors nor sequences.
+Source of the paged cache: Kwon et al. 2023, arXiv:2309.06180.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from lmi_bench.errors import EngineError
+
+
+class BlockManager:
+    """The books of one cache: every block is either free or has at least one holder."""
+
+    __slots__ = ("_free", "_holders", "block_size", "num_blocks")
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last one freed goes first
+        self._holders = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with at least one holder."""
+        return self.num_blocks - len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` token slots take, the last one perhaps in part."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> tuple[int, ...]:
+        """Take `count` free blocks, each with one holder.
+
+        The caller checks `num_free` first: raises EngineError if there are too few.
+        """
+        if count > len(self._free):
+            raise EngineError(f"{count} KV blocks asked for, {len(self._free)} are free")
+        if count == 1:  # nearly every call: one more block for a growing sequence
+            block_id = self._free.pop()
+            self._holders[block_id] = 1
+            return (block_id,)
+        taken = tuple(self._free.pop() for _ in range(count))
+        for block_id in taken:
+            self._holders[block_id] = 1
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add a holder to blocks that are in use. Raises EngineError for a free block."""
+        for block_id in block_ids:
+            if self._holders[block_id] < 1:
+                raise EngineError(f"KV block {block_id} is free and cannot be shared")
+            self._holders[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Take one holder off each block; the last one frees it.
+
+        Raises EngineError for a block that is free already.
+        """
+        for block_id in block_ids:
+            holders = self._holders[block_id] - 1
+            if holders < 0:
+                raise EngineError(f"KV block {block_id} is free already")
+            self._holders[block_id] = holders
+            if holders == 0:
+                self._free.append(block_id)
+
+    def audit(self, tables: Iterable[Iterable[int]]) -> None:
+        """Hold the books against the block tables of all sequences.
+
+        Raises EngineError if a block is held by other sequences than the books say, lies on the
+        free list twice, or is on neither side.
+        """
+        held = Counter(block_id for table in tables for block_id in table)
+        free = Counter(self._free)
+        for block_id in range(self.num_blocks):
+            in_books, in_tables = self._holders[block_id], held[block_id]
+            if in_books != in_tables or free[block_id] != (in_books == 0):
+                raise EngineError(
+                    f"KV block {block_id}: {in_books} holders in the books, {in_tables} in the "
+                    f"block tables, {free[block_id]} times on the free list"
+                )

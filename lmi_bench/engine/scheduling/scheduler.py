@@ -1,0 +1,608 @@
+"""What runs next: turns requests into steps under one of three batching policies.
+
+The scheduler decides and never runs: time comes in as `now_s`, steps go out as `StepBatch`, their
+results come back through `commit`. Requests are served first come, first served, in order of
+(arrival, index). When blocks run out the youngest running sequence is preempted: it loses its
+blocks and later computes its prompt and its tokens so far anew. The oldest is never preempted
+while another runs, and a request that could not run alone is refused by `add`, so every request
+comes to its end.
+
+A batch may be planned before the one ahead of it is committed; the token that is still on its way
+is then LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and
+nothing is preempted before every batch is committed: `plan` says Idle until then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import abc, deque
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from lmi_bench.engine.scheduling.batch import (
+    LAST_SAMPLED,
+    BatchEntry,
+    CommittedTokens,
+    Idle,
+    StepBatch,
+    StepKind,
+    StepOutput,
+    WaitUntil,
+)
+from lmi_bench.engine.scheduling.block_manager import BlockManager
+from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.sequence import Sequence
+from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.errors import CapacityError, EngineError, InputError, OverloadedError
+
+Drafter = abc.Callable[[Sequence, int], tuple[int, ...]]
+"""Guesses at most n next tokens of a sequence; the executor verifies them in one step."""
+
+_IDLE: Final = Idle()
+_ORDER: Final = attrgetter("order")
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counts since the scheduler was made.
+
+    prompt_tokens     prompt tokens computed, those computed again after a preemption included
+    slot_steps_used   rows of decode steps that gave a token
+    slot_steps_idle   slots of decode steps whose member had ended or lost its blocks while the
+                      rest of its dynamic batch ran on
+    peak_running      most sequences in the batch at one time
+    """
+
+    steps: int = 0
+    prefill_steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    slot_steps_used: int = 0
+    slot_steps_idle: int = 0
+    peak_running: int = 0
+
+    @property
+    def slot_waste_frac(self) -> float:
+        """Share of the decode steps' slots that stood idle."""
+        slots = self.slot_steps_used + self.slot_steps_idle
+        return self.slot_steps_idle / slots if slots else 0.0
+
+
+class Scheduler:
+    """Plans steps over one KV cache. Not thread-safe: one loop owns it."""
+
+    def __init__(self, config: SchedulerConfig, *, drafter: Drafter | None = None) -> None:
+        self.config = config
+        self.stats = SchedulerStats()
+        self._blocks = BlockManager(config.num_blocks, config.block_size)
+        self._drafter = drafter
+        self._sequences: dict[int, Sequence] = {}  # until their blocks are free
+        self._waiting: list[tuple[float, int, Sequence]] = []  # a heap; may hold ended ones
+        self._num_waiting = 0
+        self._running: list[Sequence] = []  # admitted and not ended, in order of arrival
+        self._num_filling = 0  # running sequences whose prompt is not computed yet
+        self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
+        self._released: list[int] = []
+        self._next_index = 0
+        self._next_step_id = 0
+        self._batch_slots = 0  # members with which the running dynamic batch left
+        self._mixes_prefill = config.chunked_prefill and config.policy is BatchingPolicy.ROLLING
+        self._max_running = {
+            BatchingPolicy.NONE: 1,
+            BatchingPolicy.DYNAMIC: config.batch_size,
+            BatchingPolicy.ROLLING: config.max_rolling_batch_size,
+        }[config.policy]
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue, preempted ones included."""
+        return self._num_waiting
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that no sequence holds."""
+        return self._blocks.num_free
+
+    @property
+    def used_blocks(self) -> int:
+        """KV blocks that sequences hold."""
+        return self._blocks.num_used
+
+    @property
+    def unfilled_slots(self) -> int:
+        """Token slots that are reserved but hold no token yet: the waste of the KV layout."""
+        return sum(seq.slot_capacity - seq.num_computed for seq in self._running)
+
+    def audit(self) -> None:
+        """Hold the block books against the sequences' block tables; raises EngineError."""
+        self._blocks.audit(seq.block_ids for seq in self._sequences.values())
+
+    def running_seq_ids(self) -> list[int]:
+        """The sequences in the batch, oldest first."""
+        return [seq.seq_id for seq in self._running]
+
+    def block_table(self, seq_id: int) -> tuple[int, ...]:
+        """The blocks of a sequence, in order of its positions; empty while it waits."""
+        seq = self._sequences.get(seq_id)
+        return () if seq is None else tuple(seq.block_ids)
+
+    def add(
+        self,
+        seq_id: int,
+        prompt_token_ids: abc.Sequence[int],
+        sampling: SamplingParams,
+        arrival_s: float,
+    ) -> Sequence:
+        """Queue a request that came at `arrival_s`. The prompt is kept, not copied.
+
+        Raises CapacityError if it could never run, OverloadedError if max_concurrent_requests
+        are in the engine.
+        """
+        num_prompt_tokens = len(prompt_token_ids)
+        self._check_fits(seq_id, num_prompt_tokens, sampling.max_new_tokens)
+        limit = self.config.max_concurrent_requests
+        if limit is not None and len(self._running) + self._num_waiting >= limit:
+            raise OverloadedError(
+                f"{limit} requests are in the engine already (max_concurrent_requests): "
+                "send this one again later, or raise the limit"
+            )
+        if seq_id in self._sequences:
+            raise InputError(f"request {seq_id} is in the engine already: ids must be unique")
+        seq = Sequence(
+            seq_id=seq_id,
+            index=self._next_index,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            arrival_s=arrival_s,
+            num_prompt_tokens=num_prompt_tokens,
+            tokens_to_fill=num_prompt_tokens,
+        )
+        self._next_index += 1
+        self._sequences[seq_id] = seq
+        self._enqueue(seq)
+        return seq
+
+    def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
+        """The step to run now, or how long there is nothing to run."""
+        entries: list[BatchEntry] = []
+        members: list[Sequence] = []
+        if self._drafter is not None and self._in_flight:
+            return _IDLE  # how many drafted tokens hold is not known before the commit
+        if self._mixes_prefill:
+            preemptions = self.stats.preemptions
+            if not self._make_room():
+                return _IDLE
+            decode = self._plan_decode(entries, members)
+            prefill = (0, 0, 0, 0)
+            if self.stats.preemptions == preemptions:  # blocks are short: admit nothing now
+                prefill = self._plan_prefill(entries, members, now_s)
+        else:
+            prefill, decode = self._plan_prefill(entries, members, now_s), (0, 0, 0)
+            if not entries:
+                if not self._make_room():
+                    return _IDLE
+                decode = self._plan_decode(entries, members)
+        if not entries:
+            return self._nothing_to_run()
+        batch = StepBatch(
+            step_id=self._next_step_id,
+            entries=tuple(entries),
+            shape=StepShape(*prefill, *decode),
+            released_seq_ids=tuple(self._released),
+        )
+        self._released.clear()
+        self._next_step_id += 1
+        self._in_flight.append((batch, members))
+        self._count_step(batch.shape)
+        return batch
+
+    def commit(
+        self, batch: StepBatch, outputs: abc.Sequence[StepOutput], now_s: float
+    ) -> list[CommittedTokens]:
+        """Take the results of the oldest batch in flight; `now_s` is the end of its step.
+
+        Returns what each sequence gained, in the batch's order; sequences that ended meanwhile
+        gain nothing. Raises EngineError if the outputs are not those of this batch.
+        """
+        if not self._in_flight or self._in_flight[0][0] is not batch:
+            raise EngineError(f"step {batch.step_id} is not the oldest step in flight")
+        if len(outputs) != len(batch.entries):
+            raise EngineError(
+                f"step {batch.step_id} has {len(batch.entries)} entries, "
+                f"the executor gave {len(outputs)} outputs"
+            )
+        _, members = self._in_flight.popleft()
+        committed: list[CommittedTokens] = []
+        ended = False
+        for entry, seq, output in zip(batch.entries, members, outputs, strict=True):
+            self._check_output(entry, output)
+            seq.num_in_flight -= 1
+            if entry.samples:
+                seq.num_pending -= 1
+            if seq.finish_reason is not None:  # it ended while this step ran
+                if not seq.num_in_flight:
+                    self._release(seq)
+                continue
+            if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are written anew
+                seq.num_computed = entry.first_position + len(output.token_ids)
+            if output.token_ids:
+                accepted = self._accept(seq, output)
+                committed.append(accepted)
+                if accepted.finish_reason is not None:
+                    ended = True
+                    seq.finish_reason = accepted.finish_reason
+                    if not seq.num_in_flight:
+                        self._release(seq)
+        if ended:
+            self._running = [seq for seq in self._running if seq.finish_reason is None]
+        return committed
+
+    def finish(self, seq_id: int, reason: str) -> None:
+        """End a sequence now (a stop string, a cancel); nothing happens if it has ended.
+
+        Its blocks are free at once, or at the commit of the last batch in flight that holds it.
+        """
+        seq = self._sequences.get(seq_id)
+        if seq is None or seq.finish_reason is not None:
+            return
+        seq.finish_reason = reason
+        if not seq.admitted:
+            self._num_waiting -= 1
+            del self._sequences[seq_id]
+            return
+        self._running.remove(seq)
+        if seq.num_computed < seq.tokens_to_fill:
+            self._num_filling -= 1
+        if not seq.num_in_flight:
+            self._release(seq)
+
+    def decode_shape(self) -> StepShape:
+        """The shape of the next step where `identical_decode_steps` is above 0."""
+        context = sum(seq.num_computed for seq in self._running)
+        rows = len(self._running)
+        return StepShape(
+            decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context + rows
+        )
+
+    def identical_decode_steps(self) -> int:
+        """For how many steps from now nothing changes but the context lengths.
+
+        In each of them every running sequence decodes one token and goes on, none enters and the
+        blocks suffice, provided that no request arrives or is cancelled and no token ends a
+        sequence early. 0: the next step may be another one.
+        """
+        running = self._running
+        if not running or self._in_flight or self._num_filling or self._drafter is not None:
+            return 0
+        if self._next_to_admit() is not None:
+            return 0
+        steps = min(seq.num_left for seq in running) - 1
+        if self._blocks_to_grow(steps) <= self._blocks.num_free:
+            return steps
+        low, high = 0, steps  # the blocks suffice for `low` steps, not for `high`
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._blocks_to_grow(middle) <= self._blocks.num_free:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def skip_decode_steps(self, num_steps: int, token_id: int) -> None:
+        """Take `num_steps` identical decode steps at once: each gave each sequence `token_id`.
+
+        For simulations, since no executor is told of the blocks: the scheduler stands as after
+        as many rounds of `plan` and `commit`. `num_steps` is at most `identical_decode_steps()`.
+        """
+        rows = len(self._running)
+        for seq in self._running:
+            seq.num_computed += num_steps
+            seq.output_token_ids.extend([token_id] * num_steps)
+            if seq.num_computed > seq.slot_capacity:
+                needed = self._blocks.blocks_for(seq.num_computed) - len(seq.block_ids)
+                self._grow(seq, needed)
+        self._next_step_id += num_steps
+        stats = self.stats
+        stats.steps += num_steps
+        stats.generation_tokens += num_steps * rows
+        stats.slot_steps_used += num_steps * rows
+        stats.slot_steps_idle += num_steps * max(0, self._batch_slots - rows)
+
+    # Admission
+
+    def _check_fits(self, seq_id: int, num_prompt_tokens: int, max_new_tokens: int) -> None:
+        if num_prompt_tokens < 1:
+            raise InputError(f"request {seq_id} has an empty prompt: send at least 1 token")
+        config = self.config
+        needed = num_prompt_tokens + max_new_tokens
+        sizes = f"(prompt {num_prompt_tokens:,} + output {max_new_tokens:,})"
+        if needed > config.max_model_len:
+            raise CapacityError(
+                f"request {seq_id} needs {needed:,} tokens {sizes} but the engine takes at most "
+                f"{config.max_model_len:,}: send less or raise max_model_len"
+            )
+        if needed > config.cache_tokens:
+            raise CapacityError(
+                f"the KV cache holds {config.cache_tokens:,} tokens but request {seq_id} needs "
+                f"{needed:,} {sizes}: send less, or raise the KV blocks from {config.num_blocks:,} "
+                f"to at least {self._blocks.blocks_for(needed):,}"
+            )
+
+    def _enqueue(self, seq: Sequence) -> None:
+        heapq.heappush(self._waiting, (*seq.order, seq))
+        self._num_waiting += 1
+
+    def _head(self) -> Sequence | None:
+        """The oldest waiting sequence."""
+        waiting = self._waiting
+        while waiting and waiting[0][2].finish_reason is not None:
+            heapq.heappop(waiting)
+        return waiting[0][2] if waiting else None
+
+    def _next_to_admit(self) -> Sequence | None:
+        """The oldest waiting sequence if a slot and blocks are free for it.
+
+        Paged, a newcomer must leave one block for each running sequence: it would else be
+        preempted, its prompt lost, as soon as one of them grows.
+        """
+        if not self._num_waiting or len(self._running) >= self._max_running:
+            return None
+        if self.config.policy is BatchingPolicy.DYNAMIC and self._batch_slots:
+            return None  # the batch runs to its end without newcomers
+        seq = self._head()
+        if seq is None:
+            return None
+        headroom = 0 if self.config.kv_layout is KvLayout.CONTIGUOUS else len(self._running)
+        return seq if self._admission_blocks(seq) + headroom <= self._blocks.num_free else None
+
+    def _admission_blocks(self, seq: Sequence) -> int:
+        if self.config.kv_layout is KvLayout.CONTIGUOUS:
+            whole = seq.num_prompt_tokens + seq.sampling.max_new_tokens
+            return self._blocks.blocks_for(whole)
+        return self._blocks.blocks_for(seq.tokens_to_fill)
+
+    def _admit(self, seq: Sequence) -> None:
+        heapq.heappop(self._waiting)
+        self._num_waiting -= 1
+        self._grow(seq, self._admission_blocks(seq))
+        seq.admitted = True
+        insort(self._running, seq, key=_ORDER)
+        self._num_filling += 1
+        self.stats.peak_running = max(self.stats.peak_running, len(self._running))
+
+    def _start_dynamic_batch(self, now_s: float) -> None:
+        """Let a batch leave if it is full or its oldest member has waited long enough."""
+        if self._running or self._in_flight:
+            return
+        self._batch_slots = 0
+        at_s = self._batch_leaves_s()
+        if at_s is None or at_s > now_s:
+            return
+        while (seq := self._next_to_admit()) is not None:
+            self._admit(seq)
+        self._batch_slots = len(self._running)
+
+    def _batch_leaves_s(self) -> float | None:
+        """When the next dynamic batch leaves, None while nobody waits."""
+        seq = self._head()
+        if seq is None:
+            return None
+        if self._num_waiting >= self.config.batch_size:
+            return seq.arrival_s
+        return seq.arrival_s + self.config.max_batch_delay_s
+
+    def _nothing_to_run(self) -> WaitUntil | Idle:
+        if self.config.policy is BatchingPolicy.DYNAMIC and not self._in_flight:
+            at_s = self._batch_leaves_s()
+            if at_s is not None:
+                return WaitUntil(at_s)
+        return _IDLE
+
+    # Steps
+
+    def _plan_prefill(
+        self, entries: list[BatchEntry], members: list[Sequence], now_s: float
+    ) -> tuple[int, int, int, int]:
+        """Prompt chunks of one step: begun prompts first, then newcomers, oldest first.
+
+        A prompt is split only under chunked prefill or if it is longer than a whole step.
+        Returns the prefill fields of the step's shape.
+        """
+        if self.config.policy is BatchingPolicy.DYNAMIC:
+            self._start_dynamic_batch(now_s)
+        if not self._num_filling and not self._num_waiting:
+            return (0, 0, 0, 0)
+        budget = limit = self.config.max_rolling_batch_prefill_tokens
+        rows = pairs = context = 0
+        for seq in self._filling():
+            left = seq.tokens_to_fill - seq.num_computed
+            if left > budget and not (self._mixes_prefill or seq.tokens_to_fill > limit):
+                break
+            count = min(left, budget)
+            if not count:
+                break
+            if not seq.admitted:
+                self._admit(seq)
+            first = seq.num_computed
+            last_chunk = count == left
+            entries.append(
+                BatchEntry(
+                    seq_id=seq.seq_id,
+                    kind=StepKind.PREFILL,
+                    token_ids=seq.token_ids(first, count),
+                    first_position=first,
+                    new_block_ids=() if first else tuple(seq.block_ids),
+                    samples=last_chunk,
+                    sampling=seq.sampling,
+                )
+            )
+            members.append(seq)
+            seq.num_computed += count
+            seq.num_in_flight += 1
+            if last_chunk:
+                seq.num_pending += 1
+                self._num_filling -= 1
+            budget -= count
+            rows += 1
+            pairs += count * first + count * (count + 1) // 2
+            context += first
+        return (rows, limit - budget, pairs, context)
+
+    def _filling(self) -> abc.Iterator[Sequence]:
+        """Sequences with prompt tokens left to compute; newcomers as long as there is room."""
+        if self._num_filling:
+            yield from [seq for seq in self._running if seq.num_computed < seq.tokens_to_fill]
+        if self.config.policy is BatchingPolicy.DYNAMIC:
+            return  # its batch was admitted as a whole
+        while (seq := self._next_to_admit()) is not None:
+            yield seq
+            if not seq.admitted:  # the step is full
+                return
+
+    def _make_room(self) -> bool:
+        """See to one more token slot for each decoding sequence, by preemption if need be.
+
+        False: blocks are short, and batches in flight must be committed before a preemption.
+        """
+        running = self._running
+        needed = sum(
+            seq.num_computed == seq.slot_capacity
+            for seq in running
+            if seq.num_computed >= seq.tokens_to_fill and not (seq.num_pending and seq.num_left < 1)
+        )
+        if needed <= self._blocks.num_free:
+            return True
+        if self._in_flight:
+            return False
+        while needed > self._blocks.num_free:
+            youngest = running.pop()
+            if youngest.num_computed == youngest.slot_capacity:
+                needed -= 1
+            self._preempt(youngest)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        if seq.num_computed < seq.tokens_to_fill:
+            self._num_filling -= 1
+        self._blocks.release(seq.block_ids)
+        if seq.num_computed:
+            self._released.append(seq.seq_id)
+        seq.restart()
+        self._enqueue(seq)
+        self.stats.preemptions += 1
+
+    def _plan_decode(
+        self, entries: list[BatchEntry], members: list[Sequence]
+    ) -> tuple[int, int, int]:
+        """One token for each sequence whose prompt is computed; returns the decode fields."""
+        rows = tokens = context = 0
+        for seq in self._running:
+            position = seq.num_computed
+            pending = seq.num_pending
+            if position < seq.tokens_to_fill or (pending and seq.num_left < 1):
+                continue
+            new_block_ids: tuple[int, ...] = ()
+            if position == seq.slot_capacity:
+                new_block_ids = self._grow(seq, 1)
+            token_ids: tuple[int, ...] = (LAST_SAMPLED if pending else seq.output_token_ids[-1],)
+            kind, drafted = StepKind.DECODE, 0
+            if self._drafter is not None:
+                draft = self._draft(seq)
+                if draft:
+                    kind, drafted = StepKind.VERIFY, len(draft)
+                    token_ids += draft
+            entries.append(
+                BatchEntry(
+                    seq.seq_id,
+                    kind,
+                    token_ids,
+                    position,
+                    new_block_ids,
+                    True,
+                    seq.sampling,
+                    drafted,
+                )
+            )
+            members.append(seq)
+            seq.num_computed = position + 1 + drafted
+            seq.num_pending = pending + 1
+            seq.num_in_flight += 1
+            rows += 1
+            tokens += 1 + drafted
+            context += position + 1 + drafted
+        return (rows, tokens, context)
+
+    def _draft(self, seq: Sequence) -> tuple[int, ...]:
+        """Drafted tokens, no more than its blocks hold and than it may still generate."""
+        assert self._drafter is not None
+        most = min(seq.slot_capacity - seq.num_computed, seq.num_left) - 1
+        return self._drafter(seq, most)[:most] if most > 0 else ()
+
+    def _grow(self, seq: Sequence, num_blocks: int) -> tuple[int, ...]:
+        block_ids = self._blocks.allocate(num_blocks)
+        seq.block_ids.extend(block_ids)
+        seq.slot_capacity += num_blocks * self._blocks.block_size
+        return block_ids
+
+    def _blocks_to_grow(self, num_steps: int) -> int:
+        """Blocks that all running sequences take up in `num_steps` decode steps."""
+        size = self._blocks.block_size
+        return sum(
+            -((seq.slot_capacity - seq.num_computed - num_steps) // size)
+            for seq in self._running
+            if seq.num_computed + num_steps > seq.slot_capacity
+        )
+
+    # Results
+
+    def _check_output(self, entry: BatchEntry, output: StepOutput) -> None:
+        count = len(output.token_ids)
+        if entry.kind is StepKind.VERIFY:
+            right = count <= entry.draft_length + 1
+        else:
+            right = count == entry.samples
+        if not right or output.seq_id != entry.seq_id:
+            raise EngineError(
+                f"the executor gave sequence {output.seq_id} {count} tokens for the "
+                f"{entry.kind} of sequence {entry.seq_id}"
+            )
+
+    def _accept(self, seq: Sequence, output: StepOutput) -> CommittedTokens:
+        outputs = seq.output_token_ids
+        token_ids, logprobs = output.token_ids, output.logprobs
+        reason = None
+        for count, token_id in enumerate(token_ids, start=1):
+            outputs.append(token_id)
+            reason = seq.end_reason(token_id, len(outputs))
+            if reason is not None:
+                token_ids = token_ids[:count]
+                logprobs = None if logprobs is None else logprobs[:count]
+                break
+        self.stats.generation_tokens += len(token_ids)
+        return CommittedTokens(seq.seq_id, token_ids, logprobs, reason)
+
+    def _release(self, seq: Sequence) -> None:
+        self._blocks.release(seq.block_ids)
+        seq.block_ids = []
+        if seq.num_computed:
+            self._released.append(seq.seq_id)
+        del self._sequences[seq.seq_id]
+
+    def _count_step(self, shape: StepShape) -> None:
+        stats = self.stats
+        stats.steps += 1
+        stats.prompt_tokens += shape.prefill_tokens
+        if shape.prefill_sequences:
+            stats.prefill_steps += 1
+        if shape.decode_sequences:
+            stats.slot_steps_used += shape.decode_sequences
+            stats.slot_steps_idle += max(0, self._batch_slots - shape.decode_sequences)

@@ -1,0 +1,83 @@
+"""One request as the scheduler sees it: its tokens, its blocks, how far it has come."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass, field
+
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request from its arrival to its end. Lengths and positions are in tokens.
+
+    index           place in the order of arrival among requests of the same time
+    tokens_to_fill  tokens to compute before the next one can be sampled: the prompt, after a
+                    preemption the prompt and what was generated
+    num_computed    positions that are in the cache, those of batches in flight included
+    num_pending     tokens that batches in flight will sample
+    num_in_flight   batches in flight that hold the sequence
+    slot_capacity   token slots of its blocks
+    """
+
+    seq_id: int
+    index: int
+    prompt_token_ids: abc.Sequence[int]
+    sampling: SamplingParams
+    arrival_s: float
+    num_prompt_tokens: int
+    tokens_to_fill: int
+    output_token_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    slot_capacity: int = 0
+    num_computed: int = 0
+    num_pending: int = 0
+    num_in_flight: int = 0
+    admitted: bool = False
+    finish_reason: str | None = None
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """First come, first served: by arrival, then by index."""
+        return (self.arrival_s, self.index)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be generated beside those in flight."""
+        return self.sampling.max_new_tokens - len(self.output_token_ids) - self.num_pending
+
+    def token_ids(self, first: int, count: int) -> abc.Sequence[int]:
+        """The tokens at positions first to first + count - 1, copying as little as possible."""
+        end = first + count
+        split = self.num_prompt_tokens
+        if end <= split:
+            whole = first == 0 and end == split
+            return self.prompt_token_ids if whole else self.prompt_token_ids[first:end]
+        outputs = self.output_token_ids
+        if first >= split:
+            return tuple(outputs[first - split : end - split])
+        return (*self.prompt_token_ids[first:], *outputs[: end - split])
+
+    def end_reason(self, token_id: int, num_output_tokens: int) -> str | None:
+        """Why the sequence ends with `token_id` as its `num_output_tokens`-th token, or None."""
+        sampling = self.sampling
+        if num_output_tokens > sampling.min_tokens:
+            if not sampling.ignore_eos and token_id in sampling.eos_token_ids:
+                return "eos_token"
+            if token_id in sampling.stop_token_ids:
+                return "stop_sequence"
+        return "length" if num_output_tokens >= sampling.max_new_tokens else None
+
+    def restart(self) -> None:
+        """Forget what was computed; the tokens so far become the prompt of the next attempt."""
+        self.block_ids = []
+        self.slot_capacity = 0
+        self.num_computed = 0
+        self.tokens_to_fill = self.num_tokens
+        self.admitted = False
