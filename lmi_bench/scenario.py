@@ -149,7 +149,7 @@ class Scenario(_Section):
     name: str = ""
     model: Annotated[str, Field(min_length=1)] = "demo-15m"
     target: Annotated[str, Field(min_length=1)] = "engine"
-    protocol: Literal["openai", "lmi"] = "openai"
+    protocol: Literal["openai", "openai-chat", "lmi"] = "openai"
     workload: WorkloadSection = WorkloadSection()
     load: LoadSection = LoadSection()
     engine: EngineSection = EngineSection()
