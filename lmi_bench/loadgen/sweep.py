@@ -84,7 +84,7 @@ class LevelAware(Protocol):
         ...
 
     def end_level(self) -> ReceiveSignals:
-        """What was seen since `open_level`."""
+        """What was seen since `open_level`; asked when all answers are decoded."""
         ...
 
 
@@ -178,8 +178,8 @@ class _LevelRunner:
                 measured = await self._closed(spec.concurrency, spacing_s)
             else:
                 measured = await self._open(seed)
-        signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
         records = tuple(item.record().shifted(self._start_s) for item in measured)
+        signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
         if self._stopped_by is None and self._too_many_errors(len(records), at_end=True):

@@ -126,6 +126,10 @@ class Scheduler:
         """Hold the block books against the sequences' block tables; raises EngineError."""
         self._blocks.audit(seq.block_ids for seq in self._sequences.values())
 
+    def running_seq_ids(self) -> list[int]:
+        """The sequences in the batch, oldest first."""
+        return [seq.seq_id for seq in self._running]
+
     def block_table(self, seq_id: int) -> tuple[int, ...]:
         """The blocks of a sequence, in order of its positions; empty while it waits."""
         seq = self._sequences.get(seq_id)

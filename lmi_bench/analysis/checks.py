@@ -1,0 +1,109 @@
+"""Do the books of a sweep balance? Each doubt is one plain sentence with its numbers.
+
+Checked: Little's law, a closed loop's lone request, throughput that falls with the load, levels
+that did not deliver their load, failures, token counts that disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmi_bench.analysis.sweep_curve import sweep_curve
+
+# Clocks of events and sends agree to well under a percent; published sweeps repeat their
+# throughput within 8 % (p90).
+LITTLE_TOLERANCE = 0.02
+SINGLE_REQUEST_TOLERANCE = 0.05
+REPEAT_TOLERANCE = 0.08
+_DELIVERED_SHARE = 0.7
+
+
+def check_levels(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Warnings about a run's levels, in the order of the levels; empty if all is well."""
+    warnings = [warning for line in levels for warning in check_level(line)]
+    return warnings + _check_monotone(levels)
+
+
+def check_level(line: Mapping[str, Any]) -> list[str]:
+    """Warnings about one level."""
+    name = level_name(line)
+    warnings = []
+    if not line.get("valid", True):
+        reason = line.get("invalid_reason") or "the load generator gave no reason"
+        warnings.append(f"{name} is invalid: {reason}")
+    if line.get("stopped_by"):
+        warnings.append(
+            f"{name} was cut short by {line['stopped_by']}: "
+            f"{line.get('requests', 0)} requests were sent"
+        )
+    if line.get("errors"):
+        kinds = ", ".join(f"{n} {kind}" for kind, n in (line.get("errors_by_kind") or {}).items())
+        warnings.append(
+            f"{name}: {line['errors']} of {line.get('requests', 0)} requests failed"
+            + (f" ({kinds})" if kinds else "")
+            + "; they are in no latency"
+        )
+    warnings += _check_little(line, name)
+    warnings += _check_single_request(line, name)
+    return warnings
+
+
+def level_name(line: Mapping[str, Any]) -> str:
+    """How people name a level: `concurrency 8`, `2.5 req/s`."""
+    if line.get("concurrency") is not None:
+        return f"concurrency {line['concurrency']}"
+    rate = line.get("rate_per_s")
+    return f"{rate:g} req/s" if rate is not None else f"level {line.get('level', '?')}"
+
+
+def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
+    """throughput * latency, in requests in flight, cannot exceed the concurrency asked for."""
+    asked, mean = line.get("concurrency"), line.get("mean_concurrency")
+    if asked is None or mean is None:
+        return []
+    if mean > asked * (1 + LITTLE_TOLERANCE):
+        return [
+            f"{name}: Little's law gives {mean:.3g} requests in flight, more than the {asked} that "
+            "were asked for; times or counts are wrong"
+        ]
+    few_requests = line.get("requests", 0) < 5 * asked
+    cut = line.get("stopped_by") or line.get("errors")
+    if mean < asked * _DELIVERED_SHARE and not cut:
+        hint = "use more requests a user" if few_requests else "look at the load generator's delay"
+        return [
+            f"{name}: only {mean:.3g} requests were in flight on average; ramp and drain weigh "
+            f"on the whole-level figures: {hint}"
+        ]
+    return []
+
+
+def _check_single_request(line: Mapping[str, Any], name: str) -> list[str]:
+    """One user at a time: throughput = 1 / (mean latency per token), weighted by tokens."""
+    throughput, mean = line.get("throughput_tokens_per_s"), line.get("mean_concurrency")
+    if line.get("concurrency") != 1 or not throughput or not mean or line.get("errors"):
+        return []
+    if mean < 1 - SINGLE_REQUEST_TOLERANCE:
+        return [
+            f"{name}: the endpoint stood idle {1 - mean:.0%} of the time between requests, so "
+            f"{throughput:.4g} tok/s is below 1 / latency = {throughput / mean:.4g} tok/s"
+        ]
+    return []
+
+
+def _check_monotone(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Throughput that falls by more than a repeat would: the server thrashes or is throttled."""
+    curve = sweep_curve(levels)
+    warnings = []
+    best = None
+    for point in curve.usable:
+        value = point.throughput_tokens_per_s or 0.0
+        if best is not None and value < best[1] * (1 - REPEAT_TOLERANCE):
+            warnings.append(
+                f"throughput falls from {best[1]:.4g} tok/s at {curve.name(best[0])} to "
+                f"{value:.4g} at {curve.name(point.load)}, more than repeats differ "
+                f"({REPEAT_TOLERANCE:.0%}): look for preemption, throttling or a noisy host"
+            )
+        if best is None or value > best[1]:
+            best = (point.load, value)
+    return warnings

@@ -1,0 +1,213 @@
+"""One level's numbers from its records: latencies, throughput, errors.
+
+Seconds go in, milliseconds come out under keys that say so. Latencies and tokens are those of
+completed requests; failed ones are counted by kind and never shorten a latency. The formulas are in
+`definitions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.window import steady_window
+from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.units import MS_PER_S
+
+QUANTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
+LATENCY_KEYS = (
+    "ttft_ms",
+    "ttft_from_sent_ms",
+    "dispatch_delay_ms",
+    "itl_ms",
+    "tpot_ms",
+    "e2e_ms",
+    "latency_ms_per_token",
+)
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLatency:
+    """The latencies of one completed request, in seconds; None where it has no such latency.
+
+    ttft_s, e2e_s, latency_s_per_token  from the due time in an open loop, from the send in a
+                                        closed one
+    itl_s                               shape (events - 1,), gaps between its token events
+    """
+
+    ttft_s: float | None
+    ttft_from_sent_s: float | None
+    dispatch_delay_s: float
+    itl_s: FloatArray
+    tpot_s: float | None
+    e2e_s: float | None
+    latency_s_per_token: float | None
+
+
+_NO_GAPS: FloatArray = np.empty(0)
+
+
+def token_events_s(record: RequestRecord) -> FloatArray:
+    """Times of the events that carried at least one token; shape (events,), seconds."""
+    times = np.asarray(record.token_times_s, dtype=np.float64)
+    counts = np.asarray(record.token_counts)
+    return times if counts.all() else times[counts > 0]
+
+
+def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency:
+    """The latencies of one completed request.
+
+    A request with one output token, or whose tokens came in one event, has neither TPOT nor ITL:
+    zero would read as infinitely fast.
+    """
+    times = token_events_s(record)
+    delay_s = record.sent_s - record.due_s
+    if not times.size:
+        return RequestLatency(None, None, delay_s, _NO_GAPS, None, None, None)
+    start_s = record.due_s if open_loop else record.sent_s
+    first_s, last_s = float(times[0]), float(times[-1])
+    tokens = record.output_tokens
+    has_gaps = times.size > 1 and tokens > 1
+    return RequestLatency(
+        ttft_s=first_s - start_s,
+        ttft_from_sent_s=first_s - record.sent_s,
+        dispatch_delay_s=delay_s,
+        itl_s=np.diff(times) if has_gaps else _NO_GAPS,
+        tpot_s=(last_s - first_s) / (tokens - 1) if has_gaps else None,
+        e2e_s=last_s - start_s,
+        latency_s_per_token=(last_s - start_s) / tokens if tokens else None,
+    )
+
+
+def samples_needed(quantile: float) -> int:
+    """Samples below which a quantile is not shown: the least n with quantile ** n <= 0.05.
+
+    With fewer, all samples lie below the true quantile more than once in twenty, so that no
+    statistic of the sample bounds it.
+
+    >>> [samples_needed(q) for q in (0.5, 0.9, 0.95, 0.99)]
+    [5, 29, 59, 299]
+    """
+    return math.ceil(math.log(0.05) / math.log(quantile))
+
+
+def summarise_ms(values_s: Sequence[float] | FloatArray) -> dict[str, Any]:
+    """Mean, quantiles, min, max and standard deviation of seconds, in milliseconds.
+
+    values_s  shape (n,), seconds
+    returns   a value for each of STATISTICS, `n`, and `unsupported`: the reason for each quantile
+              that is None because n is too small. The standard deviation is the population's.
+    """
+    values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
+    n = int(values.size)
+    summary: dict[str, Any] = dict.fromkeys(STATISTICS)
+    summary["n"] = n
+    unsupported: dict[str, str] = {}
+    summary["unsupported"] = unsupported
+    if n:
+        summary |= {
+            "mean": float(values.mean()),
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "std": float(values.std()),
+        }
+    for name, quantile in QUANTILES.items():
+        needed = samples_needed(quantile)
+        if n < needed:
+            unsupported[name] = f"needs {needed} samples, has {n}"
+        else:
+            summary[name] = float(np.quantile(values, quantile))
+    return summary
+
+
+def wall_time_s(records: Iterable[RequestRecord]) -> float:
+    """First send to last event over all requests, seconds; 0.0 where nothing came back.
+
+    A failed request occupied the server too: it lasts until its last token or until it was given
+    up, whichever is later.
+    """
+    first_s, last_s = math.inf, -math.inf
+    for record in records:
+        first_s = min(first_s, record.sent_s)
+        if len(record.token_times_s):
+            last_s = max(last_s, record.token_times_s[-1])
+        if not record.ok and record.ended_s is not None:
+            last_s = max(last_s, record.ended_s)
+    return max(0.0, last_s - first_s) if math.isfinite(first_s) else 0.0
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def summarise_level(run: LevelRun) -> dict[str, Any]:
+    """The level's line of levels.jsonl: plain numbers, ms and tok/s, ready for JSON."""
+    spec = run.spec
+    completed = [record for record in run.records if record.ok]
+    failed = [record for record in run.records if not record.ok]
+    open_loop = spec.concurrency is None
+    latencies = [request_latency(record, open_loop=open_loop) for record in completed]
+    gaps = [each.itl_s for each in latencies if each.itl_s.size]
+    e2e_s = _present(each.e2e_s for each in latencies)
+
+    wall_s = wall_time_s(run.records)
+    output_tokens = sum(record.output_tokens for record in completed)
+    input_tokens = sum(record.input_tokens for record in completed)
+
+    def per_second(amount: float) -> float | None:
+        return amount / wall_s if wall_s > 0 else None
+
+    mean_concurrency = per_second(math.fsum(e2e_s))
+    return {
+        "level": spec.index,
+        "attempt": run.attempt,
+        "concurrency": spec.concurrency,
+        "rate_per_s": spec.rate_per_s,
+        "requests": len(run.records),
+        "errors": len(failed),
+        "errors_by_kind": dict(sorted(Counter(record.status for record in failed).items())),
+        "output_tokens": output_tokens,
+        "input_tokens": input_tokens,
+        "wall_s": wall_s,
+        "throughput_tokens_per_s": per_second(output_tokens),
+        "total_throughput_tokens_per_s": per_second(input_tokens + output_tokens),
+        "request_throughput_per_s": per_second(len(completed)),
+        "steady": steady_window(completed).to_dict(),
+        "valid": run.check.valid,
+        "invalid_reason": run.check.reason if not run.check.valid else None,
+        "stopped_by": run.stopped_by,
+        "ttft_ms": summarise_ms(_present(each.ttft_s for each in latencies)),
+        "ttft_from_sent_ms": summarise_ms(_present(each.ttft_from_sent_s for each in latencies)),
+        "dispatch_delay_ms": summarise_ms([each.dispatch_delay_s for each in latencies]),
+        "itl_ms": summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS),
+        "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
+        "e2e_ms": summarise_ms(e2e_s),
+        "latency_ms_per_token": summarise_ms(
+            _present(each.latency_s_per_token for each in latencies)
+        ),
+        "mean_concurrency": mean_concurrency,
+        "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
+        "generator": asdict(run.check),
+    }
+
+
+def _little_law_ratio(
+    run: LevelRun, mean_concurrency: float | None, e2e_s: Sequence[float]
+) -> float | None:
+    """Mean concurrency over what Little's law makes of the load that was asked for."""
+    if mean_concurrency is None or not e2e_s:
+        return None
+    if run.spec.concurrency is not None:
+        return mean_concurrency / run.spec.concurrency
+    assert run.spec.rate_per_s is not None  # a level has one of the two
+    asked = run.spec.rate_per_s * math.fsum(e2e_s) / len(e2e_s)
+    return mean_concurrency / asked if asked > 0 else None

@@ -1,0 +1,386 @@
+"""A level simulated: the engine's own scheduler under a load, in predicted time, without a loop.
+
+Gives the records that the load generator would write for the in-process engine with the simulated
+executor in virtual time, event for event, in a fraction of the time: runs of identical decode steps
+are taken at once. Times are seconds since the level's start.
+
+What happens at one instant happens in this order: time-outs, ends of steps, arrivals, the next
+step. Warm-up requests are over before a level starts and leave the scheduler empty, so they change
+nothing here and are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from lmi_bench.engine.router import RoundRobin, Router
+from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput, WaitUntil
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.scheduler import Scheduler, SchedulerStats
+from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
+from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetErrorKind
+from lmi_bench.records import STATUS_OK, LevelRun, RequestRecord
+from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
+
+Requests = Callable[[int], PlannedRequest]
+_TOKEN_ID = 0  # of every generated token; simulated requests name no token that would end them
+
+
+def simulate_level(
+    spec: LevelSpec,
+    requests: Requests,
+    scheduler_config: SchedulerConfig,
+    step_time: StepTime,
+    *,
+    seed: int = 0,
+    timeout_s: float | None = None,
+    spacing_s: float = 0.0,
+    max_error_share: float | None = 0.5,
+    replicas: int = 1,
+    router: Router | None = None,
+) -> LevelRun:
+    """Run one level in predicted time.
+
+    requests         the request of a number; only its lengths count
+    seed             of the open loop's arrivals
+    timeout_s        a request that takes longer ends with status `timeout`; from then on nothing
+                     is sent, and those in flight run to their end
+    spacing_s        seconds between the first sends of a closed loop's users
+    max_error_share  share of failed requests above which nothing more is sent
+    replicas         engines with a scheduler each; `router` (round robin) picks one a request
+
+    A request that can never fit has status `refused`, one beyond max_concurrent_requests
+    `overloaded`. Raises InputError for no replica.
+    """
+    if replicas < 1:
+        raise InputError(f"a level needs at least 1 replica, got {replicas}")
+    engines = [_Replica(scheduler_config, step_time) for _ in range(replicas)]
+    level = _Level(
+        spec,
+        requests,
+        engines,
+        router or RoundRobin(),
+        timeout_s=timeout_s,
+        max_error_share=max_error_share,
+    )
+    if spec.rate_per_s is None:
+        level.run(level.users.start_offset_s(n, spacing_s) for n in range(level.users.concurrency))
+    else:
+        level.run(
+            arrival_times_s(
+                spec.rate_per_s,
+                process=spec.arrivals,
+                seed=seed,
+                num_requests=spec.num_requests,
+                duration_s=spec.duration_s,
+            )
+        )
+    return level.result()
+
+
+def _rounding_s(at_s: float) -> float:
+    """Times that differ by less are the same instant, as they are on the virtual loop."""
+    return 2 * math.ulp(at_s)
+
+
+class _Request:
+    """A request that was sent: what has come of it so far."""
+
+    __slots__ = ("due_s", "ended", "error", "planned", "replica", "seq_id", "status", "token_times")
+
+    def __init__(self, planned: PlannedRequest, due_s: float, seq_id: int) -> None:
+        self.planned = planned
+        self.due_s = due_s
+        self.seq_id = seq_id
+        self.replica: _Replica | None = None
+        self.token_times: list[float] = []
+        self.status = STATUS_OK
+        self.error: str | None = None
+        self.ended = False
+
+    def record(self) -> RequestRecord:
+        """The line that the load generator would write."""
+        return RequestRecord(
+            request_id=self.planned.request_id,
+            due_s=self.due_s,
+            sent_s=self.due_s,
+            token_times_s=tuple(self.token_times),
+            input_tokens=self.planned.input_tokens,
+            status=self.status,
+            error=self.error,
+            finish_reason="length" if self.status == STATUS_OK else None,
+        )
+
+
+class _Replica:
+    """One engine: a scheduler, and the step or the run of identical steps it is in.
+
+    next_s  when it has to be looked at again: the end of the step or run, the time for which a
+            dynamic batch waits, or never
+    """
+
+    def __init__(self, config: SchedulerConfig, step_time: StepTime) -> None:
+        self.scheduler = Scheduler(config)
+        self.next_s = math.inf
+        self._step_time = step_time
+        self._requests: dict[int, _Request] = {}
+        self._batch: StepBatch | None = None
+        self._run_start_s = 0.0
+        self._run_ends_s: list[float] = []  # ends of the steps of a run
+        self._run_requests: list[_Request] = []
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that it has not answered yet."""
+        return len(self._requests)
+
+    def add(self, request: _Request, now_s: float) -> None:
+        """Take a request. Raises CapacityError or OverloadedError."""
+        self._break_run(now_s)
+        planned = request.planned
+        self.scheduler.add(
+            request.seq_id,
+            range(planned.input_tokens),
+            SamplingParams(max_new_tokens=planned.output_tokens, ignore_eos=planned.ignore_eos),
+            now_s,
+        )
+        self._requests[request.seq_id] = request
+        request.replica = self
+
+    def cancel(self, request: _Request, now_s: float) -> None:
+        """Drop a request; a step that is under way does not stop for it."""
+        self._break_run(now_s)
+        self.scheduler.finish(request.seq_id, "cancelled")
+        del self._requests[request.seq_id]
+
+    def end_step(self, now_s: float) -> list[_Request]:
+        """Take the step or run that ends now; returns the requests that ended with it."""
+        ended: list[_Request] = []
+        if self._run_ends_s:
+            self._take_run(len(self._run_ends_s))
+        elif self._batch is not None:
+            outputs = [
+                StepOutput(entry.seq_id, (_TOKEN_ID,) if entry.samples else ())
+                for entry in self._batch.entries
+            ]
+            for gained in self.scheduler.commit(self._batch, outputs, now_s):
+                request = self._requests[gained.seq_id]
+                request.token_times.append(now_s)
+                if gained.finish_reason is not None:
+                    del self._requests[gained.seq_id]
+                    ended.append(request)
+            self._batch = None
+        return ended
+
+    def start_step(self, now_s: float, horizon_s: float) -> None:
+        """Begin the next step, or a run of steps that ends before `horizon_s`, unless in one."""
+        if self._batch is not None or self._run_ends_s:
+            return
+        steps = self.scheduler.identical_decode_steps()
+        if steps > 1 and self._start_run(steps, now_s, horizon_s):
+            return
+        if self.next_s - _rounding_s(now_s) <= now_s < self.next_s:
+            now_s = self.next_s  # the time waited for has come, but for a rounding error
+        planned = self.scheduler.plan(now_s)
+        if isinstance(planned, StepBatch):
+            self._batch = planned
+            self.next_s = now_s + self._step_time.step_time_s(planned.shape)
+        else:
+            self.next_s = planned.at_s if isinstance(planned, WaitUntil) else math.inf
+
+    def _start_run(self, steps: int, now_s: float, horizon_s: float) -> bool:
+        first = self.scheduler.decode_shape()
+        rows, context = first.decode_sequences, first.decode_context_tokens
+        predict = self._step_time.step_time_s
+        before_s = horizon_s - _rounding_s(horizon_s) if horizon_s < math.inf else horizon_s
+        ends_s: list[float] = []
+        at_s = now_s
+        for context_tokens in range(context, context + steps * rows, rows):
+            at_s += predict(
+                StepShape(
+                    decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context_tokens
+                )
+            )
+            if at_s >= before_s:
+                break
+            ends_s.append(at_s)
+        if not ends_s:
+            return False
+        self._run_start_s = now_s
+        self._run_ends_s = ends_s
+        self._run_requests = [self._requests[i] for i in self.scheduler.running_seq_ids()]
+        self.next_s = ends_s[-1]
+        return True
+
+    def _break_run(self, now_s: float) -> None:
+        """Something happens inside a run: from the step under way on, go step by step."""
+        if not self._run_ends_s:
+            return
+        ends_s = self._run_ends_s
+        done = bisect_right(ends_s, now_s + _rounding_s(now_s))
+        if done == len(ends_s):
+            return  # it happens at the run's end
+        start_s = ends_s[done - 1] if done else self._run_start_s
+        self._take_run(done)
+        batch = self.scheduler.plan(start_s)
+        assert isinstance(batch, StepBatch)
+        self._batch = batch
+        self.next_s = ends_s[done]
+
+    def _take_run(self, num_steps: int) -> None:
+        if num_steps:
+            self.scheduler.skip_decode_steps(num_steps, _TOKEN_ID)
+            times = self._run_ends_s[:num_steps]
+            for request in self._run_requests:
+                request.token_times.extend(times)
+        self._run_ends_s = []
+
+
+class _Level:
+    """Sends requests by the load generator's rules and keeps what comes of them."""
+
+    def __init__(
+        self,
+        spec: LevelSpec,
+        requests: Requests,
+        replicas: list[_Replica],
+        router: Router,
+        *,
+        timeout_s: float | None,
+        max_error_share: float | None,
+    ) -> None:
+        self.users = ClosedLoop(
+            concurrency=spec.concurrency or 0,
+            num_requests=spec.num_requests,
+            duration_s=spec.duration_s,
+        )
+        self._spec = spec
+        self._request_at = requests
+        self._replicas = replicas
+        self._router = router
+        self._timeout_s = timeout_s
+        self._max_error_share = max_error_share
+        self._sent: list[_Request] = []
+        self._deadlines: deque[tuple[float, _Request]] = deque()
+        self._num_ended = 0
+        self._num_errors = 0
+        self._stopped_by: str | None = None
+
+    def run(self, starts: Iterator[float]) -> None:
+        """Go from instant to instant until nothing is left to happen.
+
+        starts  when the open loop's requests, or the first ones of the users, are due
+        """
+        next_start_s = next(starts, math.inf)
+        while True:
+            deadline_s = self._next_deadline_s()
+            now_s = min(next_start_s, deadline_s, *(r.next_s for r in self._replicas))
+            if now_s == math.inf:
+                return
+            same_s = now_s + _rounding_s(now_s)
+            if deadline_s <= same_s:
+                self._expire(now_s)
+            for replica in self._replicas:
+                if replica.next_s <= same_s:
+                    for request in replica.end_step(now_s):
+                        self._answered(request, now_s)
+            while next_start_s <= same_s:
+                if self._spec.rate_per_s is None:
+                    self._user_sends(now_s)
+                elif self._stopped_by is None:
+                    self._send(now_s, next_start_s)
+                next_start_s = next(starts, math.inf)
+            if self._stopped_by is not None:
+                next_start_s = math.inf
+            horizon_s = min(next_start_s, self._next_deadline_s())
+            for replica in self._replicas:
+                replica.start_step(now_s, horizon_s)
+
+    def result(self) -> LevelRun:
+        """The level as the load generator would hand it over."""
+        if self._stopped_by is None and self._too_many_errors(at_end=True):
+            self._stopped_by = "errors"
+        spec = self._spec
+        both = spec.num_requests is not None and spec.duration_s is not None
+        if self._stopped_by is None and both and len(self._sent) < (spec.num_requests or 0):
+            self._stopped_by = "duration"
+        records = tuple(request.record() for request in self._sent)
+        return LevelRun(spec=spec, attempt=1, records=records, stopped_by=self._stopped_by)
+
+    def scheduler_stats(self) -> list[SchedulerStats]:
+        """What each replica's scheduler counted."""
+        return [replica.scheduler.stats for replica in self._replicas]
+
+    def _user_sends(self, now_s: float) -> None:
+        """A user of the closed loop is free: it sends until one request is taken."""
+        while self._spec.rate_per_s is None:
+            if (index := self.users.next_index(now_s)) is None or self._send(now_s, now_s, index):
+                return
+
+    def _send(self, now_s: float, due_s: float, index: int | None = None) -> bool:
+        """Send the next request; whether the engine took it."""
+        number = len(self._sent) if index is None else index
+        request = _Request(self._request_at(number), due_s, number)
+        self._sent.append(request)
+        replica = self._replicas[self._router.pick([r.outstanding for r in self._replicas])]
+        try:
+            replica.add(request, now_s)
+        except CapacityError as exc:
+            self._failed(request, "refused", str(exc))
+            return False
+        except OverloadedError as exc:
+            self._failed(request, "overloaded", str(exc))
+            return False
+        if self._timeout_s is not None:
+            self._deadlines.append((now_s + self._timeout_s, request))
+        return True
+
+    def _next_deadline_s(self) -> float:
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1].ended:
+            deadlines.popleft()
+        return deadlines[0][0] if deadlines else math.inf
+
+    def _expire(self, now_s: float) -> None:
+        same_s = now_s + _rounding_s(now_s)
+        while self._next_deadline_s() <= same_s:
+            _, request = self._deadlines.popleft()
+            assert request.replica is not None
+            request.replica.cancel(request, now_s)
+            self._failed(request, "timeout", f"no complete answer within {self._timeout_s:g} s")
+            self._user_sends(now_s)
+
+    def _answered(self, request: _Request, now_s: float) -> None:
+        request.ended = True
+        self._num_ended += 1
+        self._check_stop_rules()
+        self._user_sends(now_s)
+
+    def _failed(self, request: _Request, kind: TargetErrorKind, message: str) -> None:
+        request.ended = True
+        request.status, request.error = kind, message
+        self._num_ended += 1
+        self._num_errors += 1
+        if self._stopped_by is None and kind == "timeout":
+            self._stopped_by = "timeout"
+        self._check_stop_rules()
+
+    def _check_stop_rules(self) -> None:
+        if self._stopped_by is None and self._too_many_errors():
+            self._stopped_by = "errors"
+        if self._stopped_by is not None:
+            self.users.stop()
+
+    def _too_many_errors(self, *, at_end: bool = False) -> bool:
+        """The load generator's rule: a level of known length stops when its share is certain."""
+        limit = self._max_error_share
+        if limit is None:
+            return False
+        known = self._spec.num_requests
+        if at_end or known is None:
+            return (at_end or self._num_ended >= 10) and self._num_errors > limit * self._num_ended
+        return self._num_errors > limit * known

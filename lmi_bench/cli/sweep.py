@@ -1,0 +1,291 @@
+"""`lmi-bench sweep`: measure a target over concurrency or request rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmi_bench.errors import EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
+
+_TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
+    "Target",
+    "Workload",
+    "Load",
+    "Engine (bundled and simulated)",
+    "Run",
+)
+
+
+def sweep(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(metavar="[SCENARIO.yaml|URL]", help="A scenario file, or a URL to measure."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="engine (bundled, this machine), sim:INSTANCE (virtual time), or a URL.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="Of a URL: openai or lmi.", rich_help_panel=_TARGET)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A catalog name, a folder, or the name that the endpoint knows.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_TARGET)
+    ] = None,
+    input_tokens: Annotated[
+        int | None,
+        typer.Option("--input-tokens", "--isl", help="Prompt length.", rich_help_panel=_WORKLOAD),
+    ] = None,
+    output_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--output-tokens", "--osl", help="Tokens to generate.", rich_help_panel=_WORKLOAD
+        ),
+    ] = None,
+    mix: Annotated[
+        str | None,
+        typer.Option(
+            help="Several kinds of request: IN/OUT[:SHARE],... such as 20/500,500/20.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with `prompt` and, if wanted, `output_tokens`.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-eos/--stop-at-eos",
+            help="Generate the asked length whatever the model says.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    reuse_prompts: Annotated[
+        bool | None,
+        typer.Option(
+            "--reuse-prompts/--fresh-prompts",
+            help="Send the same prompts in every run (flatters prefix caches).",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            "--concurrency",
+            "--max-concurrency",
+            help="Closed loop: users at once, a level each: 1,2,4,8.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate",
+            "--request-rate",
+            help="Open loop: requests per second, a level each: 0.5,1,2.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(help="Of an open loop: poisson or constant.", rich_help_panel=_LOAD),
+    ] = None,
+    requests_per_user: Annotated[
+        int | None,
+        typer.Option(help="Closed loop: a level sends this many a user.", rich_help_panel=_LOAD),
+    ] = None,
+    requests_per_level: Annotated[
+        int | None,
+        typer.Option(
+            "--requests-per-level",
+            "--num-prompts",
+            help="Requests of every level.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", help="Seconds that a level sends for.", rich_help_panel=_LOAD),
+    ] = None,
+    warmup_requests: Annotated[
+        int | None,
+        typer.Option(help="Sent before each level and left out of it.", rich_help_panel=_LOAD),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="Seconds after which a request fails and the sweep ends, or none. [60]",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Batching: rolling, dynamic or none.", rich_help_panel=_ENGINE),
+    ] = None,
+    kv_layout: Annotated[
+        str | None, typer.Option(help="KV cache: paged or contiguous.", rich_help_panel=_ENGINE)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_batch_delay_ms: Annotated[
+        float | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_rolling_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Most sequences in the rolling batch.", rich_help_panel=_ENGINE),
+    ] = None,
+    max_rolling_batch_prefill_tokens: Annotated[
+        int | None, typer.Option(help="Most prompt tokens of a step.", rich_help_panel=_ENGINE)
+    ] = None,
+    chunked_prefill: Annotated[
+        bool | None,
+        typer.Option(
+            "--chunked-prefill/--whole-prefill",
+            help="Mix prompt chunks with decoding instead of pausing it.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    max_concurrent_requests: Annotated[
+        int | None,
+        typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_ENGINE),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
+    ] = None,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV-cache block.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_ENGINE),
+    ] = None,
+    memory_share: Annotated[
+        float | None,
+        typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_ENGINE),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of lengths, prompts and arrivals.", rich_help_panel=_RUN)
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on where the run folder ends, if it exists.", rich_help_panel=_RUN
+        ),
+    ] = False,
+) -> None:
+    """Measure a target over concurrency or request rate: curves, knee, and a run folder.
+
+    Flags win over the scenario file, which wins over the defaults.
+    """
+    from lmi_bench.cli.sweep_run import run
+
+    overrides: dict[str, Any] = {
+        "name": name,
+        "model": model,
+        "target": target,
+        "protocol": protocol,
+        "workload.input_tokens": input_tokens,
+        "workload.output_tokens": output_tokens,
+        "workload.mix": None if mix is None else parse_mix(mix),
+        "workload.dataset": None if dataset is None else str(dataset),
+        "workload.ignore_eos": ignore_eos,
+        "workload.reuse_prompts": reuse_prompts,
+        "load.concurrency": None if concurrency is None else _numbers("--concurrency", concurrency),
+        "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
+        "load.arrivals": arrivals,
+        "load.requests_per_user": requests_per_user,
+        "load.requests_per_level": requests_per_level,
+        "load.duration_s": duration,
+        "load.warmup_requests": warmup_requests,
+        "engine.policy": policy,
+        "engine.kv_layout": kv_layout,
+        "engine.batch_size": batch_size,
+        "engine.max_batch_delay_ms": max_batch_delay_ms,
+        "engine.max_rolling_batch_size": max_rolling_batch_size,
+        "engine.max_rolling_batch_prefill_tokens": max_rolling_batch_prefill_tokens,
+        "engine.chunked_prefill": chunked_prefill,
+        "engine.max_concurrent_requests": max_concurrent_requests,
+        "engine.dtype": dtype,
+        "engine.tensor_parallel": tensor_parallel,
+        "engine.num_blocks": num_blocks,
+        "engine.block_size": block_size,
+        "engine.max_model_len": max_model_len,
+        "engine.memory_share": memory_share,
+        "engine.threads": threads,
+        "seed": seed,
+        "slo": None if not slo else tuple(slo),
+    }
+    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume)
+    if outcome.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if outcome.slo_missed:
+        raise typer.Exit(EXIT_SLO_MISSED)
+
+
+def _numbers(flag: str, text: str) -> list[float | int]:
+    """The numbers of a comma list; raises InputError that names the flag and the part."""
+    numbers: list[float | int] = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
+        numbers.append(int(value) if value.is_integer() else value)
+    return numbers
+
+
+def parse_mix(text: str) -> list[dict[str, float]]:
+    """Kinds of request from IN/OUT[:SHARE],...; raises InputError where one is not understood.
+
+    >>> parse_mix("20/500,500/20:3")[1]
+    {'input_tokens': 500, 'output_tokens': 20, 'share': 3.0}
+    """
+    kinds: list[dict[str, float]] = []
+    for part in text.split(","):
+        lengths, _, share = part.partition(":")
+        input_text, _, output_text = lengths.partition("/")
+        try:
+            kind = {"input_tokens": int(input_text), "output_tokens": int(output_text)}
+            kinds.append({**kind, "share": float(share or 1)})
+        except ValueError:
+            raise InputError(
+                f"--mix: {part!r} is not understood; write IN/OUT[:SHARE], such as 20/500:2"
+            ) from None
+    return kinds

@@ -1,0 +1,111 @@
+"""One request's answer as text: the engine's tokens, decoded, up to a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from lmi_bench.engine.async_engine import Generation, TokenEvent
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server.codec import StreamDecoder
+from lmi_bench.engine.server.stop_strings import StopStringFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to generate from: the prompt, the sampling, and the strings that end it."""
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token. `text` is what it adds to the answer: nothing while text is held back."""
+
+    token_id: int
+    text: str
+    logprob: float | None
+
+
+class Answer:
+    """The growing answer of one generation.
+
+    pieces         tokens so far, those behind a stop string left out
+    finish_reason  set with the last piece
+    stop_string    the stop string that ended it, if one did
+    """
+
+    def __init__(self, generation: Generation, prompt: Prompt, decoder: StreamDecoder) -> None:
+        self._generation = generation
+        self._decoder = decoder
+        self._stop_filter = StopStringFilter(prompt.stop_strings)
+        self._must_wait_for_end = not prompt.stop_strings
+        self._min_tokens = prompt.sampling.min_tokens
+        self.pieces: list[Piece] = []
+        self.finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join([piece.text for piece in self.pieces])
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._stop_filter.matched
+
+    async def chunks(self) -> AsyncIterator[list[Piece]]:
+        """The pieces of each engine event; the last ones come with `finish_reason` set.
+
+        A generation that ends without a token, because it was stopped from outside, ends the
+        iteration with no further chunk. Raises EngineError if the engine fails.
+        """
+        num_events = 0
+        async for event in self._generation:
+            num_events += 1
+            chunk = self._take(event, is_last=self._ended_after(num_events))
+            yield chunk
+            if self.finish_reason is not None:
+                return
+        self.finish_reason = self._generation.finish_reason
+
+    async def complete(self) -> None:
+        """Wait for the whole answer; no more is decoded before its end than stop strings need."""
+        if self._must_wait_for_end:
+            await self._generation.wait()
+        async for _ in self.chunks():
+            pass
+
+    def close(self) -> None:
+        """Give the generation up if it has not ended: its blocks are freed."""
+        if self._generation.finish_reason is None:
+            self._generation.stop("cancelled")
+
+    def _ended_after(self, num_events: int) -> bool:
+        generation = self._generation
+        return generation.finish_reason is not None and num_events == len(generation.events)
+
+    def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
+        chunk: list[Piece] = []
+        for index, token_id in enumerate(event.token_ids):
+            text = self._decoder.push((token_id,))
+            if len(self.pieces) + 1 > self._min_tokens:
+                text = self._stop_filter.push(text)
+            if self.stop_string is None and is_last and index == len(event.token_ids) - 1:
+                text += self._stop_filter.push(self._decoder.finish())
+                if self.stop_string is None:
+                    text += self._stop_filter.flush()
+            logprob = None if event.logprobs is None else event.logprobs[index]
+            piece = Piece(token_id, text, logprob)
+            chunk.append(piece)
+            self.pieces.append(piece)
+            if self.stop_string is not None:
+                self.finish_reason = "stop_sequence"
+                if self._generation.finish_reason is None:
+                    self._generation.stop("stop_sequence")
+                return chunk
+        if is_last:
+            self.finish_reason = self._generation.finish_reason
+        return chunk

@@ -1,0 +1,47 @@
+"""Stop strings, found in text that comes in pieces.
+
+A stop string may lie across the borders of tokens, so text that could be the beginning of one is
+held back until the next piece decides. What is given out does not depend on where the pieces were
+cut: the match that is complete first wins, and of two that end together the longer one.
+"""
+
+from __future__ import annotations
+
+
+class StopStringFilter:
+    """Passes text on until a stop string is complete; the stop string itself is dropped."""
+
+    def __init__(self, stop_strings: tuple[str, ...]) -> None:
+        self._stop_strings = stop_strings
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is safe to give out now; sets `matched` when a stop string is complete."""
+        if not self._stop_strings:
+            return text
+        window = self._held + text
+        start, end = len(window), len(window) + 1
+        for stop in self._stop_strings:
+            at = window.find(stop)
+            if at >= 0 and (at + len(stop), at) < (end, start):
+                start, end, self.matched = at, at + len(stop), stop
+        if self.matched is not None:
+            self._held = ""
+            return window[:start]
+        keep = max(_overlap(window, stop) for stop in self._stop_strings)
+        self._held = window[len(window) - keep :]
+        return window[: len(window) - keep]
+
+    def flush(self) -> str:
+        """What was held back, once nothing more can follow."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that a stop string begins with, short of all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,119 @@
+"""Text to token ids and back, read from a model folder's tokenizer.json. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.errors import InputError
+
+_UNFINISHED: Final = "�"  # what `tokenizers` decodes bytes to that are not (yet) UTF-8
+
+
+class Tokenizer:
+    """The tokenizer of one model folder.
+
+    vocab_size     ids are below it
+    eos_token_ids  ids that end a generation, as the folder's generation settings state them
+    """
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read `folder`/tokenizer.json and the ids that end a generation.
+
+        Raises InputError where the file is absent or broken, or `tokenizers` is not installed.
+        """
+        try:
+            from tokenizers import Tokenizer as FastTokenizer
+        except ImportError as exc:
+            raise InputError(
+                "reading a tokenizer needs the package tokenizers: pip install 'lmi-bench[engine]'"
+            ) from exc
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise InputError(
+                f"{folder} has no tokenizer.json: give a folder with a fast tokenizer "
+                "(transformers writes one with tokenizer.save_pretrained)"
+            )
+        try:
+            tokenizer = FastTokenizer.from_file(str(path))
+        except Exception as exc:  # the library raises bare Exception for any broken file
+            raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
+        return cls(tokenizer, _eos_token_ids(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with those that the model wants around it (such as a first BOS)."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """A decoder for one stream of tokens."""
+        return Detokenizer(self)
+
+
+class Detokenizer:
+    """Turns one stream of tokens into text pieces as they come.
+
+    A character may be spread over several tokens, and whether a token starts with a space may
+    depend on the one before it. So new tokens are decoded behind those of the last piece, and
+    kept back while they end in half a character. The pieces joined are the decoded whole.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # the last piece; starts where a character does
+        self._pending: list[int] = []  # not emitted yet
+        self._context_text = ""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete; empty while a character is unfinished."""
+        self._pending.extend(token_ids)
+        return self._emit(at_end=False)
+
+    def finish(self) -> str:
+        """What is left at the end of the stream: nothing, or U+FFFD for broken bytes."""
+        return self._emit(at_end=True)
+
+    def _emit(self, *, at_end: bool) -> str:
+        if not self._pending:
+            return ""
+        text = self._tokenizer.decode(self._context + self._pending)
+        if text.endswith(_UNFINISHED) and not at_end:
+            return ""
+        if text.startswith(self._context_text):
+            piece = text[len(self._context_text) :]
+        else:  # broken bytes right behind: some decoders then give up the good ones before them too
+            piece = self._tokenizer.decode(self._pending)
+        self._context = self._pending
+        self._context_text = self._tokenizer.decode(self._context)
+        self._pending = []
+        return piece
+
+
+def _eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """The end-of-sequence ids: generation_config.json goes before config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as exc:
+            raise InputError(f"{path} is not a JSON object: {exc}") from exc
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list):
+            return tuple(int(token_id) for token_id in value)
+    return ()

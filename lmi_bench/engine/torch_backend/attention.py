@@ -1,0 +1,111 @@
+"""Causal attention of one step over the paged cache.
+
+A prompt's rows go through torch's scaled_dot_product_attention, which is made for many queries.
+A decoding row has one query: there SDPA on a CPU is 5 to 10 times slower than two plain matrix
+products, so pages are gathered into buffers that live on and multiplied as one batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmi_bench.engine.torch_backend.inputs import DecodeGroup, PackedStep, PromptRows
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
+
+
+class PagedAttention:
+    """Attention of every layer of one model over one cache.
+
+    Products of a decode row are taken in the cache's own format when each query head has its
+    own keys: reading the cache is then all the time there is. With shared keys (GQA) each key
+    serves several queries, and they are taken in the model's compute format.
+    """
+
+    def __init__(self, cache: KvCache, num_heads: int, compute: torch.dtype) -> None:
+        shape = cache.shape
+        self._cache = cache
+        self._num_kv_heads = shape.num_kv_heads
+        self._group = num_heads // shape.num_kv_heads
+        self._head_dim = shape.head_dim
+        self._scale = shape.head_dim**-0.5
+        self._decode_dtype = shape.dtype if self._group == 1 else compute
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
+        """Store the step's keys and values, then attend over everything before each row.
+
+        q        shape (rows, heads, head_dim); k, v: shape (rows, kv_heads, head_dim)
+        returns  shape (rows, heads * head_dim)
+        """
+        self._cache.write(layer, k, v, step.slots)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for prompt in step.prompts:
+            rows = slice(prompt.start, prompt.stop)
+            out[rows] = self._prompt(layer, q[rows], k[rows], v[rows], prompt)
+        for group in step.decodes:
+            rows = slice(group.start, group.stop)
+            out[rows] = self._decode(layer, q[rows], group)
+        return out.view(out.shape[0], -1)
+
+    def _prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prompt: PromptRows) -> Tensor:
+        """One sequence's rows over its own keys; result shape (rows, heads, head_dim)."""
+        rows, kv_heads, group = q.shape[0], self._num_kv_heads, self._group
+        if prompt.page_rows is None:
+            keys, values = k.transpose(0, 1), v.transpose(0, 1)
+        else:
+            keys, values = (
+                torch.index_select(pages, 0, prompt.page_rows)
+                .view(kv_heads, -1, self._head_dim)[:, : prompt.context_tokens]
+                .to(q.dtype)
+                for pages in self._cache.head_pages(layer)
+            )
+        # KV heads stand as SDPA's batch, and each is seen by its group of query heads uncopied
+        shared = (kv_heads, group, keys.shape[1], self._head_dim)
+        attended = functional.scaled_dot_product_attention(
+            q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
+            keys[:, None].expand(shared),
+            values[:, None].expand(shared),
+            attn_mask=prompt.bias,
+            is_causal=prompt.bias is None,
+            scale=self._scale,
+        )
+        return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
+
+    def _decode(self, layer: int, q: Tensor, group: DecodeGroup) -> Tensor:
+        """One row a sequence; result shape (sequences, heads, head_dim)."""
+        batch = q.shape[0] * self._num_kv_heads
+        context = group.bias.shape[-1]
+        dtype = self._decode_dtype
+        key_pages, value_pages = self._cache.head_pages(layer)
+        queries = q.to(dtype).reshape(batch, self._group, self._head_dim)
+        scores = self._buffer("scores", (batch, self._group, context), dtype)
+        keys = self._gather(key_pages, group, batch, context)
+        torch.baddbmm(
+            group.bias.to(dtype), queries, keys.transpose(1, 2), alpha=self._scale, out=scores
+        )
+        weights = torch.softmax(scores, dim=-1)
+        values = self._gather(value_pages, group, batch, context)
+        attended = torch.bmm(weights, values)
+        return attended.view(q.shape).to(q.dtype)
+
+    def _gather(self, pages: Tensor, group: DecodeGroup, batch: int, context: int) -> Tensor:
+        """A group's keys or values, shape (sequences * kv_heads, context, head_dim)."""
+        size = (group.page_rows.shape[0], *pages.shape[1:])
+        gathered = self._buffer("pages", size, pages.dtype)
+        torch.index_select(pages, 0, group.page_rows, out=gathered)
+        if pages.dtype != self._decode_dtype:
+            gathered = self._buffer("wide_pages", size, self._decode_dtype).copy_(gathered)
+        return gathered.view(batch, context, self._head_dim)
+
+    def _buffer(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A piece of a buffer that only grows: fresh memory costs a page fault every 4 KiB."""
+        count = 1
+        for length in size:
+            count *= length
+        held = self._buffers.get(name)
+        if held is None or held.numel() < count:
+            held = torch.empty(count, dtype=dtype, device=self._cache.keys[0].device)
+            self._buffers[name] = held
+        return held[:count].view(size)

@@ -1,0 +1,148 @@
+"""Demo models: Llamas of random but fixed weights, made on first use so that nothing is loaded
+from a network.
+
+They are for measuring: their speed, memory and token counts are those of any model of that
+shape, their text means nothing. Weights are stored as bfloat16, 2 bytes a parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lmi_bench.engine.torch_backend.demo_vocabulary import (
+    EOS_TOKEN_ID,
+    VOCAB_SIZE,
+    demo_tokenizer_json,
+)
+from lmi_bench.errors import InputError
+
+_VERSION: Final = "v1"  # part of the cache folder's name: raise it when a file's content changes
+_SEED: Final = 20_261_121
+_MAX_POSITIONS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _DemoShape:
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    ffn_size: int
+
+
+DEMO_MODELS: Final[Mapping[str, _DemoShape]] = {
+    "demo-15m": _DemoShape(hidden_size=288, num_layers=6, num_heads=6, ffn_size=768),
+    "demo-110m": _DemoShape(hidden_size=768, num_layers=12, num_heads=12, ffn_size=2048),
+}
+"""Names and shapes; embeddings are tied, so 15.2 and 109.5 million parameters."""
+
+
+def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
+    """The folder of a demo model, written first if it is not there yet.
+
+    cache_dir  None: $XDG_CACHE_HOME/lmi-bench/models, or ~/.cache/lmi-bench/models
+
+    Safe with several processes at once: a folder appears whole or not at all. Raises InputError
+    for an unknown name.
+    """
+    if name not in DEMO_MODELS:
+        raise InputError(f"demo model {name!r} is not known; there are: {', '.join(DEMO_MODELS)}")
+    parent = _default_cache_dir() if cache_dir is None else cache_dir
+    folder = parent / f"{name}-{_VERSION}"
+    if folder.is_dir():
+        return folder
+    parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+    try:
+        _write(unfinished, DEMO_MODELS[name])
+        unfinished.chmod(0o755)  # mkdtemp keeps others out, a cache need not
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first, with the same content
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "models"
+
+
+def _write(folder: Path, shape: _DemoShape) -> None:
+    save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "tokenizer.json").write_text(demo_tokenizer_json(), encoding="utf-8")
+    _write_json(folder / "config.json", _config(shape))
+    _write_json(folder / "generation_config.json", {"eos_token_id": EOS_TOKEN_ID})
+    _write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+    )
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _config(shape: _DemoShape) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_heads,
+        "head_dim": shape.hidden_size // shape.num_heads,
+        "intermediate_size": shape.ffn_size,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": _MAX_POSITIONS,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": EOS_TOKEN_ID,
+        "dtype": "bfloat16",
+    }
+
+
+def _weights(shape: _DemoShape) -> dict[str, Tensor]:
+    """Normal weights of variance 1 / inputs, which keep the size of what passes through.
+
+    Embeddings are smaller: with tied ones the next token would otherwise be the last one again.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+
+    def normal(rows: int, columns: int, std: float) -> Tensor:
+        return (torch.randn(rows, columns, generator=generator) * std).to(torch.bfloat16)
+
+    hidden, ffn = shape.hidden_size, shape.ffn_size
+    inputs_of = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, hidden)}
+    inputs_of |= {"self_attn.v_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden)}
+    inputs_of |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden)}
+    inputs_of |= {"mlp.down_proj": (hidden, ffn)}
+    ones = torch.ones(hidden, dtype=torch.bfloat16)
+    weights = {"model.embed_tokens.weight": normal(VOCAB_SIZE, hidden, 0.02)}
+    for index in range(shape.num_layers):
+        prefix = f"model.layers.{index}"
+        for name, (rows, columns) in inputs_of.items():
+            weights[f"{prefix}.{name}.weight"] = normal(rows, columns, 1 / math.sqrt(columns))
+        weights[f"{prefix}.input_layernorm.weight"] = ones.clone()
+        weights[f"{prefix}.post_attention_layernorm.weight"] = ones.clone()
+    weights["model.norm.weight"] = ones.clone()
+    return weights

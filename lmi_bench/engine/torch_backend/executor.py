@@ -1,0 +1,176 @@
+"""The executor that really computes: a model on one device, driven from a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
+from lmi_bench.engine.torch_backend.model_folder import read_config
+from lmi_bench.engine.torch_backend.models.build import build_model, check_architecture
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.errors import EngineError, InputError, LmiBenchError
+from lmi_bench.model_shape import ModelShape, shape_from_hf_config
+
+DEFAULT_BLOCK_SIZE: Final = 64
+"""Tokens of a page: long enough that the matrix product over one is worth its call."""
+
+DEFAULT_MEMORY_SHARE: Final = 0.5
+"""Share of the free memory that the cache may take: a machine's CPU memory is rarely ours alone."""
+
+DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What loading leaves: the runner and the numbers worth showing."""
+
+    runner: ModelRunner
+    precision: Precision
+    num_blocks: int
+    free_memory_bytes: int
+    kv_bytes_per_block: int
+    kv_cache_bytes: int
+
+
+class TorchExecutor:
+    """Runs steps of one model; see `load`. Its numbers:
+
+    model_shape         the model, named after its folder
+    num_blocks          cache blocks of `block_size` tokens
+    free_memory_bytes   seen after the weights were loaded, before the cache was taken
+    kv_bytes_per_block  keys and values of one block, all layers
+    kv_cache_bytes      of all blocks
+    weights_description formats of weights and arithmetic, for a start-up line
+    """
+
+    def __init__(
+        self, loaded: _Loaded, shape: ModelShape, block_size: int, worker: ThreadPoolExecutor
+    ) -> None:
+        self._runner = loaded.runner
+        self._worker = worker
+        self._block_size = block_size
+        self.model_shape = shape
+        self.num_blocks = loaded.num_blocks
+        self.free_memory_bytes = loaded.free_memory_bytes
+        self.kv_bytes_per_block = loaded.kv_bytes_per_block
+        self.kv_cache_bytes = loaded.kv_cache_bytes
+        self.weights_description = str(loaded.precision)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: str = "bfloat16",
+        num_blocks: int | None = None,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        memory_share: float = DEFAULT_MEMORY_SHARE,
+        most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS,
+        threads: int | None = None,
+        device: str = "cpu",
+        sampling_seed: int | None = None,
+    ) -> TorchExecutor:
+        """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
+
+        dtype              "float32" or "bfloat16": weights and cache
+        num_blocks         cache blocks; None: as `memory_share` (0 to 1) of the memory that is
+                           free after loading allows, at most `most_cache_tokens` tokens
+        threads            CPU threads of a step; None: the cores that this process may use
+        sampling_seed      of requests without a seed; None: another one at each start
+
+        Raises InputError for a folder or a setting that cannot be used, CapacityError where no
+        block fits.
+        """
+        if block_size < 1:
+            raise InputError(f"block_size must be at least 1, got {block_size}")
+        if num_blocks is not None and num_blocks < 1:
+            raise InputError(f"num_blocks must be at least 1, got {num_blocks}")
+        if threads is not None and threads < 1:
+            raise InputError(f"threads must be at least 1, got {threads}")
+        config = read_config(folder)
+        check_architecture(folder, config)
+        shape = shape_from_hf_config(folder.resolve().name, config)
+
+        def load_all() -> _Loaded:
+            place = torch.device(device)
+            precision = choose_precision(
+                dtype,
+                place,
+                parameters=shape.params_total,
+                free_bytes=free_memory_bytes(place),
+            )
+            model = build_model(folder, config, shape, precision, place)
+            layout = KvLayoutShape(
+                num_layers=shape.num_layers,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                block_size=block_size,
+                dtype=precision.stored,
+            )
+            free = free_memory_bytes(place)
+            blocks = num_blocks or blocks_that_fit(
+                free,
+                memory_share,
+                layout.bytes_per_block,
+                most=max(1, most_cache_tokens // block_size),
+            )
+            cache = KvCache(layout, blocks, place)
+            seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
+            runner = ModelRunner(model, cache, precision, sampling_seed=seed)
+            return _Loaded(runner, precision, blocks, free, layout.bytes_per_block, cache.nbytes)
+
+        # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
+        worker = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="lmi-bench-torch",
+            initializer=torch.set_num_threads,
+            initargs=(threads or _usable_cores(),),
+        )
+        try:
+            loaded = worker.submit(load_all).result()
+        except BaseException:
+            worker.shutdown(wait=True)
+            raise
+        return cls(loaded, shape, block_size, worker)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one cache block."""
+        return self._block_size
+
+    @property
+    def max_in_flight(self) -> int:
+        """One: on a CPU, planning takes less than a hundredth of a step."""
+        return 1
+
+    async def execute(self, batch: StepBatch) -> list[StepOutput]:
+        """Run one step in the worker thread. Raises EngineError when it fails."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._worker, self._runner.run, batch)
+        except LmiBenchError:
+            raise
+        except RuntimeError as exc:  # what torch raises, out of memory included
+            raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
+
+    async def close(self) -> None:
+        """Wait for the step that runs, then end the worker thread."""
+        await asyncio.to_thread(self._worker.shutdown)
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on; a container's core set counts where the system says."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

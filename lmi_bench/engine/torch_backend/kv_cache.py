@@ -1,0 +1,95 @@
+"""The paged key-value cache as tensors, head-major so that a head's page is one run of memory.
+
+Each layer has one tensor of keys and one of values, shape (num_blocks, kv_heads, block_size,
+head_dim). A page of one head is then block_size * head_dim neighbouring values, which a gather
+copies whole and a matrix product reads in order; token-major pages would be copied once more
+by every product.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayoutShape:
+    """What fixes the size of a cache, but for its number of blocks."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """2 (key and value) * layers * KV heads * head size * tokens a block * dtype bytes."""
+        values = self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
+        return 2 * values * self.dtype.itemsize
+
+
+class KvCache:
+    """Pages of every layer. Freshly zero, so that a masked row never meets a NaN."""
+
+    def __init__(self, shape: KvLayoutShape, num_blocks: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        self.keys = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+        self.values = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(pages.nbytes for pages in (*self.keys, *self.values))
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Store keys and values of a step's tokens, shape (tokens, kv_heads, head_dim) each.
+
+        slots  shape (tokens * kv_heads,), as `slots_of` gives them
+        """
+        head_dim, dtype = self.shape.head_dim, self.shape.dtype
+        self.keys[layer].view(-1, head_dim).index_copy_(0, slots, k.to(dtype).reshape(-1, head_dim))
+        self.values[layer].view(-1, head_dim).index_copy_(
+            0, slots, v.to(dtype).reshape(-1, head_dim)
+        )
+
+    def head_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as rows of one head's page: (blocks * heads, block, dim)."""
+        shape = (-1, self.shape.block_size, self.shape.head_dim)
+        return self.keys[layer].view(shape), self.values[layer].view(shape)
+
+
+def slots_of(blocks: Tensor, offsets: Tensor, shape: KvLayoutShape) -> Tensor:
+    """Where each (token, head) is stored, counted in head_dim vectors from the cache's start.
+
+    blocks, offsets  shape (tokens,): each token's block id and its place in the block
+    returns          shape (tokens * kv_heads,)
+    """
+    heads = torch.arange(shape.num_kv_heads, device=blocks.device)
+    pages = blocks[:, None] * shape.num_kv_heads + heads
+    return (pages * shape.block_size + offsets[:, None]).reshape(-1)
+
+
+def head_page_rows(block_tables: Tensor, num_kv_heads: int) -> Tensor:
+    """Rows of `KvCache.head_pages` in the order (sequence, head, page), so that one gather lays
+    out each head's whole context without a gap.
+
+    block_tables  shape (sequences, pages)
+    returns       shape (sequences * kv_heads * pages,)
+    """
+    heads = torch.arange(num_kv_heads, device=block_tables.device)[None, :, None]
+    return (block_tables[:, None, :] * num_kv_heads + heads).reshape(-1)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeroed pages; on a CPU the system commits their memory only as it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(size)

@@ -1,0 +1,91 @@
+"""Free memory, and how many cache blocks it holds. Bytes throughout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from lmi_bench.errors import CapacityError, InputError
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def free_memory_bytes(
+    device: torch.device, *, meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS
+) -> int:
+    """Memory that may still be taken on `device`.
+
+    A GPU says so itself. On a CPU it is the kernel's estimate (MemAvailable) or what a container's
+    own limit leaves (cgroup v2 or v1), whichever is less; without either file (macOS) it is half
+    of the machine's memory.
+    """
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free)
+    bounds = [_mem_available(meminfo), *_cgroup_room(cgroups)]
+    known = [bound for bound in bounds if bound is not None]
+    if known:
+        return max(0, min(known))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def blocks_that_fit(
+    free_bytes: int, memory_share: float, bytes_per_block: int, *, most: int | None = None
+) -> int:
+    """Cache blocks within `memory_share` (0 to 1) of the free memory, at most `most`.
+
+    Raises InputError for a share outside (0, 1], CapacityError if not even one fits.
+    """
+    if not 0 < memory_share <= 1:
+        raise InputError(f"memory_share must be above 0 and at most 1, got {memory_share:g}")
+    blocks = int(free_bytes * memory_share) // bytes_per_block
+    if blocks < 1:
+        raise CapacityError(
+            f"{memory_share:.0%} of the {free_bytes:,} bytes free after loading is less than one "
+            f"KV-cache block of {bytes_per_block:,} bytes: free memory, raise memory_share, or "
+            "use a smaller model or block size"
+        )
+    return blocks if most is None else min(blocks, most)
+
+
+def _mem_available(meminfo: Path) -> int | None:
+    """MemAvailable in bytes; the file counts in KiB."""
+    if not meminfo.is_file():
+        return None
+    for line in meminfo.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_room(root: Path) -> list[int | None]:
+    """What the container's limit leaves, for the two versions of cgroups; page cache counts as
+    free because the kernel gives it back."""
+    return [
+        _room(root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
+        _room(
+            root / "memory" / "memory.limit_in_bytes",
+            root / "memory" / "memory.usage_in_bytes",
+            root / "memory" / "memory.stat",
+            "total_inactive_file",
+        ),
+    ]
+
+
+def _room(limit: Path, usage: Path, stat: Path, reclaimable: str) -> int | None:
+    if not limit.is_file() or not usage.is_file():
+        return None
+    text = limit.read_text(encoding="ascii").strip()
+    if text == "max":
+        return None
+    cached = 0
+    if stat.is_file():
+        for line in stat.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == reclaimable:
+                cached = int(value)
+    return int(text) - int(usage.read_text(encoding="ascii")) + cached

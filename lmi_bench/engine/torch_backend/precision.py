@@ -1,0 +1,85 @@
+"""Which number formats the weights, the cache and the arithmetic use.
+
+bfloat16 halves what is stored. Whether it also speeds up the arithmetic depends on the
+processor: one without bfloat16 instructions multiplies bfloat16 matrices several times slower
+than float32 ones (4 to 5 times on an AVX-512 Xeon without avx512_bf16). There the weights are
+rounded to bfloat16 and then held as float32, and only the cache stays two bytes wide.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from lmi_bench.engine.torch_backend.layers import make_linear
+from lmi_bench.errors import InputError
+
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PROBE_ROWS: Final = 64
+_PROBE_SIZE: Final = 1024
+_PROBE_REPEATS: Final = 3
+_SLOW_RATIO: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """stored: what parameters are rounded to and the cache holds; compute: what is multiplied."""
+
+    stored: torch.dtype
+    compute: torch.dtype
+
+    @property
+    def widened(self) -> bool:
+        """Whether rounded parameters are held and multiplied in a wider format."""
+        return self.stored != self.compute
+
+    def __str__(self) -> str:
+        stored, compute = (
+            str(dtype).removeprefix("torch.") for dtype in (self.stored, self.compute)
+        )
+        return f"{stored}, computed in {compute}" if self.widened else stored
+
+
+def choose_precision(
+    dtype: str, device: torch.device, *, parameters: int, free_bytes: int
+) -> Precision:
+    """The formats for weights given as `dtype`; bfloat16 is widened where that is faster and fits.
+
+    Raises InputError for an unknown dtype.
+    """
+    if dtype not in DTYPES:
+        raise InputError(
+            f"dtype {dtype!r} is not known; the torch back end has: {', '.join(DTYPES)}"
+        )
+    stored = DTYPES[dtype]
+    widen = (
+        stored == torch.bfloat16
+        and device.type == "cpu"
+        and parameters * 4 < free_bytes // 2
+        and bfloat16_is_slow()
+    )
+    return Precision(stored, torch.float32 if widen else stored)
+
+
+def bfloat16_is_slow() -> bool:
+    """Whether this processor multiplies bfloat16 matrices clearly slower than float32 ones.
+
+    Measured (some milliseconds), since flags of a virtual machine may hide what it can.
+    """
+    return _matmul_time_s(torch.bfloat16) > _SLOW_RATIO * _matmul_time_s(torch.float32)
+
+
+def _matmul_time_s(dtype: torch.dtype) -> float:
+    """The shortest of a few products of 64 rows with a 1024 x 1024 weight."""
+    linear = make_linear(torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype))
+    rows = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
+    linear(rows)
+    times_s = []
+    for _ in range(_PROBE_REPEATS):
+        start_s = time.perf_counter()
+        linear(rows)
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)

@@ -1,0 +1,160 @@
+"""Runs one step, start to end, in the calling thread: state, packing, forward pass, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatch, StepOutput
+from lmi_bench.engine.torch_backend.attention import PagedAttention
+from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.models.llama import LlamaModel
+from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
+from lmi_bench.errors import EngineError
+
+
+class _SequenceState:
+    """What one sequence leaves behind from step to step."""
+
+    __slots__ = ("block_table", "history", "last_sampled")
+
+    def __init__(self) -> None:
+        self.block_table: list[int] = []
+        self.history: list[int] = []  # ids whose keys and values are in the cache
+        self.last_sampled: int | None = None
+
+
+class ModelRunner:
+    """Executes StepBatch values on one device.
+
+    A sequence's block table and last token are kept from one batch to the next; position 0
+    starts them anew, and `released_seq_ids` drops them.
+    """
+
+    def __init__(
+        self, model: LlamaModel, cache: KvCache, precision: Precision, *, sampling_seed: int
+    ) -> None:
+        """sampling_seed  of requests that bring none of their own"""
+        self._model = model
+        self._cache = cache
+        self._compute = precision.compute
+        self._device = cache.keys[0].device
+        self._attention = PagedAttention(cache, model.shape.num_heads, precision.compute)
+        self._sampling_seed = sampling_seed
+        self._states: dict[int, _SequenceState] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences whose state is held."""
+        return len(self._states)
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> list[StepOutput]:
+        """One output for each entry, in the batch's order."""
+        for seq_id in batch.released_seq_ids:
+            self._states.pop(seq_id, None)
+        if not batch.entries:
+            return []
+        sequences = [self._advance(entry) for entry in batch.entries]
+        step = pack(sequences, self._cache.shape, compute=self._compute, device=self._device)
+        logits = self._model.logits(step, self._attention)
+        requests = [
+            request
+            for entry, rows in zip(batch.entries, sequences, strict=True)
+            for request in self._requests(entry, rows)
+        ]
+        choices = choose(logits, requests) if requests else []
+        outputs = []
+        taken = 0
+        for entry, rows in zip(batch.entries, sequences, strict=True):
+            outputs.append(self._output(entry, rows, choices[taken : taken + rows.sampled]))
+            taken += rows.sampled
+        return outputs
+
+    def _advance(self, entry: BatchEntry) -> SequenceRows:
+        """Bring a sequence's state up to this entry and name its rows."""
+        if entry.first_position == 0:
+            self._states[entry.seq_id] = _SequenceState()
+        state = self._states.get(entry.seq_id)
+        if state is None or len(state.history) < entry.first_position:
+            raise EngineError(
+                f"sequence {entry.seq_id} goes on at position {entry.first_position} but its "
+                f"first {0 if state is None else len(state.history)} tokens are all that is known"
+            )
+        token_ids = [self._known_id(entry, state, token_id) for token_id in entry.token_ids]
+        state.block_table.extend(entry.new_block_ids)
+        state.history[entry.first_position :] = token_ids
+        self._check_rows(entry, state)
+        return SequenceRows(
+            token_ids=token_ids,
+            first_position=entry.first_position,
+            block_table=state.block_table,
+            sampled=1 + entry.draft_length if entry.samples else 0,
+        )
+
+    def _known_id(self, entry: BatchEntry, state: _SequenceState, token_id: int) -> int:
+        if token_id == LAST_SAMPLED:
+            if state.last_sampled is None:
+                raise EngineError(f"sequence {entry.seq_id} has sampled no token yet")
+            return state.last_sampled
+        if not 0 <= token_id < self._model.shape.vocab_size:
+            raise EngineError(
+                f"sequence {entry.seq_id}: token id {token_id} is outside the vocabulary of "
+                f"{self._model.shape.vocab_size:,}"
+            )
+        return token_id
+
+    def _check_rows(self, entry: BatchEntry, state: _SequenceState) -> None:
+        """Catch a plan that would read or write where nothing is: it would spoil other rows."""
+        tokens, shape = len(state.history), self._cache.shape
+        if tokens > self._model.shape.max_positions:
+            raise EngineError(
+                f"sequence {entry.seq_id} has {tokens:,} tokens; the model knows "
+                f"{self._model.shape.max_positions:,} positions"
+            )
+        if tokens > len(state.block_table) * shape.block_size:
+            raise EngineError(
+                f"sequence {entry.seq_id} has {tokens:,} tokens but "
+                f"{len(state.block_table)} blocks of {shape.block_size}"
+            )
+        if any(not 0 <= block < self._cache.num_blocks for block in entry.new_block_ids):
+            raise EngineError(
+                f"sequence {entry.seq_id}: blocks {entry.new_block_ids} are not all below "
+                f"{self._cache.num_blocks}"
+            )
+
+    def _requests(self, entry: BatchEntry, rows: SequenceRows) -> list[RowRequest]:
+        """One request a sampled row; the history of a verified row ends with its draft token."""
+        seed = entry.sampling.seed
+        if seed is None:
+            seed = self._sampling_seed + entry.seq_id
+        history = self._states[entry.seq_id].history
+        penalised = entry.sampling.repetition_penalty != 1.0
+        first = rows.context_tokens - rows.sampled + 1
+        return [
+            RowRequest(entry.sampling, position, history[:position] if penalised else (), seed)
+            for position in range(first, first + rows.sampled)
+        ]
+
+    def _output(
+        self, entry: BatchEntry, rows: SequenceRows, choices: Sequence[Choice]
+    ) -> StepOutput:
+        if not choices:
+            return StepOutput(entry.seq_id)
+        accepted = [choices[0]]
+        drafts = rows.token_ids[len(rows.token_ids) - entry.draft_length :]
+        for draft, following in zip(drafts, choices[1:], strict=True):
+            # a draft that equals what was drawn in its place keeps the distribution as it is
+            if draft != accepted[-1].token_id:
+                break
+            accepted.append(following)
+        self._states[entry.seq_id].last_sampled = accepted[-1].token_id
+        logprobs = tuple(c.logprob for c in accepted if c.logprob is not None)
+        return StepOutput(
+            entry.seq_id,
+            tuple(choice.token_id for choice in accepted),
+            logprobs if entry.sampling.logprobs else None,
+        )

@@ -1,0 +1,150 @@
+"""From logits to tokens: greedy, or drawn after penalty, temperature, top-k and top-p.
+
+The order and the ties are those of Hugging Face transformers. A draw depends on the request's
+seed and the token's position alone, so a request repeats itself in any batch and after a
+preemption. Log-probabilities are those of the model's own logits, before any of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """What one row of logits is wanted for.
+
+    position  of the token that is to be chosen
+    history   every token before it; needed for a repetition penalty only
+    seed      of the sequence's draws
+    """
+
+    sampling: SamplingParams
+    position: int
+    history: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A chosen token and, where asked for, its natural log-probability."""
+
+    token_id: int
+    logprob: float | None
+
+
+def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
+    """One token for each row of logits, shape (rows, vocab)."""
+    picked = _likeliest(logits, rows)
+    drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy]
+    if drawn:
+        chances = probabilities(logits[drawn], [rows[i] for i in drawn])
+        draws = [uniform_draw(rows[i].seed, rows[i].position) for i in drawn]
+        for i, token_id in zip(drawn, draw_tokens(chances, draws), strict=True):
+            picked[i] = token_id
+    wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs]
+    logprobs = dict(zip(wanted, _logprobs(logits, wanted, picked), strict=True))
+    return [Choice(token_id, logprobs.get(i)) for i, token_id in enumerate(picked)]
+
+
+def probabilities(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
+    """The distribution that each row draws from, shape (rows, vocab), float32.
+
+    Every row needs a temperature above 0.
+    """
+    scores = _penalised(logits.float(), rows)
+    scores = scores / _column([row.sampling.temperature for row in rows], scores)
+    _keep_top_k(scores, [row.sampling.top_k for row in rows])
+    _keep_top_p(scores, [row.sampling.top_p for row in rows])
+    return torch.softmax(scores, dim=-1)
+
+
+def draw_tokens(chances: Tensor, draws: Sequence[float]) -> list[int]:
+    """The token in whose share of the cumulative distribution each draw (0 to 1) falls."""
+    cumulative = chances.double().cumsum(dim=-1)
+    points = _column(list(draws), cumulative) * cumulative[:, -1:]
+    # right: a draw of 0 passes over tokens with no chance at all
+    token_ids = torch.searchsorted(cumulative, points, right=True)[:, 0]
+    last = chances.shape[-1] - 1 - (chances > 0).flip(-1).int().argmax(-1)
+    return torch.minimum(token_ids, last).tolist()
+
+
+def uniform_draw(seed: int, position: int) -> float:
+    """A number in [0, 1) that looks random but hangs on seed and position alone."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
+    """The likeliest token of every row, after the penalty where there is one."""
+    picked: list[int] = logits.argmax(dim=-1).tolist()
+    penalised = [
+        i
+        for i, row in enumerate(rows)
+        if row.sampling.greedy and row.sampling.repetition_penalty != 1.0
+    ]
+    if penalised:
+        scores = _penalised(logits[penalised].float(), [rows[i] for i in penalised])
+        for i, token_id in zip(penalised, scores.argmax(dim=-1).tolist(), strict=True):
+            picked[i] = token_id
+    return picked
+
+
+def _logprobs(logits: Tensor, wanted: list[int], picked: list[int]) -> list[float]:
+    if not wanted:
+        return []
+    scores = torch.log_softmax(logits[wanted].float(), dim=-1)
+    tokens = torch.tensor([picked[i] for i in wanted], device=logits.device)
+    values: list[float] = scores.gather(1, tokens[:, None])[:, 0].tolist()
+    return values
+
+
+def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
+    """Divide positive logits of tokens seen before by the penalty, multiply negative ones by it
+    (Keskar et al. 2019, arXiv:1909.05858)."""
+    if all(row.sampling.repetition_penalty == 1.0 for row in rows):
+        return scores
+    scores = scores.clone()
+    for i, row in enumerate(rows):
+        penalty = row.sampling.repetition_penalty
+        if penalty != 1.0:
+            seen = torch.tensor(sorted(set(row.history)), device=scores.device)
+            values = scores[i, seen]
+            scores[i, seen] = torch.where(values < 0, values * penalty, values / penalty)
+    return scores
+
+
+def _keep_top_k(scores: Tensor, top_ks: list[int]) -> None:
+    """Mask, in place, all but the k highest scores of a row; equal ones stay together."""
+    vocab = scores.shape[-1]
+    rows = [i for i, k in enumerate(top_ks) if 0 < k < vocab]
+    if not rows:
+        return
+    highest = torch.topk(scores[rows], max(top_ks[i] for i in rows), dim=-1).values
+    kth = torch.tensor([[top_ks[i] - 1] for i in rows], device=scores.device)
+    limits = highest.gather(1, kth)
+    scores[rows] = scores[rows].masked_fill(scores[rows] < limits, -torch.inf)
+
+
+def _keep_top_p(scores: Tensor, top_ps: list[float]) -> None:
+    """Mask, in place, all but the smallest set of likeliest tokens with mass `top_p` or more."""
+    rows = [i for i, p in enumerate(top_ps) if p < 1.0]
+    if not rows:
+        return
+    ordered, tokens = scores[rows].sort(dim=-1)
+    below = ordered.softmax(dim=-1).cumsum(dim=-1)
+    dropped = below <= 1.0 - _column([top_ps[i] for i in rows], below)
+    dropped[:, -1] = False  # the likeliest stays whatever the rounding
+    mask = torch.zeros_like(dropped).scatter_(1, tokens, dropped)
+    scores[rows] = scores[rows].masked_fill(mask, -torch.inf)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

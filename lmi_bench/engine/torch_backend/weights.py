@@ -1,0 +1,106 @@
+"""A checkpoint's tensors, read one at a time from safetensors files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lmi_bench.errors import InputError
+
+_SINGLE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """Opens the safetensors files of a model folder; a context manager that closes them.
+
+    Only safetensors are read: a pickled checkpoint may run code. Raises InputError where files
+    or tensors are missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file_of = _tensor_files(folder)
+        self._open: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._open.values():
+            handle.__exit__(exc_type, exc, traceback)
+        self._open.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, in the format it is stored in; its shape must be `shape`."""
+        file = self._file_of.get(name)
+        if file is None:
+            raise InputError(
+                f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete or its "
+                "config.json belongs to another model"
+            )
+        if file not in self._open:
+            self._open[file] = _open(self._folder / file)
+        try:
+            tensor: Tensor = self._open[file].get_tensor(name)
+        except SafetensorError as exc:
+            raise InputError(
+                f"{self._folder / file}: tensor {name!r} cannot be read: {exc}"
+            ) from exc
+        if tuple(tensor.shape) != shape:
+            raise InputError(
+                f"{self._folder}: tensor {name!r} has shape {tuple(tensor.shape)} but config.json "
+                f"asks for {shape}"
+            )
+        return tensor
+
+
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """Which file holds each tensor, from the index or from the single file."""
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = {str(name): str(file) for name, file in weight_map.items()}
+        except (
+            json.JSONDecodeError,
+            UnicodeDecodeError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as exc:
+            raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+        for file in sorted(set(files.values())):
+            if Path(file).name != file:
+                raise InputError(f"{index} names {file!r}, which is not a file of this folder")
+            if not (folder / file).is_file():
+                raise InputError(f"{folder} lacks {file}, which {_INDEX} names: download it again")
+        return files
+    single = folder / _SINGLE
+    if single.is_file():
+        with _open(single) as handle:
+            return dict.fromkeys(handle.keys(), _SINGLE)
+    hint = ""
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        hint = "; pickled weights are not read, since they may run code: convert them"
+    raise InputError(f"{folder} has neither {_SINGLE} nor {_INDEX}{hint}")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as exc:
+        raise InputError(f"{path} cannot be read as safetensors: {exc}") from exc

@@ -1,0 +1,264 @@
+"""One connection of the streaming client: take the time first, frame the response, nothing more.
+
+While a response comes in, each read costs one recvmsg, one tuple and the C parser that finds the
+response's end. What the bytes mean is worked out later (`http_answer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+import httptools
+
+from lmi_bench.errors import TargetError, TargetErrorKind
+from lmi_bench.loadgen.http_answer import Read, is_close_delimited
+from lmi_bench.loadgen.receive import SO_TIMESTAMPNS, Receiver
+
+READ_BYTES = 65536
+"""Kept below 128 KiB, above which each buffer becomes a memory mapping of its own."""
+MAX_ANSWER_BYTES = 256 * 2**20
+_CONTROL_BYTES = 64
+
+Address = tuple[socket.AddressFamily, tuple[str, int]]
+"""Family, and (IP address, port)."""
+
+
+@dataclass(slots=True)
+class TlsLayer:
+    """The TLS half of a connection whose socket is read by hand."""
+
+    session: ssl.SSLObject
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    ended: bool = False
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Plain bytes of what came in; empty while a record is incomplete. Raises ssl.SSLError."""
+        if data:
+            self.incoming.write(data)
+        else:
+            self.incoming.write_eof()
+        parts = []
+        try:
+            while part := self.session.read(READ_BYTES):
+                parts.append(part)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self.ended = True
+        return b"".join(parts)
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Bytes to send for `data`."""
+        self.session.write(data)
+        return self.outgoing.read()
+
+
+class Connection:
+    """A connected socket that carries one request at a time.
+
+    reads      what came for the present request
+    connect_s  what opening it took, the TLS handshake included
+    reusable   whether another request may follow
+    """
+
+    def __init__(
+        self, sock: socket.socket, receiver: Receiver, tls: TlsLayer | None, connect_s: float
+    ) -> None:
+        self._sock = sock
+        self._receiver = receiver
+        self._tls = tls
+        self._recvmsg = sock.recvmsg
+        self._parser: httptools.HttpResponseParser | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._unsent = b""
+        self._num_bytes = 0
+        self._complete = False
+        self.fd = sock.fileno()
+        self.connect_s = connect_s
+        self.reads: list[Read] = []
+        self.reusable = True
+        receiver.add(self)
+
+    def start(self, request: bytes) -> tuple[int, asyncio.Future[None]]:
+        """Send a request; gives the time at which it left and a future of the response's end.
+
+        The future holds a TargetError if the response fails.
+        """
+        self.reads = []
+        self._num_bytes = 0
+        self._complete = False
+        self._parser = httptools.HttpResponseParser(self)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
+        data = request if self._tls is None else self._tls.encrypt(request)
+        sent_ns = time.monotonic_ns()
+        self._send(data)
+        return sent_ns, waiter
+
+    def close(self) -> None:
+        """Close the socket; a request in flight gets no answer."""
+        if self.fd >= 0:
+            self.reusable = False
+            self._receiver.remove(self)
+            self._sock.close()
+            self.fd = -1
+            self._waiter = None
+
+    # Called by the C parser of the response.
+    def on_message_complete(self) -> None:
+        """The response is whole; an interim one (100 to 199) is followed by the real one."""
+        if self._parser is not None and self._parser.get_status_code() >= 200:
+            self._complete = True
+            self.reusable = self.reusable and self._parser.should_keep_alive()
+
+    def on_event(self, readable: bool, writable: bool, bound_ns: int) -> None:
+        """Read or write what is ready; see `receive.Readable`."""
+        if writable and self.fd >= 0:
+            self._receiver.want_write(self, False)
+            data, self._unsent = self._unsent, b""
+            self._send(data)
+        if not readable or self.fd < 0:
+            return
+        try:
+            data, control, _, _ = self._recvmsg(READ_BYTES, _CONTROL_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as exc:
+            self._fail("broken_stream", f"the connection broke: {exc.strerror}")
+            return
+        now_ns = time.monotonic_ns()
+        ended = not data
+        if self._tls is not None:
+            try:
+                data = self._tls.decrypt(data)
+            except ssl.SSLError as exc:
+                self._fail("tls", f"TLS failed in mid-stream: {exc.reason}")
+                return
+            ended = ended or self._tls.ended
+            if not data and not ended:
+                return
+        if data:
+            self._take(data, now_ns, control[0][2] if control else None, bound_ns)
+        if ended and self.fd >= 0:
+            self._end_of_stream()
+
+    def _take(self, data: bytes, now_ns: int, control: bytes | None, bound_ns: int) -> None:
+        if self._waiter is None or self._parser is None:  # nobody asked for it
+            self.close()
+            return
+        self.reads.append((now_ns, control, data, bound_ns))
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            self._fail("malformed_frame", f"not an HTTP/1.1 response: {exc}")
+            return
+        if self._complete:
+            self._finish()
+            return
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_ANSWER_BYTES:
+            self._fail("malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes")
+
+    def _end_of_stream(self) -> None:
+        self.reusable = False
+        if self._waiter is None:  # the server closed an idle connection
+            self.close()
+        elif is_close_delimited(self.reads):
+            self._finish()
+        else:
+            came = "before a response" if not self.reads else "in the middle of the response"
+            self._fail("broken_stream", f"the server closed the connection {came}")
+
+    def _finish(self) -> None:
+        waiter, self._waiter, self._parser = self._waiter, None, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _fail(self, kind: TargetErrorKind, message: str) -> None:
+        waiter = self._waiter
+        self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(TargetError(kind, message))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as exc:
+            self._fail("broken_stream", f"the request could not be sent: {exc.strerror}")
+            return
+        if sent < len(data):
+            self._unsent = data[sent:]
+            self._receiver.want_write(self, True)
+
+
+async def connect(
+    receiver: Receiver,
+    address: Address,
+    *,
+    tls_context: ssl.SSLContext | None,
+    host: str,
+    kernel_stamps: bool,
+    timeout_s: float,
+) -> Connection:
+    """Open a connection, its TLS handshake included.
+
+    Raises TargetError of kind "connect" or "tls".
+    """
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    family, place = address
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if kernel_stamps:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(sock, place)
+            tls = None if tls_context is None else await _handshake(sock, tls_context, host)
+        return Connection(sock, receiver, tls, loop.time() - start_s)
+    except TimeoutError as exc:
+        sock.close()
+        raise TargetError(
+            "connect", f"no connection to {host}:{place[1]} within {timeout_s:g} s"
+        ) from exc
+    except ssl.SSLError as exc:
+        sock.close()
+        detail = getattr(exc, "verify_message", None) or exc.reason or str(exc)
+        raise TargetError("tls", f"TLS with {host}:{place[1]} failed: {detail}") from exc
+    except OSError as exc:
+        sock.close()
+        raise TargetError(
+            "connect", f"cannot connect to {host}:{place[1]}: {exc.strerror or exc}"
+        ) from exc
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _handshake(sock: socket.socket, context: ssl.SSLContext, host: str) -> TlsLayer:
+    loop = asyncio.get_running_loop()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing, server_hostname=host)
+    while True:
+        try:
+            session.do_handshake()
+        except ssl.SSLWantReadError:
+            await loop.sock_sendall(sock, outgoing.read())
+            data = await loop.sock_recv(sock, READ_BYTES)
+            if not data:
+                raise ConnectionError("closed during the TLS handshake") from None
+            incoming.write(data)
+        else:
+            await loop.sock_sendall(sock, outgoing.read())
+            return TlsLayer(session, incoming, outgoing)

@@ -1,0 +1,402 @@
+"""An endpoint over HTTP/1.1: own sockets, connections opened ahead, answers decoded later.
+
+Times are the kernel's receive times where the host has them. Nothing is retried; a connection that
+failed or timed out is closed, and the next request opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from lmi_bench import __version__
+from lmi_bench.clock import is_virtual
+from lmi_bench.errors import InputError, TargetError
+from lmi_bench.loadgen.connection import Address, Connection, connect
+from lmi_bench.loadgen.http_answer import NS_PER_S, Read, ReadSignals, decode_answer
+from lmi_bench.loadgen.measure import Answer, keep_partial
+from lmi_bench.loadgen.receive import SAMPLE_EVERY_S, KernelClock, KernelStamps, receiver_of
+from lmi_bench.loadgen.self_check import ReceiveSignals
+from lmi_bench.records import Exchange
+from lmi_bench.wire.event import WireFormat
+from lmi_bench.workload import PlannedRequest
+
+SPACING_S = 0.0004
+"""Seconds between the first sends of neighbouring users. All at once, hundreds of requests wait
+for each other in the server's accept and read queues, which is no property of the model."""
+MAX_UNDECODED_BYTES = 256 * 2**20
+"""Answers kept undecoded during a level; beyond it each is decoded when it ends."""
+_CONNECTS_AT_ONCE = 64
+_SPARE_DESCRIPTORS = 64
+
+Timestamps = Literal["kernel", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go. `path` is the whole path; `authorization` comes from the URL."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    authorization: str | None = None
+
+    @property
+    def authority(self) -> str:
+        """What the Host header says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
+
+def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
+    """Where a URL points for a protocol.
+
+    Without a path, or with one that ends in `/v1`, the protocol's path is added; any other path is
+    taken as it stands. Raises InputError where it is no http(s) URL.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise InputError(f"{url!r} is not a URL: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"{url!r} is not an address: write for example http://localhost:8000")
+    path = parts.path.rstrip("/")
+    if not path:
+        path = wire_format.path
+    elif path.endswith("/v1") and wire_format.path.startswith("/v1/"):
+        path += wire_format.path.removeprefix("/v1")
+    if parts.query:
+        path += f"?{parts.query}"
+    authorization = None
+    if parts.username is not None:
+        user = urllib.parse.unquote(parts.username)
+        secret = urllib.parse.unquote(parts.password or "")
+        authorization = "Basic " + base64.b64encode(f"{user}:{secret}".encode()).decode()
+    return Endpoint(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port or (443 if parts.scheme == "https" else 80),
+        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"),
+        authorization=authorization,
+    )
+
+
+@dataclass(slots=True)
+class _Undecoded:
+    """A response that has ended, as it came."""
+
+    reads: list[Read]
+    sent_ns: int
+    connect_s: float | None
+    num_bytes: int
+    exchange: Exchange | None = None
+
+
+class HttpTarget:
+    """One endpoint, one protocol. Use it as an async context manager or `close` it.
+
+    model       name that the endpoint knows
+    headers     added to every request, such as Authorization
+    timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
+                the kernel's where the host has it
+    """
+
+    def __init__(
+        self,
+        url: str,
+        wire_format: WireFormat,
+        *,
+        model: str,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 10.0,
+        timestamps: Timestamps | None = None,
+        tls_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.endpoint = parse_endpoint(url, wire_format)
+        self._format = wire_format
+        self._model = model
+        self._head = _request_head(self.endpoint, headers or {})
+        self._connect_timeout_s = connect_timeout_s
+        self._tls_context = tls_context
+        if self.endpoint.scheme == "https" and tls_context is None:
+            self._tls_context = ssl.create_default_context()
+        self._stamps = KernelStamps() if timestamps != "user" else None
+        if timestamps == "kernel" and not (self._stamps and self._stamps.available):
+            raise InputError("this host gives no kernel receive times: use --timestamps user")
+        self._clock = KernelClock()
+        self._sampler: asyncio.TimerHandle | None = None
+        self._address: Address | None = None
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._signals = ReadSignals()
+        self._undecoded_bytes = 0
+
+    @property
+    def timestamps(self) -> Timestamps:
+        """Whose receive time counts."""
+        return "kernel" if self._stamps is not None and self._stamps.available else "user"
+
+    async def open(self, connections: int) -> None:
+        """Have this many idle connections, handshakes done.
+
+        Failures to connect are left to the requests, which say so in their records. Raises
+        InputError when the process may not open that many.
+        """
+        _refuse_virtual_time()
+        _allow_descriptors(connections)
+        self._idle = [connection for connection in self._idle if connection.reusable]
+        missing = connections - len(self._idle)
+        gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
+
+        async def one() -> None:
+            async with gate:
+                with contextlib.suppress(TargetError):
+                    self._idle.append(await self._connect())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(missing):
+                group.create_task(one())
+
+    async def open_level(self, connections: int) -> None:
+        """Prepare for a level: connections open, signals empty."""
+        await self.open(connections)
+        self._signals = ReadSignals()
+        self._clock = KernelClock()
+        self._sample_clock()
+
+    def end_level(self) -> ReceiveSignals:
+        """What the receiver saw since `open_level`."""
+        signals = self._signals
+        delays_ns = sorted(signals.delays_ns)
+        p99_ns = delays_ns[int(0.99 * (len(delays_ns) - 1))] if delays_ns else 0
+        return ReceiveSignals(
+            timestamps=self.timestamps,
+            delay_p99_s=p99_ns / NS_PER_S,
+            merged_share=signals.merged / signals.tokens if signals.tokens else 0.0,
+            clock_steps=self._clock.steps,
+        )
+
+    async def send(self, request: PlannedRequest) -> Exchange:
+        """Send one request and return its exchange, decoded. Raises TargetError."""
+        response = await self._respond(request)
+        return self._decode(response)
+
+    async def send_undecoded(self, request: PlannedRequest) -> Answer:
+        """Send one request; decoding is left until the exchange is asked for."""
+        response = await self._respond(request)
+        if self._undecoded_bytes + response.num_bytes > MAX_UNDECODED_BYTES:
+            exchange = self._decode(response)
+            return Answer(_ended_s(exchange), len(exchange.token_times_s), lambda: exchange)
+        self._undecoded_bytes += response.num_bytes
+        user_ns, control, _, _ = response.reads[-1]
+        kernel_ns = self._kernel_ns(control, user_ns) if self.timestamps == "kernel" else None
+        return Answer(
+            ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
+            num_events=len(response.reads),
+            decode=functools.partial(self._decode_kept, response),
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+        for connection in list(self._open):
+            connection.close()
+        self._open.clear()
+        self._idle.clear()
+        if self._stamps is not None:
+            self._stamps.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _respond(self, request: PlannedRequest) -> _Undecoded:
+        body = self._format.request_body(request, model=self._model)
+        connection, connect_s = await self._take()
+        if self._sampler is None:
+            self._sample_clock()
+        message = b"%bContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body)
+        sent_ns, ended = connection.start(message)
+        try:
+            await ended
+        except asyncio.CancelledError as exc:
+            self._drop(connection)
+            keep_partial(exc, self._partial(connection.reads, sent_ns, connect_s))
+            raise
+        except TargetError as exc:
+            self._drop(connection)
+            exc.exchange = self._partial(connection.reads, sent_ns, connect_s)
+            raise
+        reads = connection.reads
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+        return _Undecoded(reads, sent_ns, connect_s, sum(len(read[2]) for read in reads))
+
+    async def _take(self) -> tuple[Connection, float | None]:
+        """An idle connection that is still open, or a new one and what opening it took."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection, None
+            self._open.discard(connection)
+        _refuse_virtual_time()
+        connection = await self._connect()
+        return connection, connection.connect_s
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._address is None:
+            self._address = await self._resolve()
+        connection = await connect(
+            receiver_of(loop),
+            self._address,
+            tls_context=self._tls_context,
+            host=self.endpoint.host,
+            kernel_stamps=self.timestamps == "kernel",
+            timeout_s=self._connect_timeout_s,
+        )
+        self._open.add(connection)
+        return connection
+
+    async def _resolve(self) -> Address:
+        """The first address that takes a connection: a host may list one that nobody serves."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(
+                self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
+            )
+        except OSError as exc:
+            raise TargetError(
+                "connect", f"cannot find the address of {self.endpoint.host!r}: {exc.strerror}"
+            ) from exc
+        addresses: list[Address] = [
+            (family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found
+        ]
+        for family, place in addresses[:-1]:
+            with contextlib.suppress(TargetError):
+                probe = await connect(
+                    receiver_of(loop),
+                    (family, place),
+                    tls_context=None,
+                    host=self.endpoint.host,
+                    kernel_stamps=False,
+                    timeout_s=self._connect_timeout_s,
+                )
+                probe.close()
+                return family, place
+        return addresses[-1]
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close()
+        self._open.discard(connection)
+
+    def _decode(self, response: _Undecoded) -> Exchange:
+        return decode_answer(
+            self._format,
+            response.reads,
+            sent_ns=response.sent_ns,
+            connect_s=response.connect_s,
+            kernel_time=self._kernel_ns if self.timestamps == "kernel" else None,
+            signals=self._signals,
+        )
+
+    def _decode_kept(self, response: _Undecoded) -> Exchange:
+        try:
+            return self._decode(response)
+        finally:
+            self._undecoded_bytes -= response.num_bytes
+            response.num_bytes = 0
+
+    def _partial(self, reads: list[Read], sent_ns: int, connect_s: float | None) -> Exchange:
+        return decode_answer(
+            self._format,
+            reads,
+            sent_ns=sent_ns,
+            connect_s=connect_s,
+            kernel_time=self._kernel_ns if self.timestamps == "kernel" else None,
+            signals=self._signals,
+            whole=False,
+        )
+
+    def _kernel_ns(self, control: bytes | None, user_ns: int) -> int | None:
+        return self._clock.monotonic_ns(control, user_ns)
+
+    def _sample_clock(self) -> None:
+        if self._sampler is not None:
+            self._sampler.cancel()
+        self._clock.sample()
+        loop = asyncio.get_running_loop()
+        self._sampler = loop.call_later(SAMPLE_EVERY_S, self._sample_clock)
+
+
+def _request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
+    """Everything of a request before its Content-Length."""
+    merged = {
+        "Host": endpoint.authority,
+        "User-Agent": f"lmi-bench/{__version__}",
+        "Accept": "*/*",
+        "Content-Type": "application/json",
+    }
+    if endpoint.authorization is not None:
+        merged["Authorization"] = endpoint.authorization
+    for name, value in headers.items():
+        if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+            raise InputError(f"{name!r} is not the name of an HTTP header")
+        if any(char in value for char in "\r\n\0"):
+            raise InputError(f"the value of header {name!r} must be one line")
+        for known in [known for known in merged if known.lower() == name.lower()]:
+            del merged[known]
+        merged[name] = value
+    lines = [f"POST {endpoint.path} HTTP/1.1", *(f"{n}: {v}" for n, v in merged.items()), ""]
+    return "\r\n".join(lines).encode("latin-1", "replace")
+
+
+def _ended_s(exchange: Exchange) -> float:
+    if exchange.ended_s is not None:
+        return exchange.ended_s
+    return exchange.token_times_s[-1] if exchange.token_times_s else exchange.sent_s
+
+
+def _refuse_virtual_time() -> None:
+    if is_virtual():
+        raise InputError(
+            "an HTTP endpoint answers in real time: virtual time is for simulated targets only"
+        )
+
+
+def _allow_descriptors(connections: int) -> None:
+    """Raise the process's limit of open files if need be; InputError where it may not be."""
+    try:
+        import resource
+    except ImportError:  # no such limit on this platform
+        return
+    needed = connections + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"{connections:,} connections need {needed:,} open files but this process may have "
+            f"{hard:,}: raise the limit (ulimit -n {needed}) or lower the concurrency"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

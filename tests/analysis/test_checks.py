@@ -1,0 +1,66 @@
+"""Checks: each doubt shows when its cause is there and is silent when it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.analysis.checks import check_level, check_levels
+
+
+def line(concurrency=4, throughput=100.0, mean_concurrency=3.9, **more):
+    return {
+        "concurrency": concurrency,
+        "requests": 10 * (concurrency or 1),
+        "errors": 0,
+        "valid": True,
+        "throughput_tokens_per_s": throughput,
+        "mean_concurrency": mean_concurrency,
+    } | more
+
+
+def test_a_sound_level_gives_no_warning():
+    assert check_level(line()) == []
+    assert check_level(line(1, 30.0, 0.99)) == []
+
+
+def test_more_in_flight_than_asked_breaks_littles_law():
+    (warning,) = check_level(line(mean_concurrency=4.4))
+    assert "4.4 requests in flight, more than the 4" in warning
+
+
+def test_littles_law_is_not_held_against_an_open_loop():
+    assert check_level(line(None, rate_per_s=2.0, mean_concurrency=50.0)) == []
+
+
+def test_a_load_that_was_not_held_is_named_with_what_to_do():
+    (short,) = check_level(line(mean_concurrency=2.0, requests=12))
+    assert "more requests a user" in short
+    (long,) = check_level(line(mean_concurrency=2.0, requests=400))
+    assert "load generator" in long
+
+
+def test_a_lone_user_that_leaves_the_server_idle_is_told_the_reciprocal_of_the_latency():
+    """30 tok/s while busy 75 % of the time is 40 tok/s by the latency."""
+    warnings = check_level(line(1, 30.0, 0.75))
+    assert any("idle 25%" in warning and "40 tok/s" in warning for warning in warnings)
+
+
+def test_failures_are_told_by_kind():
+    (warning,) = check_level(line(errors=3, errors_by_kind={"timeout": 2, "connect": 1}))
+    assert "3 of 40 requests failed (2 timeout, 1 connect)" in warning
+
+
+def test_invalid_and_cut_levels_are_told():
+    warnings = check_level(line(valid=False, invalid_reason="client: lag", stopped_by="timeout"))
+    assert "concurrency 4 is invalid: client: lag" in warnings
+    assert any("cut short by timeout" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(("last", "warned"), [(185.0, False), (150.0, True)])
+def test_throughput_may_dip_as_repeats_do_and_not_more(last, warned):
+    """From 200 tok/s: 185 is within 8 %, 150 is not."""
+    lines = [line(1, 50.0, 1.0), line(4, 200.0, 4.0), line(8, last, 8.0)]
+    warnings = check_levels(lines)
+    assert bool(warnings) is warned
+    if warned:
+        assert "falls from 200 tok/s at concurrency 4 to 150 at concurrency 8" in warnings[0]
