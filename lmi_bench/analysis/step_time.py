@@ -1,6 +1,6 @@
 """How long one step takes: named physical parts, and which of them binds.
 
-    decode step  = max(GPU, host) + host_per_sequence * B
+    decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1))
       GPU        = max((weight_bytes + kv_bytes) / (tp * bandwidth * share),
                        flop / (tp * peak * share)) + all-reduces
       host       = host_per_layer * layers * (1 + stretch * (tp - 1))
@@ -108,12 +108,10 @@ class StepTimeModel:
         )
         pair_width = shape.latent_kv_dim or shape.head_dim
         self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
-        self._host_s = (
-            parameters.host_per_layer_s
-            * shape.num_layers
-            * (1 + parameters.host_stretch_per_rank * (tensor_parallel - 1))
-        )
-        self._host_per_sequence_s = parameters.host_per_sequence_s
+        # each rank is a process of its own, and the step waits for the slowest
+        stretch = 1 + parameters.host_stretch_per_rank * (tensor_parallel - 1)
+        self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
+        self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
         self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
         self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
 
