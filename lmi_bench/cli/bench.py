@@ -182,14 +182,11 @@ def _cache_facts(config: SchedulerConfig, scenario: Scenario) -> KneeFacts:
 def _http_bench(scenario: Scenario) -> Bench:
     wire_format = find_format(scenario.protocol)
     tokenizer = find_tokenizer(scenario.model)
-    text: PromptText
-    if tokenizer is None:
-        text, counts = CommonWords(), (
-            f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
-            "the server's own counts are recorded where it states them",
-        )
-    else:
-        text, counts = ExactText(tokenizer), ()
+    text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
+    counts = (
+        f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
+        "the server's own counts are recorded where it states them"
+    )
 
     async def run_in(main: Main) -> Any:
         async with HttpTarget(scenario.target, wire_format, model=scenario.model) as target:
@@ -206,7 +203,7 @@ def _http_bench(scenario: Scenario) -> Bench:
         prompts=lambda salt: _prompts(scenario, text, tokenizer, salt),
         run=lambda main: run_on_sockets(run_in(main)),
         knee_facts=lambda _levels: KneeFacts(),
-        notes=counts,
+        notes=(counts,) if tokenizer is None else (),
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,
     )

@@ -134,7 +134,7 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
             if not STDERR.is_terminal:
                 note(f"{run.spec.label}: {line['throughput_tokens_per_s'] or 0:.1f} tok/s")
 
-        return bench.run(
+        result: SweepResult = bench.run(
             lambda target: run_sweep(
                 levels,
                 target,
@@ -148,6 +148,7 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
                 seed=scenario.seed,
             )
         )
+    return result
 
 
 def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
