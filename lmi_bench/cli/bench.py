@@ -122,7 +122,7 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
 
     async def run_in(main: Main) -> Any:
         async with parts.engine() as engine:
-            return await main(InProcessTarget(engine))
+            return await main(InProcessTarget(engine, simulated=True))
 
     return Bench(
         title=f"simulated {instance_type}, {parts.shape.name}",

@@ -88,7 +88,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         threads=settings.threads,
         **options,
     )
-    shape = executor.model_shape
+    shape = replace(executor.model_shape, name=model if model in DEMO_MODELS else folder.name)
     config = _scheduler_config(
         settings,
         SchedulerConfig(

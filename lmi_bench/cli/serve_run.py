@@ -13,9 +13,7 @@ from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.scenario import EngineSection
 
 
-def run(
-    model: str, settings: EngineSection, *, instance: str | None, host: str, port: int
-) -> None:
+def run(model: str, settings: EngineSection, *, instance: str | None, host: str, port: int) -> None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served."""
     if instance is None:
         parts = open_torch_engine(model, settings)
