@@ -20,7 +20,7 @@ from lmi_bench.engine.router import RoundRobin, Router
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.scheduling.scheduler import Scheduler, SchedulerStats
+from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetErrorKind
 from lmi_bench.records import STATUS_OK, LevelRun, RequestRecord
@@ -310,10 +310,6 @@ class _Level:
             self._stopped_by = "duration"
         records = tuple(request.record() for request in self._sent)
         return LevelRun(spec=spec, attempt=1, records=records, stopped_by=self._stopped_by)
-
-    def scheduler_stats(self) -> list[SchedulerStats]:
-        """What each replica's scheduler counted."""
-        return [replica.scheduler.stats for replica in self._replicas]
 
     def _user_sends(self, now_s: float) -> None:
         """A user of the closed loop is free: it sends until one request is taken."""
