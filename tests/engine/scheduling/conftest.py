@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lmi_bench.engine.scheduling.batch import StepBatch, StepKind, StepOutput, WaitUntil
+from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler

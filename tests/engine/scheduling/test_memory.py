@@ -29,7 +29,7 @@ def test_the_block_table_is_the_blocks_that_the_steps_announced(drive):
             announced[entry.seq_id] += entry.new_block_ids
         tables = {seq_id: list(run.scheduler.block_table(seq_id)) for seq_id in announced}
         assert tables == announced
-        held = sum(tables.values(), [])
+        held = [block for table in tables.values() for block in table]
         assert len(set(held)) == len(held) == run.scheduler.used_blocks
 
 

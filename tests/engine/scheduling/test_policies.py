@@ -23,7 +23,7 @@ def test_without_batching_one_request_runs_at_a_time_and_first_come_is_first_ser
 def test_a_prompt_is_computed_in_one_pass_that_gives_the_first_token(drive):
     """Prefill of n tokens gives one token; the others take a decode step each."""
     run = drive().run([(0.0, 100, 5)])
-    assert [list(step.kinds.values())[0] for step in run.steps] == ["prefill"] + ["decode"] * 4
+    assert [next(iter(step.kinds.values())) for step in run.steps] == ["prefill"] + ["decode"] * 4
     assert run.steps[0].prompt_tokens == 100
     assert run.token_times_s[0] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -101,7 +101,7 @@ class TestRolling:
         assert run.scheduler.stats.slot_steps_idle == 0
 
     def test_a_prefill_pauses_decoding_for_just_one_step(self, drive):
-        """Request 1 comes during step 2 and is prefilled in step 3: a gap of 2 s, all others 1 s."""
+        """Request 1 comes in step 2 and is prefilled in step 3: a gap of 2 s, all others 1 s."""
         run = drive().run([(0.0, 4, 6), (1.5, 4, 2)])
         assert [step.kinds for step in run.steps[1:4]] == [
             {0: "decode"},
@@ -166,7 +166,7 @@ class TestRolling:
         for seq_id in (9, 3, 7):  # all at the same instant: the order of their submission decides
             run.add(seq_id, 4, 1)
         run.run()
-        assert [list(step.kinds)[0] for step in run.steps] == [5, 5, 5, 9, 3, 7]
+        assert [next(iter(step.kinds)) for step in run.steps] == [5, 5, 5, 9, 3, 7]
 
 
 class TestChunkedPrefill:
