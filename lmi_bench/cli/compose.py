@@ -25,7 +25,6 @@ from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import bytes_to_gib, ms_to_s
 
-
 DEMO_NAMES = ("demo-15m", "demo-110m")
 
 

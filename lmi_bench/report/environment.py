@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
 from typing import Any
 
 from lmi_bench.report.formats import number, plain
