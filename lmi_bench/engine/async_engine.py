@@ -202,6 +202,11 @@ class AsyncEngine:
         self._news.set()
         return generation
 
+    @property
+    def error(self) -> EngineError | None:
+        """Why the engine can answer no more, None while it can."""
+        return self._error
+
     def stats(self) -> EngineStats:
         """Counts at this moment."""
         scheduler, stats = self._scheduler, self._scheduler.stats
