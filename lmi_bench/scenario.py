@@ -116,23 +116,25 @@ class LoadSection(_Section):
 class EngineSection(_Section):
     """Settings of the bundled and of the simulated engine; an endpoint keeps its own.
 
-    num_blocks, max_model_len  None: what memory and the model allow
+    None leaves a setting to the engine: the bundled one has its defaults, a simulated one those
+    of its profile; blocks and lengths follow from memory and model. The run's manifest records
+    what came of it.
     """
 
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
-    kv_layout: Literal["paged", "contiguous"] = "paged"
+    kv_layout: Literal["paged", "contiguous"] | None = None
     batch_size: PositiveInt = 4
     max_batch_delay_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
-    max_rolling_batch_size: PositiveInt = 32
-    max_rolling_batch_prefill_tokens: PositiveInt = 4096
-    chunked_prefill: bool = False
+    max_rolling_batch_size: PositiveInt | None = None
+    max_rolling_batch_prefill_tokens: PositiveInt | None = None
+    chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     tensor_parallel: PositiveInt = 1
     num_blocks: PositiveInt | None = None
-    block_size: PositiveInt = 16
+    block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None
-    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     threads: PositiveInt | None = None
 
 

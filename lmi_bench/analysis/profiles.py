@@ -30,7 +30,7 @@ class StepParameters:
     host_per_layer_s         launching a layer's kernels, a step; small with CUDA graphs
     host_per_sequence_s      bookkeeping of a running sequence, a step
     host_per_prompt_token_s  preparing a prompt token
-    host_stretch_per_rank    relative growth of the launch time with each further rank
+    host_stretch_per_rank    relative growth of both host times with each further rank
     nvlink_latency_s, pcie_latency_s   start of one all-reduce
     nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
     """

@@ -1,6 +1,6 @@
 """How long one step takes: named physical parts, and which of them binds.
 
-    decode step  = max(GPU, host) + host_per_sequence * B
+    decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1))
       GPU        = max((weight_bytes + kv_bytes) / (tp * bandwidth * share),
                        flop / (tp * peak * share)) + all-reduces
       host       = host_per_layer * layers * (1 + stretch * (tp - 1))
@@ -108,14 +108,13 @@ class StepTimeModel:
         )
         pair_width = shape.latent_kv_dim or shape.head_dim
         self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
-        self._host_s = (
-            parameters.host_per_layer_s
-            * shape.num_layers
-            * (1 + parameters.host_stretch_per_rank * (tensor_parallel - 1))
-        )
-        self._host_per_sequence_s = parameters.host_per_sequence_s
+        # each rank is a process of its own, and the step waits for the slowest
+        stretch = 1 + parameters.host_stretch_per_rank * (tensor_parallel - 1)
+        self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
+        self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
         self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
         self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
+        self._decode_coefficients = self._collect_decode()
 
     @staticmethod
     def _known(value: float | None, device: Accelerator, what: str) -> float:
@@ -206,7 +205,36 @@ class StepTimeModel:
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""
-        return self.explain(shape).total_s
+        coefficients = self._decode_coefficients
+        if coefficients is None or shape.prefill_tokens or not shape.decode_sequences:
+            return self.explain(shape).total_s
+        # simulations ask for millions of plain decode steps: the same sum, already collected
+        weights_s, kv_s, flop_token_s, flop_context_s = coefficients
+        context = shape.decode_context_tokens
+        tokens = shape.decode_tokens
+        gpu_s = (
+            max(weights_s + kv_s * context, flop_token_s * tokens + flop_context_s * context)
+            + self._all_reduce_base_s
+            + self._all_reduce_per_token_s * tokens
+        )
+        return (
+            gpu_s if gpu_s > self._host_s else self._host_s
+        ) + self._host_per_sequence_s * shape.decode_sequences
+
+    def _collect_decode(self) -> tuple[float, float, float, float] | None:
+        """Seconds of the weights, by context token, of arithmetic by token and by context token.
+
+        None where a decode step is not linear in them: experts, or a sliding window.
+        """
+        if self._dense_streamed_bytes is None or self.shape.sliding_window is not None:
+            return None
+        layers = self.shape.num_layers
+        return (
+            self._dense_streamed_bytes / (self.tensor_parallel * self._read_bytes_per_s),
+            self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
+            (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
+            self._pair_flop_per_layer * layers / self._flop_per_s,
+        )
 
     def decode_run_s(self, first: StepShape, steps: int) -> float:
         """Seconds of `steps` identical decode steps in a row, each context one token longer.
