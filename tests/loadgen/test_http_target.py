@@ -15,7 +15,8 @@ import pytest
 
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.http_target import HttpTarget, parse_endpoint
+from lmi_bench.loadgen.endpoint import parse_endpoint
+from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.receive import KernelStamps, run_on_sockets
