@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import orjson
 
-from lmi_bench.durable import append_and_sync, drop_torn_tail, lock_folder, write_whole
+from lmi_bench.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
 from lmi_bench.errors import InputError, LmiBenchError
 from lmi_bench.host import host_facts, installed_versions
 from lmi_bench.records import RequestRecord
@@ -95,9 +95,10 @@ class RunStore:
         try:
             path.mkdir(parents=True)
         except FileExistsError as exc:
-            raise InputError(
-                f"{path} exists: name another folder with --out, or continue it with --resume"
-            ) from exc
+            if not _is_stillborn(path):
+                raise InputError(
+                    f"{path} exists: name another folder with --out, or continue it with --resume"
+                ) from exc
         except OSError as exc:
             raise InputError(f"cannot make the run folder {path}: {exc.strerror}") from exc
         store = cls(path, redact(dict(manifest), secrets), secrets)
@@ -261,6 +262,15 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         finish_reason=line.get("finish_reason"),
         ended_s=line.get("ended_s"),
     )
+
+
+def _is_stillborn(path: Path) -> bool:
+    """Whether a run was killed here before its manifest was written: it has nothing to lose."""
+    if not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    known = {LOCK, REQUESTS, LEVELS, MANIFEST + ".new"}
+    return LOCK in names and names <= known
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
