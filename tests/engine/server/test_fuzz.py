@@ -49,7 +49,7 @@ def random_call(draw):
 
 
 @pytest.mark.parametrize("policy", ["rolling", "dynamic"])
-def test_random_requests_are_all_answered_or_refused_and_leave_nothing(serve_toy, policy):
+def test_random_requests_are_all_answered_or_refused_and_leave_nothing(serve_toy, caplog, policy):
     """Ten blocks of 16 tokens and 24 clients force preemption and waiting; one request in eight
     is given up by its client, some of them in the middle of a stream.
     """
@@ -98,6 +98,7 @@ def test_random_requests_are_all_answered_or_refused_and_leave_nothing(serve_toy
             return server.engine.stats()
 
     stats = asyncio.run(main())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     assert outcomes.total() - outcomes["overloaded"] == NUM_REQUESTS
     assert outcomes["answered"] > NUM_REQUESTS // 4
     assert outcomes["refused"] > NUM_REQUESTS // 10
