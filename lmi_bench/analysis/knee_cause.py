@@ -131,7 +131,7 @@ def _client_to_blame(point: LevelPoint) -> bool:
     if point.line.get("valid", True):
         return False
     reason = str(point.line.get("invalid_reason") or "").lower()
-    return "client" in reason or "generator" in reason
+    return reason.startswith(("client", "generator"))
 
 
 def _refused(point: LevelPoint) -> int:

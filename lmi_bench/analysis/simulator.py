@@ -20,7 +20,7 @@ from lmi_bench.engine.router import RoundRobin, Router
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.scheduling.scheduler import Scheduler, SchedulerStats
+from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetErrorKind
 from lmi_bench.records import STATUS_OK, LevelRun, RequestRecord
@@ -90,7 +90,17 @@ def _rounding_s(at_s: float) -> float:
 class _Request:
     """A request that was sent: what has come of it so far."""
 
-    __slots__ = ("due_s", "ended", "error", "planned", "replica", "seq_id", "status", "token_times")
+    __slots__ = (
+        "due_s",
+        "ended_s",
+        "error",
+        "finish_reason",
+        "planned",
+        "replica",
+        "seq_id",
+        "status",
+        "token_times",
+    )
 
     def __init__(self, planned: PlannedRequest, due_s: float, seq_id: int) -> None:
         self.planned = planned
@@ -100,7 +110,8 @@ class _Request:
         self.token_times: list[float] = []
         self.status = STATUS_OK
         self.error: str | None = None
-        self.ended = False
+        self.finish_reason: str | None = None
+        self.ended_s: float | None = None
 
     def record(self) -> RequestRecord:
         """The line that the load generator would write."""
@@ -112,7 +123,8 @@ class _Request:
             input_tokens=self.planned.input_tokens,
             status=self.status,
             error=self.error,
-            finish_reason="length" if self.status == STATUS_OK else None,
+            finish_reason=self.finish_reason,
+            ended_s=self.ended_s,
         )
 
 
@@ -155,6 +167,7 @@ class _Replica:
         """Drop a request; a step that is under way does not stop for it."""
         self._break_run(now_s)
         self.scheduler.finish(request.seq_id, "cancelled")
+        request.finish_reason, request.ended_s = "cancelled", now_s
         del self._requests[request.seq_id]
 
     def end_step(self, now_s: float) -> list[_Request]:
@@ -171,6 +184,7 @@ class _Replica:
                 request = self._requests[gained.seq_id]
                 request.token_times.append(now_s)
                 if gained.finish_reason is not None:
+                    request.finish_reason, request.ended_s = gained.finish_reason, now_s
                     del self._requests[gained.seq_id]
                     ended.append(request)
             self._batch = None
@@ -287,7 +301,9 @@ class _Level:
             for replica in self._replicas:
                 if replica.next_s <= same_s:
                     for request in replica.end_step(now_s):
-                        self._answered(request, now_s)
+                        self._num_ended += 1
+                        self._check_stop_rules()
+                        self._user_sends(now_s)
             while next_start_s <= same_s:
                 if self._spec.rate_per_s is None:
                     self._user_sends(now_s)
@@ -311,10 +327,6 @@ class _Level:
         records = tuple(request.record() for request in self._sent)
         return LevelRun(spec=spec, attempt=1, records=records, stopped_by=self._stopped_by)
 
-    def scheduler_stats(self) -> list[SchedulerStats]:
-        """What each replica's scheduler counted."""
-        return [replica.scheduler.stats for replica in self._replicas]
-
     def _user_sends(self, now_s: float) -> None:
         """A user of the closed loop is free: it sends until one request is taken."""
         while self._spec.rate_per_s is None:
@@ -330,10 +342,10 @@ class _Level:
         try:
             replica.add(request, now_s)
         except CapacityError as exc:
-            self._failed(request, "refused", str(exc))
+            self._fail(request, "refused", str(exc))
             return False
         except OverloadedError as exc:
-            self._failed(request, "overloaded", str(exc))
+            self._fail(request, "overloaded", str(exc))
             return False
         if self._timeout_s is not None:
             self._deadlines.append((now_s + self._timeout_s, request))
@@ -341,7 +353,7 @@ class _Level:
 
     def _next_deadline_s(self) -> float:
         deadlines = self._deadlines
-        while deadlines and deadlines[0][1].ended:
+        while deadlines and deadlines[0][1].ended_s is not None:
             deadlines.popleft()
         return deadlines[0][0] if deadlines else math.inf
 
@@ -351,17 +363,10 @@ class _Level:
             _, request = self._deadlines.popleft()
             assert request.replica is not None
             request.replica.cancel(request, now_s)
-            self._failed(request, "timeout", f"no complete answer within {self._timeout_s:g} s")
+            self._fail(request, "timeout", f"no complete answer within {self._timeout_s:g} s")
             self._user_sends(now_s)
 
-    def _answered(self, request: _Request, now_s: float) -> None:
-        request.ended = True
-        self._num_ended += 1
-        self._check_stop_rules()
-        self._user_sends(now_s)
-
-    def _failed(self, request: _Request, kind: TargetErrorKind, message: str) -> None:
-        request.ended = True
+    def _fail(self, request: _Request, kind: TargetErrorKind, message: str) -> None:
         request.status, request.error = kind, message
         self._num_ended += 1
         self._num_errors += 1

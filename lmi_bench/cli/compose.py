@@ -1,55 +1,39 @@
-"""Puts the parts together: which target, engine, executor and clock a command runs on.
+"""Puts an engine together: model, executor, scheduler settings, tokenizer.
 
-The only module that reaches `engine.torch_backend`, inside the function that needs it.
+The only module that reaches `engine.torch_backend`, inside the functions that need it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from lmi_bench.analysis.knee_cause import KneeFacts
-from lmi_bench.clock import run_virtual
+from lmi_bench.analysis.builtin_profiles import TGI_2023
+from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.in_process_target import InProcessTarget
-from lmi_bench.loadgen.prompts import (
-    CommonWords,
-    DatasetPrompts,
-    ExactText,
-    Lengths,
-    NoText,
-    Prompts,
-    PromptText,
-    SyntheticPrompts,
-    TokenIds,
-    load_dataset,
-)
-from lmi_bench.loadgen.target import Target
 from lmi_bench.model_shape import ModelShape
-from lmi_bench.scenario import EngineSection, Scenario
-from lmi_bench.units import bytes_to_gib
+from lmi_bench.scenario import EngineSection
+from lmi_bench.units import bytes_to_gib, ms_to_s
 
-T = TypeVar("T")
-Main = Callable[[Target], Awaitable[T]]
-SIMULATED_PREFIX = "sim:"
-ENGINE_TARGET = "engine"
+DEMO_NAMES = ("demo-15m", "demo-110m")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """An engine that is ready to be entered: its executor holds the model already.
 
-    facts  what a run's manifest says of it; notes: what a person is told at start
+    facts    what a run's manifest says of it; notes: what a person is told at start
+    profile  of a simulated engine
     """
 
     executor: Executor
@@ -57,52 +41,12 @@ class EngineParts:
     shape: ModelShape
     tokenizer: Tokenizer | None
     facts: dict[str, Any]
+    profile: EngineProfile | None = None
     notes: tuple[str, ...] = ()
 
     def engine(self) -> AsyncEngine:
         """The engine; an async context manager."""
         return AsyncEngine(Scheduler(self.config), self.executor)
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A target that is ready to be measured, and everything that depends on its kind.
-
-    run         runs a coroutine over the target on the clock that the target needs
-    knee_facts  what is known of the server, for the levels' lines given
-    secrets     values that must never reach a file
-    """
-
-    title: str
-    facts: dict[str, Any]
-    prompts: Callable[[str], Prompts]
-    run: Callable[[Main[Any]], Any]
-    knee_facts: Callable[[Sequence[Mapping[str, Any]]], KneeFacts]
-    notes: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    spacing_s: float = 0.0
-    salted: bool = field(default=True)
-
-    def new_salt(self) -> str:
-        """What makes this run's prompts unlike those of every other run."""
-        return secrets.token_hex(4) if self.salted else ""
-
-
-@contextmanager
-def open_bench(scenario: Scenario) -> Iterator[Bench]:
-    """The scenario's target, checked and loaded; raises InputError where it cannot be."""
-    target = scenario.target
-    if target == ENGINE_TARGET:
-        yield _engine_bench(scenario)
-    elif target.startswith(SIMULATED_PREFIX):
-        yield _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX))
-    elif "://" in target:
-        yield _http_bench(scenario)
-    else:
-        raise InputError(
-            f"target {target!r} is not understood; write engine, sim:INSTANCE "
-            "(such as sim:ml.g5.2xlarge) or a URL (http://host:port)"
-        )
 
 
 def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
@@ -143,7 +87,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         threads=settings.threads,
         **options,
     )
-    shape = executor.model_shape
+    shape = replace(executor.model_shape, name=model if model in DEMO_MODELS else folder.name)
     config = _scheduler_config(
         settings,
         SchedulerConfig(
@@ -162,7 +106,6 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "model": shape.name,
             "back_end": "torch",
             "weights": executor.weights_description,
-            "threads": executor.threads,
             "free_memory_bytes": executor.free_memory_bytes,
             "kv_cache_bytes": executor.kv_cache_bytes,
             "scheduler": _config_facts(config),
@@ -219,6 +162,7 @@ def open_simulated_engine(
             "profile_provenance": profile.provenance,
             "scheduler": _config_facts(config),
         },
+        profile=profile,
         notes=(
             f"{shape.name} on {instance.instance_type} ({instance.accelerator.name}), TP "
             f"{settings.tensor_parallel}, {dtype}: predicted step times, {profile.provenance}",
@@ -250,95 +194,19 @@ def _config_facts(config: SchedulerConfig) -> dict[str, Any]:
     return {key: getattr(value, "value", value) for key, value in asdict(config).items()}
 
 
-def _engine_bench(scenario: Scenario) -> Bench:
-    parts = open_torch_engine(scenario.model, scenario.engine)
-    tokenizer = parts.tokenizer
-    assert tokenizer is not None  # a torch engine has read its folder's
-    special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))
-    ids = TokenIds(tokenizer.vocab_size, first_id=special if special < 1000 else 0)
-    eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
+def find_tokenizer(model: str) -> Tokenizer | None:
+    """The tokenizer of a model folder or a demo model; None where there is none at hand.
 
-    async def run_in(main: Main[Any]) -> Any:
-        async with parts.engine() as engine:
-            result = await main(InProcessTarget(engine, eos_token_ids=eos))
-            return result
-
-    return Bench(
-        title=f"bundled engine, {parts.shape.name}",
-        facts=parts.facts,
-        prompts=lambda salt: _prompts(scenario, ids, tokenizer, salt),
-        run=lambda main: asyncio.run(run_in(main)),
-        knee_facts=lambda _levels: _cache_facts(parts.config, scenario),
-        notes=parts.notes,
-        salted=not scenario.workload.reuse_prompts,
-    )
-
-
-def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
-    if scenario.workload.dataset is not None:
-        raise InputError(
-            "a simulated instance needs lengths, not text: give --input-tokens and "
-            "--output-tokens, or a mix, instead of a data set"
+    Loads no torch, so that a sweep over HTTP can make prompts of exact lengths.
+    """
+    folder = Path(model)
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_folder(folder)
+    if model in DEMO_NAMES:
+        from lmi_bench.engine.torch_backend.demo_vocabulary import (
+            EOS_TOKEN_ID,
+            demo_tokenizer_json,
         )
-    total = max(kind.input_tokens + kind.output_tokens for kind in _lengths(scenario))
-    parts = open_simulated_engine(
-        scenario.model, instance_type, scenario.engine, max_total_tokens=total
-    )
 
-    async def run_in(main: Main[Any]) -> Any:
-        async with parts.engine() as engine:
-            return await main(InProcessTarget(engine))
-
-    return Bench(
-        title=f"simulated {instance_type}, {parts.shape.name}",
-        facts=parts.facts,
-        prompts=lambda salt: _prompts(scenario, NoText(), None, salt),
-        run=lambda main: run_virtual(run_in(main)),
-        knee_facts=lambda levels: _simulated_facts(scenario, instance_type, parts, levels),
-        notes=parts.notes,
-        salted=False,
-    )
-
-
-def _lengths(scenario: Scenario) -> list[Lengths]:
-    workload = scenario.workload
-    if not workload.mix:
-        return [Lengths(workload.input_tokens, workload.output_tokens)]
-    return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
-
-
-def _prompts(
-    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
-) -> Prompts:
-    workload = scenario.workload
-    if workload.dataset is not None:
-        return DatasetPrompts(
-            load_dataset(Path(workload.dataset)),
-            output_tokens=workload.output_tokens,
-            tokenizer=tokenizer,
-            seed=scenario.seed,
-            salt=salt,
-            ignore_eos=workload.ignore_eos,
-        )
-    return SyntheticPrompts(
-        _lengths(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
-    )
-
-
-def _cache_facts(config: SchedulerConfig, scenario: Scenario) -> KneeFacts:
-    """What the scheduler's own limits say: sequences in the cache, slots of the batch."""
-    lengths = _lengths(scenario)
-    shares = sum(kind.share for kind in lengths)
-    full = sum((k.input_tokens + k.output_tokens) * k.share for k in lengths) / shares
-    half = sum((k.input_tokens + k.output_tokens / 2) * k.share for k in lengths) / shares
-    paged = config.kv_layout is KvLayout.PAGED
-    slots = {
-        BatchingPolicy.NONE: 1,
-        BatchingPolicy.DYNAMIC: config.batch_size,
-        BatchingPolicy.ROLLING: config.max_rolling_batch_size,
-    }[config.policy]
-    return KneeFacts(
-        b_max=config.cache_tokens // full,
-        b_max_expected=config.cache_tokens // (half if paged else full),
-        max_batch=slots,
-    )
+        return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
+    return None

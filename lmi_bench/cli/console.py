@@ -14,9 +14,7 @@ STDOUT = Console(highlight=False, soft_wrap=False)
 STDERR = Console(stderr=True, highlight=False)
 
 
-def print_table(
-    title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = ()
-) -> None:
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = ()) -> None:
     """Print rows with the same keys; numbers stand right, columns named in `left` stand left."""
     if not rows:
         return

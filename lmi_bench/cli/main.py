@@ -16,7 +16,7 @@ from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 
 app = typer.Typer(
     name="lmi-bench",
-    help="Measure LLM endpoints, find their knee, and plan instance, TP degree, replicas and price.",
+    help="Measure LLM endpoints, find their knee, plan instance, TP degree, replicas and price.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.checks import check_levels
-from lmi_bench.analysis.goodput import slo_verdicts
+from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.cli import compose
+from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.levels import levels_of
@@ -44,21 +44,21 @@ def run(
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
     folder = out or _default_folder(scenario)
-    store: RunStore | None = None
     interrupted = False
-    with compose.open_bench(scenario) as bench:
-        with _open_store(folder, scenario, bench, resume=resume) as store:
-            note(f"target: {bench.title}")
-            for line in bench.notes:
-                note(line)
-            try:
-                _run_levels(scenario, bench, store)
-            except KeyboardInterrupt:
-                interrupted = True
+    bench = open_bench(scenario)
+    with _open_store(folder, scenario, bench, resume=resume) as store:
+        note(f"target: {bench.title}")
+        for line in bench.notes:
+            note(line)
+        try:
+            _run_levels(scenario, bench, store)
+        except KeyboardInterrupt:
+            interrupted = True
+        levels = list(store.levels)
+        knees: list[Knee] = []
+        if levels and not interrupted:
             knees = _find_knees(folder, bench)
-            if store.levels and not interrupted:
-                store.write_knees([knee.to_dict() for knee in knees])
-            levels = list(store.levels)
+            store.write_knees([knee.to_dict() for knee in knees])
     if interrupted:
         _print_levels(levels)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
@@ -105,7 +105,7 @@ def _default_folder(scenario: Scenario) -> Path:
     return Path("runs") / f"{stamp}-{model}"
 
 
-def _open_store(folder: Path, scenario: Scenario, bench: compose.Bench, *, resume: bool) -> RunStore:
+def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
@@ -120,7 +120,7 @@ def _open_store(folder: Path, scenario: Scenario, bench: compose.Bench, *, resum
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _run_levels(scenario: Scenario, bench: compose.Bench, store: RunStore) -> SweepResult:
+def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResult:
     levels = levels_of(scenario)
     with progress() as report:
 
@@ -134,7 +134,7 @@ def _run_levels(scenario: Scenario, bench: compose.Bench, store: RunStore) -> Sw
             if not STDERR.is_terminal:
                 note(f"{run.spec.label}: {line['throughput_tokens_per_s'] or 0:.1f} tok/s")
 
-        return bench.run(
+        result: SweepResult = bench.run(
             lambda target: run_sweep(
                 levels,
                 target,
@@ -148,9 +148,10 @@ def _run_levels(scenario: Scenario, bench: compose.Bench, store: RunStore) -> Sw
                 seed=scenario.seed,
             )
         )
+    return result
 
 
-def _find_knees(folder: Path, bench: compose.Bench) -> list[Knee]:
+def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
     run = load_run(folder)
     if not run.levels:
         return []
@@ -174,7 +175,7 @@ def _print_answer(
         warn(text)
     slos = [parse_slo(text) for text in scenario.slo]
     missed = bool(slos) and not any(
-        all(verdict.passed for verdict in slo_verdicts(line, slos)) for line in levels
+        all(check_slo(line, slo).verdict == "pass" for slo in slos) for line in levels
     )
     if missed:
         say(f"SLO missed at every level: {', '.join(map(str, slos))}")

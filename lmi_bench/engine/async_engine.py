@@ -7,13 +7,20 @@ on a real and on a virtual clock.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from lmi_bench.clock import settle
 from lmi_bench.engine.executor import Executor
-from lmi_bench.engine.scheduling.batch import CommittedTokens, StepBatch, StepKind, WaitUntil
+from lmi_bench.engine.scheduling.batch import (
+    CommittedTokens,
+    StepBatch,
+    StepKind,
+    StepOutput,
+    WaitUntil,
+)
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.errors import EngineError, InputError
@@ -195,6 +202,11 @@ class AsyncEngine:
         self._news.set()
         return generation
 
+    @property
+    def error(self) -> EngineError | None:
+        """Why the engine can answer no more, None while it can."""
+        return self._error
+
     def stats(self) -> EngineStats:
         """Counts at this moment."""
         scheduler, stats = self._scheduler, self._scheduler.stats
@@ -218,33 +230,45 @@ class AsyncEngine:
         except asyncio.CancelledError:
             self._fail(EngineError("the engine was shut down"))
             raise
-        except EngineError as exc:
-            self._fail(exc)
-            raise
         except Exception as exc:
-            self._fail(EngineError(f"a step failed: {type(exc).__name__}: {exc}"), exc)
+            self._fail(_as_engine_error(exc))
             raise
 
     async def _serve(self) -> None:
+        """Plan, run, commit, for ever: the whole engine."""
         loop = asyncio.get_running_loop()
+        overlap = self._executor.max_in_flight > 1
+        steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
         not_before_s = 0.0
-        while True:
-            await settle()  # requests that arrive at this instant join this step
-            self._news.clear()
-            start_s = max(loop.time(), not_before_s)
-            batch = self._scheduler.plan(start_s)
-            if not isinstance(batch, StepBatch):
-                not_before_s = await self._wait(
-                    batch.at_s if isinstance(batch, WaitUntil) else None
-                )
-                continue
-            if batch.shape.prefill_sequences:
-                self._mark_scheduled(batch, start_s)
-            outputs = await self._executor.execute(batch)
-            end_s = loop.time()
-            self._hand_out(self._scheduler.commit(batch, outputs, end_s), end_s)
-            if self._on_step is not None:
-                self._on_step(batch, start_s, end_s)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await settle()  # requests that arrive at this instant join this step
+                self._news.clear()
+                start_s = max(loop.time(), not_before_s)
+                planned = self._scheduler.plan(start_s)
+                if isinstance(planned, StepBatch):
+                    if planned.shape.prefill_sequences:
+                        self._mark_scheduled(planned, start_s)
+                    if not overlap:
+                        self._commit(planned, start_s, await self._executor.execute(planned))
+                        continue
+                    task = group.create_task(self._executor.execute(planned))
+                    steps.append((planned, start_s, task))
+                    if len(steps) < self._executor.max_in_flight:
+                        continue
+                if steps:
+                    batch, start_s, task = steps.popleft()
+                    self._commit(batch, start_s, await task)
+                else:
+                    not_before_s = await self._wait(
+                        planned.at_s if isinstance(planned, WaitUntil) else None
+                    )
+
+    def _commit(self, batch: StepBatch, start_s: float, outputs: list[StepOutput]) -> None:
+        end_s = asyncio.get_running_loop().time()
+        self._hand_out(self._scheduler.commit(batch, outputs, end_s), end_s)
+        if self._on_step is not None:
+            self._on_step(batch, start_s, end_s)
 
     async def _wait(self, at_s: float | None) -> float:
         """Until a request arrives or ends, or until `at_s`.
@@ -279,12 +303,22 @@ class AsyncEngine:
         generation._end(asyncio.get_running_loop().time(), reason)
         self._news.set()
 
-    def _fail(self, error: EngineError, cause: Exception | None = None) -> None:
+    def _fail(self, error: EngineError) -> None:
         """End every request; none can be answered any more."""
-        error.__cause__ = cause
         self._error = error
         self._error_seen = bool(self._generations)
         now_s = asyncio.get_running_loop().time()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation._end(now_s, None, error)
+
+
+def _as_engine_error(exc: Exception) -> EngineError:
+    """What the requests are told; a task group wraps even a single error."""
+    while isinstance(exc, ExceptionGroup):
+        exc = exc.exceptions[0]
+    if isinstance(exc, EngineError):
+        return exc
+    error = EngineError(f"a step failed: {type(exc).__name__}: {exc}")
+    error.__cause__ = exc
+    return error

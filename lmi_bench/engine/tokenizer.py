@@ -30,12 +30,6 @@ class Tokenizer:
 
         Raises InputError where the file is absent or broken, or `tokenizers` is not installed.
         """
-        try:
-            from tokenizers import Tokenizer as FastTokenizer
-        except ImportError as exc:
-            raise InputError(
-                "reading a tokenizer needs the package tokenizers: pip install 'lmi-bench[engine]'"
-            ) from exc
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise InputError(
@@ -43,13 +37,28 @@ class Tokenizer:
                 "(transformers writes one with tokenizer.save_pretrained)"
             )
         try:
-            tokenizer = FastTokenizer.from_file(str(path))
+            tokenizer = _fast_tokenizer_class().from_file(str(path))
+        except InputError:
+            raise
         except Exception as exc:  # the library raises bare Exception for any broken file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
         return cls(tokenizer, _eos_token_ids(folder))
 
+    @classmethod
+    def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
+        """A tokenizer from the content of a tokenizer.json.
+
+        Raises InputError where `tokenizers` is not installed.
+        """
+        return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with those that the model wants around it (such as a first BOS)."""
+        """The ids of `text`, with those that the model wants around it (such as a first BOS).
+
+        Half a surrogate pair, which JSON can carry and UTF-8 cannot, counts as "?".
+        """
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -100,6 +109,16 @@ class Detokenizer:
         self._context_text = self._tokenizer.decode(self._context)
         self._pending = []
         return piece
+
+
+def _fast_tokenizer_class() -> Any:
+    try:
+        from tokenizers import Tokenizer as FastTokenizer
+    except ImportError as exc:
+        raise InputError(
+            "reading a tokenizer needs the package tokenizers: pip install 'lmi-bench[engine]'"
+        ) from exc
+    return FastTokenizer
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -238,12 +239,15 @@ async def connect(
         raise TargetError("tls", f"TLS with {host}:{place[1]} failed: {detail}") from exc
     except OSError as exc:
         sock.close()
-        raise TargetError(
-            "connect", f"cannot connect to {host}:{place[1]}: {exc.strerror or exc}"
-        ) from exc
+        raise TargetError("connect", f"cannot connect to {host}:{place[1]}: {_why(exc)}") from exc
     except BaseException:
         sock.close()
         raise
+
+
+def _why(exc: OSError) -> str:
+    """The system's words: asyncio puts its own in their place."""
+    return os.strerror(exc.errno) if exc.errno else str(exc)
 
 
 async def _handshake(sock: socket.socket, context: ssl.SSLContext, host: str) -> TlsLayer:

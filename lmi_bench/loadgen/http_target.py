@@ -25,7 +25,7 @@ from lmi_bench.loadgen.connection import Address, Connection, connect
 from lmi_bench.loadgen.http_answer import NS_PER_S, Read, ReadSignals, decode_answer
 from lmi_bench.loadgen.measure import Answer, keep_partial
 from lmi_bench.loadgen.receive import SAMPLE_EVERY_S, KernelClock, KernelStamps, receiver_of
-from lmi_bench.loadgen.self_check import ReceiveSignals
+from lmi_bench.loadgen.self_check import ReceiveSignals, quantile
 from lmi_bench.records import Exchange
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.workload import PlannedRequest
@@ -179,11 +179,9 @@ class HttpTarget:
     def end_level(self) -> ReceiveSignals:
         """What the receiver saw since `open_level`."""
         signals = self._signals
-        delays_ns = sorted(signals.delays_ns)
-        p99_ns = delays_ns[int(0.99 * (len(delays_ns) - 1))] if delays_ns else 0
         return ReceiveSignals(
             timestamps=self.timestamps,
-            delay_p99_s=p99_ns / NS_PER_S,
+            delay_p99_s=quantile(sorted(signals.delays_ns), 0.99) / NS_PER_S,
             merged_share=signals.merged / signals.tokens if signals.tokens else 0.0,
             clock_steps=self._clock.steps,
         )

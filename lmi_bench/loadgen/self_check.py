@@ -88,17 +88,17 @@ def check_level(
 ) -> GeneratorCheck:
     """Judge a level by what it left; records in any order, times on one clock."""
     delays_s = sorted(max(0.0, record.sent_s - record.due_s) for record in records)
-    delay_p99_s = _quantile(delays_s, 0.99)
+    delay_p99_s = quantile(delays_s, 0.99)
     reason = (
         _late(records, delay_p99_s, watch)
         or _missed_rate(spec, records, watch)
         or _merged(signals, watch)
     )
     return GeneratorCheck(
-        dispatch_delay_p50_s=_quantile(delays_s, 0.5),
+        dispatch_delay_p50_s=quantile(delays_s, 0.5),
         dispatch_delay_p99_s=delay_p99_s,
         dispatch_delay_max_s=delays_s[-1] if delays_s else 0.0,
-        loop_lag_p99_s=_quantile(sorted(watch.lags_s), 0.99),
+        loop_lag_p99_s=quantile(sorted(watch.lags_s), 0.99),
         cpu_share=watch.cpu_share,
         timestamps=signals.timestamps,
         receive_delay_p99_s=signals.delay_p99_s,
@@ -112,7 +112,7 @@ def _late(records: Sequence[RequestRecord], delay_p99_s: float, watch: LoopWatch
     latencies_s = sorted(
         record.token_times_s[-1] - record.sent_s for record in records if record.token_times_s
     )
-    median_s = _quantile(latencies_s, 0.5)
+    median_s = quantile(latencies_s, 0.5)
     if delay_p99_s <= max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s):
         return None
     return (
@@ -146,7 +146,7 @@ def _merged(signals: ReceiveSignals, watch: LoopWatch) -> str | None:
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def quantile(ordered: Sequence[float], share: float) -> float:
     """Linear quantile of ordered values; 0.0 of none."""
     if not ordered:
         return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from lmi_bench.errors import CapacityError, InputError
 
@@ -27,6 +28,18 @@ class KvLayout(StrEnum):
 
     PAGED = "paged"
     CONTIGUOUS = "contiguous"
+
+
+_E = TypeVar("_E", bound=StrEnum)
+
+
+def _member(kind: type[_E], name: str, value: str) -> _E:
+    """The member that a setting names; settings come as text from files and flags."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(kind)
+        raise InputError(f"{name} must be one of {names}, got {value!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,8 @@ class SchedulerConfig:
     max_concurrent_requests: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))
+        object.__setattr__(self, "kv_layout", _member(KvLayout, "kv_layout", self.kv_layout))
         for name in (
             "block_size",
             "max_model_len",

@@ -14,11 +14,7 @@ nothing is preempted before every batch is committed: `plan` says Idle until the
 
 from __future__ import annotations
 
-import heapq
-from bisect import insort
 from collections import abc, deque
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final
 
 from lmi_bench.engine.scheduling.batch import (
@@ -31,45 +27,19 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
     WaitUntil,
 )
-from lmi_bench.engine.scheduling.block_manager import BlockManager
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
+from lmi_bench.engine.scheduling.residents import Residents
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
+from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.engine.scheduling.waiting import WaitingQueue
 from lmi_bench.errors import CapacityError, EngineError, InputError, OverloadedError
 
 Drafter = abc.Callable[[Sequence, int], tuple[int, ...]]
 """Guesses at most n next tokens of a sequence; the executor verifies them in one step."""
 
 _IDLE: Final = Idle()
-_ORDER: Final = attrgetter("order")
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counts since the scheduler was made.
-
-    prompt_tokens     prompt tokens computed, those computed again after a preemption included
-    slot_steps_used   rows of decode steps that gave a token
-    slot_steps_idle   slots of decode steps whose member had ended or lost its blocks while the
-                      rest of its dynamic batch ran on
-    peak_running      most sequences in the batch at one time
-    """
-
-    steps: int = 0
-    prefill_steps: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    slot_steps_used: int = 0
-    slot_steps_idle: int = 0
-    peak_running: int = 0
-
-    @property
-    def slot_waste_frac(self) -> float:
-        """Share of the decode steps' slots that stood idle."""
-        slots = self.slot_steps_used + self.slot_steps_idle
-        return self.slot_steps_idle / slots if slots else 0.0
 
 
 class Scheduler:
@@ -78,13 +48,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, *, drafter: Drafter | None = None) -> None:
         self.config = config
         self.stats = SchedulerStats()
-        self._blocks = BlockManager(config.num_blocks, config.block_size)
         self._drafter = drafter
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
-        self._waiting: list[tuple[float, int, Sequence]] = []  # a heap; may hold ended ones
-        self._num_waiting = 0
-        self._running: list[Sequence] = []  # admitted and not ended, in order of arrival
-        self._num_filling = 0  # running sequences whose prompt is not computed yet
+        self._waiting = WaitingQueue()
+        self._residents = Residents(config)
         self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
         self._released: list[int] = []
         self._next_index = 0
@@ -100,35 +67,35 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences in the batch."""
-        return len(self._running)
+        return len(self._residents.running)
 
     @property
     def num_waiting(self) -> int:
         """Sequences in the queue, preempted ones included."""
-        return self._num_waiting
+        return len(self._waiting)
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that no sequence holds."""
-        return self._blocks.num_free
+        return self._residents.blocks.num_free
 
     @property
     def used_blocks(self) -> int:
         """KV blocks that sequences hold."""
-        return self._blocks.num_used
+        return self._residents.blocks.num_used
 
     @property
     def unfilled_slots(self) -> int:
         """Token slots that are reserved but hold no token yet: the waste of the KV layout."""
-        return sum(seq.slot_capacity - seq.num_computed for seq in self._running)
+        return sum(seq.slot_capacity - seq.num_computed for seq in self._residents.running)
 
     def audit(self) -> None:
         """Hold the block books against the sequences' block tables; raises EngineError."""
-        self._blocks.audit(seq.block_ids for seq in self._sequences.values())
+        self._residents.blocks.audit(seq.block_ids for seq in self._sequences.values())
 
     def running_seq_ids(self) -> list[int]:
         """The sequences in the batch, oldest first."""
-        return [seq.seq_id for seq in self._running]
+        return [seq.seq_id for seq in self._residents.running]
 
     def block_table(self, seq_id: int) -> tuple[int, ...]:
         """The blocks of a sequence, in order of its positions; empty while it waits."""
@@ -150,7 +117,7 @@ class Scheduler:
         num_prompt_tokens = len(prompt_token_ids)
         self._check_fits(seq_id, num_prompt_tokens, sampling.max_new_tokens)
         limit = self.config.max_concurrent_requests
-        if limit is not None and len(self._running) + self._num_waiting >= limit:
+        if limit is not None and self.num_running + self.num_waiting >= limit:
             raise OverloadedError(
                 f"{limit} requests are in the engine already (max_concurrent_requests): "
                 "send this one again later, or raise the limit"
@@ -168,7 +135,7 @@ class Scheduler:
         )
         self._next_index += 1
         self._sequences[seq_id] = seq
-        self._enqueue(seq)
+        self._waiting.push(seq)
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
@@ -202,7 +169,7 @@ class Scheduler:
         self._released.clear()
         self._next_step_id += 1
         self._in_flight.append((batch, members))
-        self._count_step(batch.shape)
+        self.stats.count_steps(batch.shape, self._batch_slots)
         return batch
 
     def commit(
@@ -243,7 +210,7 @@ class Scheduler:
                     if not seq.num_in_flight:
                         self._release(seq)
         if ended:
-            self._running = [seq for seq in self._running if seq.finish_reason is None]
+            self._residents.drop_finished()
         return committed
 
     def finish(self, seq_id: int, reason: str) -> None:
@@ -256,19 +223,17 @@ class Scheduler:
             return
         seq.finish_reason = reason
         if not seq.admitted:
-            self._num_waiting -= 1
+            self._waiting.forget(seq)
             del self._sequences[seq_id]
             return
-        self._running.remove(seq)
-        if seq.num_computed < seq.tokens_to_fill:
-            self._num_filling -= 1
+        self._residents.remove(seq)
         if not seq.num_in_flight:
             self._release(seq)
 
     def decode_shape(self) -> StepShape:
         """The shape of the next step where `identical_decode_steps` is above 0."""
-        context = sum(seq.num_computed for seq in self._running)
-        rows = len(self._running)
+        context = sum(seq.num_computed for seq in self._residents.running)
+        rows = self.num_running
         return StepShape(
             decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context + rows
         )
@@ -280,22 +245,14 @@ class Scheduler:
         blocks suffice, provided that no request arrives or is cancelled and no token ends a
         sequence early. 0: the next step may be another one.
         """
-        running = self._running
-        if not running or self._in_flight or self._num_filling or self._drafter is not None:
+        residents = self._residents
+        if not residents.running or residents.num_filling:
+            return 0
+        if self._in_flight or self._drafter is not None:
             return 0
         if self._next_to_admit() is not None:
             return 0
-        steps = min(seq.num_left for seq in running) - 1
-        if self._blocks_to_grow(steps) <= self._blocks.num_free:
-            return steps
-        low, high = 0, steps  # the blocks suffice for `low` steps, not for `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._blocks_to_grow(middle) <= self._blocks.num_free:
-                low = middle
-            else:
-                high = middle
-        return low
+        return residents.steps_that_fit(min(seq.num_left for seq in residents.running) - 1)
 
     def skip_decode_steps(self, num_steps: int, token_id: int) -> None:
         """Take `num_steps` identical decode steps at once: each gave each sequence `token_id`.
@@ -303,19 +260,11 @@ class Scheduler:
         For simulations, since no executor is told of the blocks: the scheduler stands as after
         as many rounds of `plan` and `commit`. `num_steps` is at most `identical_decode_steps()`.
         """
-        rows = len(self._running)
-        for seq in self._running:
-            seq.num_computed += num_steps
-            seq.output_token_ids.extend([token_id] * num_steps)
-            if seq.num_computed > seq.slot_capacity:
-                needed = self._blocks.blocks_for(seq.num_computed) - len(seq.block_ids)
-                self._grow(seq, needed)
+        shape = self.decode_shape()
+        self._residents.take_steps(num_steps, token_id)
         self._next_step_id += num_steps
-        stats = self.stats
-        stats.steps += num_steps
-        stats.generation_tokens += num_steps * rows
-        stats.slot_steps_used += num_steps * rows
-        stats.slot_steps_idle += num_steps * max(0, self._batch_slots - rows)
+        self.stats.generation_tokens += num_steps * shape.decode_sequences
+        self.stats.count_steps(shape, self._batch_slots, num_steps)
 
     # Admission
 
@@ -334,54 +283,26 @@ class Scheduler:
             raise CapacityError(
                 f"the KV cache holds {config.cache_tokens:,} tokens but request {seq_id} needs "
                 f"{needed:,} {sizes}: send less, or raise the KV blocks from {config.num_blocks:,} "
-                f"to at least {self._blocks.blocks_for(needed):,}"
+                f"to at least {self._residents.blocks.blocks_for(needed):,}"
             )
 
-    def _enqueue(self, seq: Sequence) -> None:
-        heapq.heappush(self._waiting, (*seq.order, seq))
-        self._num_waiting += 1
-
-    def _head(self) -> Sequence | None:
-        """The oldest waiting sequence."""
-        waiting = self._waiting
-        while waiting and waiting[0][2].finish_reason is not None:
-            heapq.heappop(waiting)
-        return waiting[0][2] if waiting else None
-
     def _next_to_admit(self) -> Sequence | None:
-        """The oldest waiting sequence if a slot and blocks are free for it.
-
-        Paged, a newcomer must leave one block for each running sequence: it would else be
-        preempted, its prompt lost, as soon as one of them grows.
-        """
-        if not self._num_waiting or len(self._running) >= self._max_running:
+        """The oldest waiting sequence if a slot and blocks are free for it."""
+        if not self._waiting or self.num_running >= self._max_running:
             return None
         if self.config.policy is BatchingPolicy.DYNAMIC and self._batch_slots:
             return None  # the batch runs to its end without newcomers
-        seq = self._head()
-        if seq is None:
-            return None
-        headroom = 0 if self.config.kv_layout is KvLayout.CONTIGUOUS else len(self._running)
-        return seq if self._admission_blocks(seq) + headroom <= self._blocks.num_free else None
-
-    def _admission_blocks(self, seq: Sequence) -> int:
-        if self.config.kv_layout is KvLayout.CONTIGUOUS:
-            whole = seq.num_prompt_tokens + seq.sampling.max_new_tokens
-            return self._blocks.blocks_for(whole)
-        return self._blocks.blocks_for(seq.tokens_to_fill)
+        seq = self._waiting.head()
+        return seq if seq is not None and self._residents.has_room_for(seq) else None
 
     def _admit(self, seq: Sequence) -> None:
-        heapq.heappop(self._waiting)
-        self._num_waiting -= 1
-        self._grow(seq, self._admission_blocks(seq))
-        seq.admitted = True
-        insort(self._running, seq, key=_ORDER)
-        self._num_filling += 1
-        self.stats.peak_running = max(self.stats.peak_running, len(self._running))
+        self._waiting.pop_head()
+        self._residents.admit(seq)
+        self.stats.peak_running = max(self.stats.peak_running, self.num_running)
 
     def _start_dynamic_batch(self, now_s: float) -> None:
         """Let a batch leave if it is full or its oldest member has waited long enough."""
-        if self._running or self._in_flight:
+        if self._residents.running or self._in_flight:
             return
         self._batch_slots = 0
         at_s = self._batch_leaves_s()
@@ -389,14 +310,14 @@ class Scheduler:
             return
         while (seq := self._next_to_admit()) is not None:
             self._admit(seq)
-        self._batch_slots = len(self._running)
+        self._batch_slots = self.num_running
 
     def _batch_leaves_s(self) -> float | None:
         """When the next dynamic batch leaves, None while nobody waits."""
-        seq = self._head()
+        seq = self._waiting.head()
         if seq is None:
             return None
-        if self._num_waiting >= self.config.batch_size:
+        if self.num_waiting >= self.config.batch_size:
             return seq.arrival_s
         return seq.arrival_s + self.config.max_batch_delay_s
 
@@ -419,7 +340,7 @@ class Scheduler:
         """
         if self.config.policy is BatchingPolicy.DYNAMIC:
             self._start_dynamic_batch(now_s)
-        if not self._num_filling and not self._num_waiting:
+        if not self._residents.num_filling and not self._waiting:
             return (0, 0, 0, 0)
         budget = limit = self.config.max_rolling_batch_prefill_tokens
         rows = pairs = context = 0
@@ -450,7 +371,7 @@ class Scheduler:
             seq.num_in_flight += 1
             if last_chunk:
                 seq.num_pending += 1
-                self._num_filling -= 1
+                self._residents.num_filling -= 1
             budget -= count
             rows += 1
             pairs += count * first + count * (count + 1) // 2
@@ -459,8 +380,7 @@ class Scheduler:
 
     def _filling(self) -> abc.Iterator[Sequence]:
         """Sequences with prompt tokens left to compute; newcomers as long as there is room."""
-        if self._num_filling:
-            yield from [seq for seq in self._running if seq.num_computed < seq.tokens_to_fill]
+        yield from self._residents.filling()
         if self.config.policy is BatchingPolicy.DYNAMIC:
             return  # its batch was admitted as a whole
         while (seq := self._next_to_admit()) is not None:
@@ -473,31 +393,20 @@ class Scheduler:
 
         False: blocks are short, and batches in flight must be committed before a preemption.
         """
-        running = self._running
-        needed = sum(
-            seq.num_computed == seq.slot_capacity
-            for seq in running
-            if seq.num_computed >= seq.tokens_to_fill and not (seq.num_pending and seq.num_left < 1)
-        )
-        if needed <= self._blocks.num_free:
-            return True
-        if self._in_flight:
+        missing = self._residents.missing_blocks()
+        if missing and self._in_flight:
             return False
-        while needed > self._blocks.num_free:
-            youngest = running.pop()
-            if youngest.num_computed == youngest.slot_capacity:
-                needed -= 1
-            self._preempt(youngest)
+        while missing:
+            self._preempt_youngest()
+            missing = self._residents.missing_blocks()
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        if seq.num_computed < seq.tokens_to_fill:
-            self._num_filling -= 1
-        self._blocks.release(seq.block_ids)
+    def _preempt_youngest(self) -> None:
+        seq = self._residents.running[-1]
         if seq.num_computed:
             self._released.append(seq.seq_id)
-        seq.restart()
-        self._enqueue(seq)
+        self._residents.evict_youngest()
+        self._waiting.push(seq)
         self.stats.preemptions += 1
 
     def _plan_decode(
@@ -505,14 +414,12 @@ class Scheduler:
     ) -> tuple[int, int, int]:
         """One token for each sequence whose prompt is computed; returns the decode fields."""
         rows = tokens = context = 0
-        for seq in self._running:
+        for seq in self._residents.decoding():
             position = seq.num_computed
             pending = seq.num_pending
-            if position < seq.tokens_to_fill or (pending and seq.num_left < 1):
-                continue
             new_block_ids: tuple[int, ...] = ()
             if position == seq.slot_capacity:
-                new_block_ids = self._grow(seq, 1)
+                new_block_ids = self._residents.grow(seq, 1)
             token_ids: tuple[int, ...] = (LAST_SAMPLED if pending else seq.output_token_ids[-1],)
             kind, drafted = StepKind.DECODE, 0
             if self._drafter is not None:
@@ -547,21 +454,6 @@ class Scheduler:
         most = min(seq.slot_capacity - seq.num_computed, seq.num_left) - 1
         return self._drafter(seq, most)[:most] if most > 0 else ()
 
-    def _grow(self, seq: Sequence, num_blocks: int) -> tuple[int, ...]:
-        block_ids = self._blocks.allocate(num_blocks)
-        seq.block_ids.extend(block_ids)
-        seq.slot_capacity += num_blocks * self._blocks.block_size
-        return block_ids
-
-    def _blocks_to_grow(self, num_steps: int) -> int:
-        """Blocks that all running sequences take up in `num_steps` decode steps."""
-        size = self._blocks.block_size
-        return sum(
-            -((seq.slot_capacity - seq.num_computed - num_steps) // size)
-            for seq in self._running
-            if seq.num_computed + num_steps > seq.slot_capacity
-        )
-
     # Results
 
     def _check_output(self, entry: BatchEntry, output: StepOutput) -> None:
@@ -591,18 +483,7 @@ class Scheduler:
         return CommittedTokens(seq.seq_id, token_ids, logprobs, reason)
 
     def _release(self, seq: Sequence) -> None:
-        self._blocks.release(seq.block_ids)
-        seq.block_ids = []
+        self._residents.release(seq)
         if seq.num_computed:
             self._released.append(seq.seq_id)
         del self._sequences[seq.seq_id]
-
-    def _count_step(self, shape: StepShape) -> None:
-        stats = self.stats
-        stats.steps += 1
-        stats.prompt_tokens += shape.prefill_tokens
-        if shape.prefill_sequences:
-            stats.prefill_steps += 1
-        if shape.decode_sequences:
-            stats.slot_steps_used += shape.decode_sequences
-            stats.slot_steps_idle += max(0, self._batch_slots - shape.decode_sequences)

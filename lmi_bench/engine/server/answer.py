@@ -33,7 +33,7 @@ class Answer:
     """The growing answer of one generation.
 
     pieces         tokens so far, those behind a stop string left out
-    finish_reason  set with the last piece
+    finish_reason  the engine's word, set with the last piece; None if the engine failed
     stop_string    the stop string that ended it, if one did
     """
 
@@ -41,7 +41,7 @@ class Answer:
         self._generation = generation
         self._decoder = decoder
         self._stop_filter = StopStringFilter(prompt.stop_strings)
-        self._must_wait_for_end = not prompt.stop_strings
+        self._ends_by_itself = not prompt.stop_strings
         self._min_tokens = prompt.sampling.min_tokens
         self.pieces: list[Piece] = []
         self.finish_reason: str | None = None
@@ -59,21 +59,21 @@ class Answer:
     async def chunks(self) -> AsyncIterator[list[Piece]]:
         """The pieces of each engine event; the last ones come with `finish_reason` set.
 
-        A generation that ends without a token, because it was stopped from outside, ends the
-        iteration with no further chunk. Raises EngineError if the engine fails.
+        One that is stopped from outside, without a last token, ends with an empty chunk. Raises
+        EngineError if the engine fails.
         """
         num_events = 0
         async for event in self._generation:
             num_events += 1
-            chunk = self._take(event, is_last=self._ended_after(num_events))
-            yield chunk
+            yield self._take(event, is_last=self._ended_after(num_events))
             if self.finish_reason is not None:
                 return
         self.finish_reason = self._generation.finish_reason
+        yield []
 
     async def complete(self) -> None:
-        """Wait for the whole answer; no more is decoded before its end than stop strings need."""
-        if self._must_wait_for_end:
+        """Wait for the whole answer; only stop strings need its tokens before the end."""
+        if self._ends_by_itself:
             await self._generation.wait()
         async for _ in self.chunks():
             pass
@@ -82,6 +82,8 @@ class Answer:
         """Give the generation up if it has not ended: its blocks are freed."""
         if self._generation.finish_reason is None:
             self._generation.stop("cancelled")
+        if self.finish_reason is None:
+            self.finish_reason = self._generation.finish_reason
 
     def _ended_after(self, num_events: int) -> bool:
         generation = self._generation

@@ -1,0 +1,249 @@
+"""What a sweep runs on: the target, its prompts, its clock, and what is known of its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
+from lmi_bench.analysis.knee_cause import KneeFacts
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.cli.compose import (
+    EngineParts,
+    find_tokenizer,
+    open_simulated_engine,
+    open_torch_engine,
+)
+from lmi_bench.clock import run_virtual
+from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.in_process_target import InProcessTarget
+from lmi_bench.loadgen.prompts import (
+    CommonWords,
+    DatasetPrompts,
+    ExactText,
+    Lengths,
+    NoText,
+    Prompts,
+    PromptText,
+    SyntheticPrompts,
+    TokenIds,
+    load_dataset,
+)
+from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.loadgen.target import Target
+from lmi_bench.scenario import Scenario
+from lmi_bench.wire.format import find_format
+
+Main = Callable[[Target], Awaitable[Any]]
+SIMULATED_PREFIX = "sim:"
+ENGINE_TARGET = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A target that is ready to be measured, and everything that depends on its kind.
+
+    run         runs a coroutine over the target on the clock that the target needs
+    knee_facts  what is known of the server, for the levels' lines given
+    secrets     values that must never reach a file
+    """
+
+    title: str
+    facts: dict[str, Any]
+    prompts: Callable[[str], Prompts]
+    run: Callable[[Main], Any]
+    knee_facts: Callable[[Sequence[Mapping[str, Any]]], KneeFacts]
+    notes: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    spacing_s: float = 0.0
+    salted: bool = True
+
+    def new_salt(self) -> str:
+        """What makes this run's prompts unlike those of every other run."""
+        return secrets.token_hex(4) if self.salted else ""
+
+
+def open_bench(scenario: Scenario) -> Bench:
+    """The scenario's target, checked and loaded; raises InputError where it cannot be."""
+    target = scenario.target
+    if target == ENGINE_TARGET:
+        return _engine_bench(scenario)
+    if target.startswith(SIMULATED_PREFIX):
+        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX))
+    if "://" in target:
+        return _http_bench(scenario)
+    raise InputError(
+        f"target {target!r} is not understood; write engine, sim:INSTANCE "
+        "(such as sim:ml.g5.2xlarge) or a URL (http://host:port)"
+    )
+
+
+def _engine_bench(scenario: Scenario) -> Bench:
+    parts = open_torch_engine(scenario.model, scenario.engine)
+    tokenizer = parts.tokenizer
+    assert tokenizer is not None  # a torch engine has read its folder's
+    special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))
+    ids = TokenIds(tokenizer.vocab_size, first_id=special if special < 1000 else 0)
+    eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
+
+    async def run_in(main: Main) -> Any:
+        async with parts.engine() as engine:
+            return await main(InProcessTarget(engine, eos_token_ids=eos))
+
+    return Bench(
+        title=f"bundled engine, {parts.shape.name}",
+        facts=parts.facts,
+        prompts=lambda salt: _prompts(scenario, ids, tokenizer, salt),
+        run=lambda main: asyncio.run(run_in(main)),
+        knee_facts=lambda _levels: _cache_facts(parts.config, scenario),
+        notes=parts.notes,
+        salted=not scenario.workload.reuse_prompts,
+    )
+
+
+def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
+    if scenario.workload.dataset is not None:
+        raise InputError(
+            "a simulated instance needs lengths, not text: give --input-tokens and "
+            "--output-tokens, or a mix, instead of a data set"
+        )
+    total = max(kind.input_tokens + kind.output_tokens for kind in _lengths(scenario))
+    parts = open_simulated_engine(
+        scenario.model, instance_type, scenario.engine, max_total_tokens=total
+    )
+
+    async def run_in(main: Main) -> Any:
+        async with parts.engine() as engine:
+            return await main(InProcessTarget(engine, simulated=True))
+
+    return Bench(
+        title=f"simulated {instance_type}, {parts.shape.name}",
+        facts=parts.facts,
+        prompts=lambda salt: _prompts(scenario, NoText(), None, salt),
+        run=lambda main: run_virtual(run_in(main)),
+        knee_facts=lambda levels: _simulated_facts(scenario, instance_type, parts, levels),
+        notes=parts.notes,
+        salted=False,
+    )
+
+
+def _lengths(scenario: Scenario) -> list[Lengths]:
+    workload = scenario.workload
+    if not workload.mix:
+        return [Lengths(workload.input_tokens, workload.output_tokens)]
+    return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
+
+
+def _prompts(
+    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
+) -> Prompts:
+    workload = scenario.workload
+    if workload.dataset is not None:
+        return DatasetPrompts(
+            load_dataset(Path(workload.dataset)),
+            output_tokens=workload.output_tokens,
+            tokenizer=tokenizer,
+            seed=scenario.seed,
+            salt=salt,
+            ignore_eos=workload.ignore_eos,
+        )
+    return SyntheticPrompts(
+        _lengths(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
+    )
+
+
+def _cache_facts(config: SchedulerConfig, scenario: Scenario) -> KneeFacts:
+    """What the scheduler's own limits say: sequences in the cache, slots of the batch."""
+    lengths = _lengths(scenario)
+    shares = sum(kind.share for kind in lengths)
+    full = sum((k.input_tokens + k.output_tokens) * k.share for k in lengths) / shares
+    half = sum((k.input_tokens + k.output_tokens / 2) * k.share for k in lengths) / shares
+    paged = config.kv_layout is KvLayout.PAGED
+    slots = {
+        BatchingPolicy.NONE: 1,
+        BatchingPolicy.DYNAMIC: config.batch_size,
+        BatchingPolicy.ROLLING: config.max_rolling_batch_size,
+    }[config.policy]
+    return KneeFacts(
+        b_max=config.cache_tokens // full,
+        b_max_expected=config.cache_tokens // (half if paged else full),
+        max_batch=slots,
+    )
+
+
+def _http_bench(scenario: Scenario) -> Bench:
+    wire_format = find_format(scenario.protocol)
+    tokenizer = find_tokenizer(scenario.model)
+    text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
+    counts = (
+        f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
+        "the server's own counts are recorded where it states them"
+    )
+
+    async def run_in(main: Main) -> Any:
+        async with HttpTarget(scenario.target, wire_format, model=scenario.model) as target:
+            return await main(target)
+
+    return Bench(
+        title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
+        facts={
+            "kind": "http",
+            "url": scenario.target,
+            "protocol": scenario.protocol,
+            "model": scenario.model,
+        },
+        prompts=lambda salt: _prompts(scenario, text, tokenizer, salt),
+        run=lambda main: run_on_sockets(run_in(main)),
+        knee_facts=lambda _levels: KneeFacts(),
+        notes=(counts,) if tokenizer is None else (),
+        spacing_s=SPACING_S,
+        salted=not scenario.workload.reuse_prompts,
+    )
+
+
+def _simulated_facts(
+    scenario: Scenario,
+    instance_type: str,
+    parts: EngineParts,
+    levels: Sequence[Mapping[str, Any]],
+) -> KneeFacts:
+    """Limits of the simulated engine, and the part of its step model that binds at each level."""
+    profile = parts.profile
+    assert profile is not None  # a simulated engine has one
+    instance = find_instance(instance_type)
+    degree, dtype = scenario.engine.tensor_parallel, scenario.engine.dtype or "float16"
+    lengths = max(_lengths(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
+    theory = theory_batch(
+        parts.shape,
+        instance,
+        degree,
+        dtype,
+        input_tokens=lengths.input_tokens,
+        output_tokens=lengths.output_tokens,
+        profile=profile,
+    )
+    model = step_time_model_for(parts.shape, instance, degree, dtype, profile)
+    limits = _cache_facts(parts.config, scenario)
+    context = lengths.input_tokens + lengths.output_tokens // 2
+    binding = {}
+    for line in levels:
+        load = line["concurrency"] if line["concurrency"] is not None else line["rate_per_s"]
+        running = round(line.get("mean_concurrency") or 0)
+        batch = max(1, min(running, int(limits.b_max_expected or running)))
+        shape = StepShape(
+            decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
+        )
+        binding[load] = model.explain(shape).binding
+    return replace(
+        limits,
+        b_star=float("inf") if theory.b_star is None else theory.b_star,
+        binding=binding,
+    )

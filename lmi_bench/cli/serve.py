@@ -1,0 +1,123 @@
+"""`lmi-bench serve`: the bundled engine, or its simulation, behind LMI and OpenAI routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lmi_bench.errors import InputError
+
+_ENGINE = "Engine"
+EXECUTORS = ("torch", "simulated")
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name.",
+        ),
+    ] = "demo-15m",
+    executor: Annotated[
+        str, typer.Option(help="torch computes; simulated takes the predicted time of each step.")
+    ] = "torch",
+    instance: Annotated[
+        str | None, typer.Option(help="simulated: the instance, such as ml.g5.2xlarge.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8080,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_ENGINE)
+    ] = 1,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Batching: rolling, dynamic or none.", rich_help_panel=_ENGINE),
+    ] = None,
+    kv_layout: Annotated[
+        str | None, typer.Option(help="KV cache: paged or contiguous.", rich_help_panel=_ENGINE)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_batch_delay_ms: Annotated[
+        float | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_rolling_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Most sequences in the rolling batch.", rich_help_panel=_ENGINE),
+    ] = None,
+    max_rolling_batch_prefill_tokens: Annotated[
+        int | None, typer.Option(help="Most prompt tokens of a step.", rich_help_panel=_ENGINE)
+    ] = None,
+    chunked_prefill: Annotated[
+        bool | None,
+        typer.Option(
+            "--chunked-prefill/--whole-prefill",
+            help="Mix prompt chunks with decoding instead of pausing it.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    max_concurrent_requests: Annotated[
+        int | None,
+        typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_ENGINE),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_ENGINE),
+    ] = None,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV-cache block.", rich_help_panel=_ENGINE)
+    ] = None,
+    memory_share: Annotated[
+        float | None,
+        typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_ENGINE),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
+    ] = None,
+) -> None:
+    """Serve a model over HTTP: LMI /invocations and OpenAI /v1/completions, until Ctrl-C.
+
+    With --executor simulated --instance ml.g5.2xlarge --model llama-2-7b it answers with the
+    predicted timing of that instance and needs no GPU.
+    """
+    from lmi_bench.cli.serve_run import run
+    from lmi_bench.scenario import parse_scenario
+
+    if executor not in EXECUTORS:
+        raise InputError(f"--executor {executor}: use one of {', '.join(EXECUTORS)}")
+    if executor == "simulated" and instance is None:
+        raise InputError("--executor simulated needs --instance, such as ml.g5.2xlarge")
+    if executor == "torch" and instance is not None:
+        raise InputError(f"--instance {instance} goes with --executor simulated")
+    stated = {
+        "policy": policy,
+        "kv_layout": kv_layout,
+        "batch_size": batch_size,
+        "max_batch_delay_ms": max_batch_delay_ms,
+        "max_rolling_batch_size": max_rolling_batch_size,
+        "max_rolling_batch_prefill_tokens": max_rolling_batch_prefill_tokens,
+        "chunked_prefill": chunked_prefill,
+        "max_concurrent_requests": max_concurrent_requests,
+        "dtype": dtype,
+        "tensor_parallel": tensor_parallel,
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "memory_share": memory_share,
+        "threads": threads,
+    }
+    settings = parse_scenario(
+        {"engine": {key: value for key, value in stated.items() if value is not None}},
+        source="serve",
+    ).engine
+    run(model, settings, instance=instance, host=host, port=port)

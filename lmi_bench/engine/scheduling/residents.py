@@ -1,0 +1,133 @@
+"""Who is in the batch and holds blocks: admission, growth and eviction over one cache."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import abc
+from operator import attrgetter
+from typing import Final
+
+from lmi_bench.engine.scheduling.block_manager import BlockManager
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.sequence import Sequence
+
+_ORDER: Final = attrgetter("order")
+
+
+class Residents:
+    """The running sequences and their blocks, kept sound together.
+
+    running      admitted and not ended, in order of (arrival, index)
+    num_filling  how many of them have prompt tokens left to compute
+    """
+
+    __slots__ = ("_contiguous", "blocks", "num_filling", "running")
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.blocks = BlockManager(config.num_blocks, config.block_size)
+        self.running: list[Sequence] = []
+        self.num_filling = 0
+        self._contiguous = config.kv_layout is KvLayout.CONTIGUOUS
+
+    def has_room_for(self, seq: Sequence) -> bool:
+        """Whether blocks are free for a newcomer.
+
+        Paged, it must leave one block for each running sequence: else it would be preempted, its
+        prompt lost, as soon as one of them grows.
+        """
+        headroom = 0 if self._contiguous else len(self.running)
+        return self._blocks_at_admission(seq) + headroom <= self.blocks.num_free
+
+    def admit(self, seq: Sequence) -> None:
+        """Give a sequence the blocks of its prompt, or of its whole length if contiguous."""
+        self.grow(seq, self._blocks_at_admission(seq))
+        seq.admitted = True
+        insort(self.running, seq, key=_ORDER)
+        self.num_filling += 1
+
+    def grow(self, seq: Sequence, num_blocks: int) -> tuple[int, ...]:
+        """Add blocks to a sequence's table; returns the new ones."""
+        block_ids = self.blocks.allocate(num_blocks)
+        seq.block_ids.extend(block_ids)
+        seq.slot_capacity += num_blocks * self.blocks.block_size
+        return block_ids
+
+    def missing_blocks(self) -> int:
+        """Blocks that are too few for one more token of every sequence that decodes."""
+        needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
+        return max(0, needed - self.blocks.num_free)
+
+    def decoding(self) -> abc.Iterator[Sequence]:
+        """Sequences that may have one more token planned, oldest first.
+
+        Not those with prompt left to compute, nor those whose last token is in flight.
+        """
+        for seq in self.running:
+            if seq.num_computed >= seq.tokens_to_fill and not (
+                seq.num_pending and not seq.num_left
+            ):
+                yield seq
+
+    def filling(self) -> list[Sequence]:
+        """Sequences with prompt tokens left to compute, oldest first."""
+        if not self.num_filling:
+            return []
+        return [seq for seq in self.running if seq.num_computed < seq.tokens_to_fill]
+
+    def evict_youngest(self) -> Sequence:
+        """Take the blocks from the youngest sequence; it has to begin anew."""
+        seq = self.running[-1]
+        self.remove(seq)
+        self.blocks.release(seq.block_ids)
+        seq.restart()
+        return seq
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a sequence out of the batch; its blocks stay with it until `release`."""
+        self.running.remove(seq)
+        if seq.num_computed < seq.tokens_to_fill:
+            self.num_filling -= 1
+
+    def release(self, seq: Sequence) -> None:
+        """Give back the blocks of a sequence that has left."""
+        self.blocks.release(seq.block_ids)
+        seq.block_ids = []
+        seq.slot_capacity = 0
+
+    def drop_finished(self) -> None:
+        """Take everyone who finished with a token out of the batch."""
+        self.running = [seq for seq in self.running if seq.finish_reason is None]
+
+    def steps_that_fit(self, most: int) -> int:
+        """How many decode steps of all running sequences the free blocks allow, up to `most`."""
+        if self._blocks_for_steps(most) <= self.blocks.num_free:
+            return most
+        low, high = 0, most  # the blocks suffice for `low` steps, not for `high`
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._blocks_for_steps(middle) <= self.blocks.num_free:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def take_steps(self, num_steps: int, token_id: int) -> None:
+        """Let every running sequence have decoded `token_id` this many times."""
+        for seq in self.running:
+            seq.num_computed += num_steps
+            seq.output_token_ids.extend([token_id] * num_steps)
+            if seq.num_computed > seq.slot_capacity:
+                self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
+
+    def _blocks_for_steps(self, num_steps: int) -> int:
+        size = self.blocks.block_size
+        return sum(
+            -((seq.slot_capacity - seq.num_computed - num_steps) // size)
+            for seq in self.running
+            if seq.num_computed + num_steps > seq.slot_capacity
+        )
+
+    def _blocks_at_admission(self, seq: Sequence) -> int:
+        if self._contiguous:
+            return self.blocks.blocks_for(seq.num_prompt_tokens + seq.sampling.max_new_tokens)
+        return self.blocks.blocks_for(seq.tokens_to_fill)

@@ -1,0 +1,45 @@
+"""The queue: who waits for a place, oldest first."""
+
+from __future__ import annotations
+
+import heapq
+
+from lmi_bench.engine.scheduling.sequence import Sequence
+
+
+class WaitingQueue:
+    """Sequences in order of (arrival, index). One that ends while it waits leaves by itself.
+
+    The heap keeps ended sequences until they come to the top; `len` does not count them.
+    """
+
+    __slots__ = ("_heap", "_num_waiting")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def push(self, seq: Sequence) -> None:
+        """Queue a new or a preempted sequence."""
+        heapq.heappush(self._heap, (*seq.order, seq))
+        self._num_waiting += 1
+
+    def head(self) -> Sequence | None:
+        """The oldest one, left in place."""
+        heap = self._heap
+        while heap and heap[0][2].finish_reason is not None:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def pop_head(self) -> None:
+        """Take out what `head` gave."""
+        heapq.heappop(self._heap)
+        self._num_waiting -= 1
+
+    def forget(self, seq: Sequence) -> None:
+        """A waiting sequence, already marked as finished, has ended."""
+        assert seq.finish_reason is not None
+        self._num_waiting -= 1

@@ -1,0 +1,73 @@
+"""The bundled engine in this process as a target: no sockets, token times from the engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lmi_bench.clock import is_virtual
+from lmi_bench.engine.async_engine import AsyncEngine, Generation
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetError
+from lmi_bench.loadgen.measure import keep_partial
+from lmi_bench.records import Exchange
+from lmi_bench.workload import PlannedRequest
+
+
+class InProcessTarget:
+    """An engine that runs on the same loop; times are that loop's clock.
+
+    simulated      its executor sleeps on the loop's clock, so virtual time is allowed
+    eos_token_ids  end a request that does not ignore them
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self._engine = engine
+        self._simulated = simulated
+        self._eos_token_ids = eos_token_ids
+
+    async def send(self, request: PlannedRequest) -> Exchange:
+        """Generate one request to its end; a cancellation stops it and frees its blocks.
+
+        Raises TargetError where the engine refuses it, EngineError where the engine failed.
+        """
+        if is_virtual() and not self._simulated:
+            raise InputError(
+                "this engine computes in real time: virtual time is for simulated targets only"
+            )
+        sampling = SamplingParams(
+            max_new_tokens=request.output_tokens,
+            ignore_eos=request.ignore_eos,
+            eos_token_ids=self._eos_token_ids,
+        )
+        prompt = request.prompt_token_ids or range(request.input_tokens)
+        try:
+            generation = self._engine.submit(prompt, sampling)
+        except CapacityError as exc:
+            raise TargetError("refused", str(exc)) from exc
+        except OverloadedError as exc:
+            raise TargetError("overloaded", str(exc)) from exc
+        try:
+            await generation.wait()
+        except asyncio.CancelledError as exc:
+            generation.stop("cancelled")
+            keep_partial(exc, _exchange(request, generation))
+            raise
+        exchange = _exchange(request, generation)
+        if generation.finish_reason == "error":
+            raise TargetError("server_error", "the engine gave the request up", exchange=exchange)
+        return exchange
+
+
+def _exchange(request: PlannedRequest, generation: Generation) -> Exchange:
+    events = [event for event in generation.events if event.token_ids]
+    return Exchange(
+        sent_s=generation.submitted_s,
+        token_times_s=tuple(event.time_s for event in events),
+        token_counts=tuple(len(event.token_ids) for event in events),
+        finish_reason=generation.finish_reason,
+        input_tokens=request.input_tokens,
+        output_tokens=sum(len(event.token_ids) for event in events),
+        ended_s=generation.finished_s,
+    )

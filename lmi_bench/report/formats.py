@@ -1,0 +1,121 @@
+"""Numbers as people read them. Units are changed here, in the console and in `units` alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lmi_bench.report.values import Cell
+
+MISSING = "–"
+NOT_SUPPORTED = "n/a"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """At least `digits` significant digits, thousands grouped, no exponent.
+
+    >>> [number(v) for v in (0.01234, 1.5, 33.44, 1234.56, 0)]
+    ['0.0123', '1.5', '33.4', '1,235', '0']
+    """
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return "∞" if value > 0 else MISSING
+    if value == 0:
+        return "0"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def count(value: float | None) -> str:
+    """A count: 12,345."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def usd(value: float | None, *, per: str = "") -> str:
+    """A price; never a guess where there is none.
+
+    >>> [usd(1.212), usd(0.0912), usd(None), usd(21.2, per="/h")]
+    ['$1.21', '$0.0912', 'no price', '$21.20/h']
+    """
+    if value is None:
+        return "no price"
+    places = 2 if abs(value) >= 0.1 or value == 0 else 4
+    return f"${value:,.{places}f}{per}"
+
+
+def share(value: float | None) -> str:
+    """A share of one, in percent."""
+    return MISSING if value is None else f"{number(value * 100)} %"
+
+
+def load_name(axis: str, value: float | None) -> str:
+    """A level as a sentence names it: `concurrency 8`, `2.5 req/s`."""
+    if value is None:
+        return MISSING
+    return f"concurrency {value:g}" if axis == "concurrency" else f"{value:g} req/s"
+
+
+def statistic_cell(statistics: Mapping[str, Any] | None, name: str) -> Cell:
+    """One statistic of a metric in a level's line; the reason as a hint where it is missing."""
+    statistics = statistics or {}
+    value = statistics.get(name)
+    if value is not None:
+        hint = f"{value:.6g} ms, n = {statistics['n']}" if "n" in statistics else f"{value:.6g} ms"
+        return Cell(number(float(value)), hint)
+    reason = (statistics.get("unsupported") or {}).get(name)
+    if reason:
+        return Cell(NOT_SUPPORTED, str(reason), "na")
+    return Cell(MISSING, "not measured", "na")
+
+
+def key_title(key: str) -> str:
+    """A key of a file as a heading: its unit behind it.
+
+    >>> [key_title(k) for k in ("throughput_tokens_per_s", "ttft_p90_ms", "price_usd_per_hour")]
+    ['Throughput, tok/s', 'TTFT p90, ms', 'Price, USD/h']
+    """
+    units = {
+        "_tokens_per_s": "tok/s",
+        "_ms_per_token": "ms/token",
+        "_usd_per_hour": "USD/h",
+        "_usd_per_month": "USD/month",
+        "_per_s": "req/s",
+        "_ms": "ms",
+        "_s": "s",
+        "_bytes": "bytes",
+        "_frac": "share",
+    }
+    unit = ""
+    for suffix, shown in units.items():
+        if key.endswith(suffix):
+            key, unit = key.removesuffix(suffix), shown
+            break
+    acronyms = {"ttft", "itl", "tpot", "e2e", "kv", "slo", "usd", "gpu", "cpu"}
+    statistics = {"p50", "p90", "p95", "p99"}
+    words = [
+        word.upper() if word in acronyms else word for word in key.replace("-", "_").split("_")
+    ]
+    title = " ".join(word for word in words if word)
+    if title and words[0] not in statistics:
+        title = title[0].upper() + title[1:]
+    return f"{title}, {unit}" if unit else title
+
+
+def plain(value: Any) -> str:
+    """A value of a JSON file as one line of text."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value, 4)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(each) for each in value)
+    return str(value)

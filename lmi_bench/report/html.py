@@ -1,0 +1,69 @@
+"""One HTML file that opens from disk, with no network and no second file.
+
+plotly.js, style and figures are inside. The page's content-security policy allows nothing to be
+loaded and only the scripts written here to run, by their hashes: a name that slipped through the
+escaping could still not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from typing import Any
+
+from lmi_bench.report.charts import build_charts
+from lmi_bench.report.values import ReportView
+
+
+def render_html(view: ReportView) -> str:
+    """The report as one self-contained page."""
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    folder = files("lmi_bench.report") / "page"
+    charts = build_charts(view)
+    page_script = _text(folder / "page.js")
+    scripts = [_inline(get_plotlyjs()), _inline(page_script)] if charts else []
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(_text(folder / "page.html.j2"))
+    return template.render(
+        view=view,
+        charts=charts,
+        figures={chart.anchor: Markup(_json(chart.figure)) for chart in charts},  # noqa: S704
+        scripts=[Markup(script) for script in scripts],  # noqa: S704
+        style=Markup(_text(folder / "style.css")),  # noqa: S704
+        policy=_policy(scripts),
+    )
+
+
+def _text(resource: Any) -> str:
+    text: str = resource.read_text(encoding="utf-8")
+    return text
+
+
+def _inline(script: str) -> str:
+    """A script as it may stand inside an element: line ends as the parser will see them."""
+    text = script.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _json(figure: dict[str, Any]) -> str:
+    """JSON that no parser of HTML can mistake for a tag."""
+    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _policy(scripts: list[str]) -> str:
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed or chr(39) + 'none' + chr(39)}; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )

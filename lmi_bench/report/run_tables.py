@@ -1,0 +1,295 @@
+"""The tables of one run: levels, all statistics, knees, SLOs, the generator's self-check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmi_bench.analysis.checks import level_name
+from lmi_bench.analysis.goodput import check_slo, goodput
+from lmi_bench.analysis.knee_cause import CAUSE_TITLES
+from lmi_bench.analysis.latency import STATISTICS
+from lmi_bench.errors import InputError
+from lmi_bench.records import RequestRecord
+from lmi_bench.report.formats import (
+    MISSING,
+    count,
+    load_name,
+    number,
+    share,
+    statistic_cell,
+)
+from lmi_bench.report.values import Cell, Column, Row, Table
+from lmi_bench.slo import Slo, parse_slo
+from lmi_bench.units import s_to_ms
+
+RULE_TITLES: Mapping[str, str] = {
+    "latency_limit": "Latency limit",
+    "half_latency": "Half-latency",
+    "kneedle": "Kneedle",
+    "theory": "Theory",
+}
+
+_METRICS = (
+    ("ttft_ms", "TTFT, ms"),
+    ("ttft_from_sent_ms", "TTFT from sent, ms"),
+    ("dispatch_delay_ms", "Dispatch delay, ms"),
+    ("itl_ms", "ITL, ms"),
+    ("tpot_ms", "TPOT, ms"),
+    ("e2e_ms", "E2E latency, ms"),
+    ("latency_ms_per_token", "Latency, ms/token"),
+)
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def load_cell(axis: str, line: Mapping[str, Any]) -> Cell:
+    """The level's load, as the first cell of a row."""
+    value = line.get(axis)
+    return Cell(f"{value:g}" if value is not None else MISSING, level_name(line))
+
+
+def load_column(axis: str) -> Column:
+    """The heading over the levels' loads."""
+    return Column("Concurrent requests" if axis == "concurrency" else "Request rate, req/s")
+
+
+def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
+    """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
+    columns = (
+        load_column(axis),
+        Column("whole level", "Throughput, tok/s"),
+        Column("steady", "Throughput, tok/s", hint="ramp and drain left out"),
+        Column("p50", "Latency, ms/token"),
+        Column("p90", "Latency, ms/token"),
+        Column("p50", "TTFT, ms"),
+        Column("p90", "TTFT, ms"),
+        Column("p50", "ITL, ms"),
+        Column("p99", "ITL, ms"),
+        Column("sent", "Requests"),
+        Column("errors", "Requests"),
+        Column("State", numeric=False),
+    )
+    rows = []
+    for line in lines:
+        steady = line.get("steady") or {}
+        state = _state(line)
+        rows.append(
+            Row(
+                (
+                    load_cell(axis, line),
+                    Cell(number(line.get("throughput_tokens_per_s"))),
+                    _steady_cell(steady),
+                    statistic_cell(line.get("latency_ms_per_token"), "p50"),
+                    statistic_cell(line.get("latency_ms_per_token"), "p90"),
+                    statistic_cell(line.get("ttft_ms"), "p50"),
+                    statistic_cell(line.get("ttft_ms"), "p90"),
+                    statistic_cell(line.get("itl_ms"), "p50"),
+                    statistic_cell(line.get("itl_ms"), "p99"),
+                    Cell(count(line.get("requests"))),
+                    _errors_cell(line),
+                    state,
+                ),
+                tone="bad" if state.tone == "bad" else "",
+                strong=marked is not None and line.get(axis) == marked,
+            )
+        )
+    note = "n/a: too few samples for that percentile (hover for the numbers)."
+    if marked is not None:
+        note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
+    return Table("Levels", columns, tuple(rows), note)
+
+
+def _steady_cell(steady: Mapping[str, Any]) -> Cell:
+    value = steady.get("throughput_tokens_per_s")
+    if value is None:
+        return Cell(MISSING, str(steady.get("reason") or "not measured"), "na")
+    hint = f"{share(steady.get('share'))} of the level"
+    if steady.get("low") is not None:
+        hint += f", 95 % interval {number(steady['low'])} to {number(steady['high'])}"
+    return Cell(number(value), hint)
+
+
+def _errors_cell(line: Mapping[str, Any]) -> Cell:
+    errors = line.get("errors") or 0
+    kinds = ", ".join(f"{n} {kind}" for kind, n in (line.get("errors_by_kind") or {}).items())
+    return Cell(count(errors), kinds, "bad" if errors else "")
+
+
+def _state(line: Mapping[str, Any]) -> Cell:
+    if not line.get("valid", True):
+        return Cell("invalid", str(line.get("invalid_reason") or "no reason given"), "bad")
+    if line.get("stopped_by"):
+        return Cell(f"stopped: {line['stopped_by']}", "the level ended before its time", "warn")
+    return Cell("valid", "", "good")
+
+
+def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
+    """Every statistic of every latency, one table a metric."""
+    columns = (load_column(axis), *(Column(name) for name in STATISTICS), Column("n"))
+    tables = []
+    for key, title in _METRICS:
+        if not any(line.get(key) for line in lines):
+            continue
+        rows = tuple(
+            Row(
+                (
+                    load_cell(axis, line),
+                    *(statistic_cell(line.get(key), name) for name in STATISTICS),
+                    Cell(count((line.get(key) or {}).get("n"))),
+                )
+            )
+            for line in lines
+        )
+        tables.append(Table(title, columns, rows))
+    tables.append(_rates_table(axis, lines))
+    return tuple(tables)
+
+
+def _rates_table(axis: str, lines: Lines) -> Table:
+    keys = (
+        ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
+        ("request_throughput_per_s", "Requests, req/s"),
+        ("mean_concurrency", "Mean concurrency"),
+        ("little_law_ratio", "Little's law ratio"),
+        ("wall_s", "Wall, s"),
+        ("input_tokens", "Input tokens"),
+        ("output_tokens", "Output tokens"),
+    )
+    rows = tuple(
+        Row((load_cell(axis, line), *(Cell(number(line.get(key))) for key, _ in keys)))
+        for line in lines
+    )
+    columns = (load_column(axis), *(Column(title) for _, title in keys))
+    return Table("Rates, counts and Little's law", columns, rows)
+
+
+def knees_table(axis: str, knees: Lines) -> Table:
+    """Each rule's knee, its interval, its cause and what moves it."""
+    rows = []
+    for knee in knees:
+        value = knee.get(axis)
+        low, high = knee.get("low"), knee.get("high")
+        interval = MISSING if low is None or high is None else f"{low:g} to {high:g}"
+        rule = str(knee.get("rule"))
+        cause = str(knee.get("cause") or "unknown")
+        rows.append(
+            Row(
+                (
+                    Cell(RULE_TITLES.get(rule, rule), "recommended" if _chosen(knee) else ""),
+                    Cell(MISSING if value is None else f"{value:.4g}"),
+                    Cell(interval),
+                    Cell(CAUSE_TITLES.get(cause, cause) if value is not None else MISSING),
+                    Cell(str(knee.get("change") or MISSING)),
+                    Cell(str(knee.get("why") or "")),
+                ),
+                strong=_chosen(knee),
+            )
+        )
+    unit = "Concurrent requests" if axis == "concurrency" else "Request rate, req/s"
+    columns = (
+        Column("Rule", numeric=False),
+        Column(unit),
+        Column("Interval"),
+        Column("What binds beyond it", numeric=False),
+        Column("The change that moves it", numeric=False),
+        Column("How it was found", numeric=False),
+    )
+    return Table("Knees", columns, tuple(rows), "Highlighted: the recommended one.")
+
+
+def _chosen(knee: Mapping[str, Any]) -> bool:
+    return bool(knee.get("recommended"))
+
+
+def slo_table(
+    axis: str,
+    lines: Lines,
+    records: Sequence[Sequence[RequestRecord]] | None,
+    texts: Sequence[str],
+) -> Table | None:
+    """Each SLO of the scenario against each level, and the goodput under all of them."""
+    slos = _readable(texts)
+    if not slos:
+        return None
+    columns = (
+        load_column(axis),
+        *(Column(str(slo)) for slo in slos),
+        Column("share", "Goodput"),
+        Column("req/s", "Goodput"),
+    )
+    rows = []
+    for index, line in enumerate(lines):
+        verdicts = tuple(_verdict_cell(line, slo) for slo in slos)
+        good = (Cell(MISSING), Cell(MISSING))
+        if records is not None and index < len(records) and records[index]:
+            result = goodput(records[index], slos, open_loop=line.get("concurrency") is None)
+            good = (
+                Cell(share(result.share), f"{result.good} of {result.requests} requests"),
+                Cell(number(result.per_s)),
+            )
+        rows.append(Row((load_cell(axis, line), *verdicts, *good)))
+    return Table("Service-level objectives", columns, tuple(rows))
+
+
+def _readable(texts: Sequence[str]) -> list[Slo]:
+    """The SLOs that this version understands; a file of another one may hold more."""
+    slos = []
+    for text in texts:
+        try:
+            slos.append(parse_slo(str(text)))
+        except InputError:
+            continue
+    return slos
+
+
+def _verdict_cell(line: Mapping[str, Any], slo: Slo) -> Cell:
+    result = check_slo(line, slo)
+    if result.verdict == "unsupported":
+        return Cell("n/a", result.reason, "na")
+    shown = "" if result.measured_ms is None else f" {number(result.measured_ms)} ms"
+    if result.verdict == "pass":
+        return Cell(f"pass{shown}", f"slack {number(result.slack_ms)} ms", "good")
+    over = result.reason or f"over by {number(-(result.slack_ms or 0))} ms"
+    return Cell(f"fail{shown}", over, "bad")
+
+
+def generator_table(axis: str, lines: Lines) -> Table:
+    """What the load generator says of itself, level by level."""
+    rows = []
+    for line in lines:
+        check = line.get("generator") or {}
+        valid = line.get("valid", True)
+        reason = str(line.get("invalid_reason") or "")
+        rows.append(
+            Row(
+                (
+                    load_cell(axis, line),
+                    Cell(_ms(check.get("dispatch_delay_p50_s"))),
+                    Cell(_ms(check.get("dispatch_delay_p99_s"))),
+                    Cell(_ms(check.get("dispatch_delay_max_s"))),
+                    Cell(_ms(check.get("loop_lag_p99_s"))),
+                    Cell(_ms(check.get("receive_delay_p99_s"))),
+                    Cell(share(check.get("cpu_share"))),
+                    Cell(str(check.get("timestamps") or MISSING)),
+                    Cell("ok" if valid else f"invalid: {reason}", "", "good" if valid else "bad"),
+                ),
+                tone="" if valid else "bad",
+            )
+        )
+    columns = (
+        load_column(axis),
+        Column("p50", "Dispatch delay, ms"),
+        Column("p99", "Dispatch delay, ms"),
+        Column("max", "Dispatch delay, ms"),
+        Column("Loop lag p99, ms"),
+        Column("Receive delay p99, ms"),
+        Column("Share of a core"),
+        Column("Clock of events", numeric=False),
+        Column("Verdict", numeric=False),
+    )
+    return Table("Load generator's self-check", columns, tuple(rows))
+
+
+def _ms(seconds: float | None) -> str:
+    return MISSING if seconds is None else number(s_to_ms(seconds))

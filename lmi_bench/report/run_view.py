@@ -1,0 +1,237 @@
+"""One run as a report shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmi_bench.analysis.checks import check_levels
+from lmi_bench.analysis.knee import find_knees
+from lmi_bench.analysis.latency import QUANTILES
+from lmi_bench.analysis.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.records import RequestRecord
+from lmi_bench.report.environment import environment_facts
+from lmi_bench.report.formats import load_name, number, plain
+from lmi_bench.report.run_tables import (
+    RULE_TITLES,
+    generator_table,
+    knees_table,
+    levels_table,
+    slo_table,
+    statistics_tables,
+)
+from lmi_bench.report.values import Curve, Headline, KneeMark, RunView
+
+CHART_METRICS = ("latency_ms_per_token", "ttft_ms", "itl_ms", "e2e_ms")
+
+
+class RunLike(Protocol):
+    """A run as `run_store.load_run` returns it."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+    @property
+    def levels(self) -> list[dict[str, Any]]: ...
+    @property
+    def records(self) -> Sequence[Sequence[RequestRecord]]: ...
+    @property
+    def knees(self) -> list[dict[str, Any]] | None: ...
+
+
+def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
+    """Everything the report says about one run."""
+    lines = run.levels
+    records = run.records or None
+    curve = sweep_curve(lines, records)
+    axis = curve.axis
+    lines = sorted(lines, key=lambda line: (line.get(axis) or 0, line.get("attempt") or 0))
+    knees = run.knees
+    if knees is None:
+        knees = [knee.to_dict() for knee in find_knees(run.levels, records=records)]
+    chosen = next((knee for knee in knees if knee.get("recommended")), None)
+    marked = chosen.get(axis) if chosen else None
+    scenario = _mapping(run.manifest.get("scenario"))
+    by_line = {id(line): each for line, each in zip(run.levels, run.records or [], strict=False)}
+    return RunView(
+        anchor=anchor,
+        label=label,
+        subtitle=_subtitle(run.manifest, scenario),
+        simulated=is_simulated(run.manifest),
+        headlines=_headlines(curve, knees),
+        levels=levels_table(axis, lines, marked),
+        details=statistics_tables(axis, lines),
+        knees=knees_table(axis, knees),
+        slos=slo_table(
+            axis,
+            lines,
+            [by_line.get(id(line), ()) for line in lines] if records else None,
+            [str(text) for text in scenario.get("slo") or ()],
+        ),
+        generator=generator_table(axis, lines),
+        warnings=tuple(check_levels(lines)),
+        environment=environment_facts(run.manifest),
+        scenario_yaml=_yaml(scenario),
+        curve=_curve(label, curve, knees, simulated=is_simulated(run.manifest)),
+    )
+
+
+def run_label(run: RunLike) -> str:
+    """The run's own name, else its model and target, else its folder."""
+    scenario = _mapping(run.manifest.get("scenario"))
+    if scenario.get("name"):
+        return str(scenario["name"])
+    target = _target_text(run.manifest)
+    model = str(scenario.get("model") or "")
+    return f"{model} on {target}" if model and target else model or target or run.path.name
+
+
+def is_simulated(manifest: Mapping[str, Any]) -> bool:
+    """Whether the run's times were predicted by the step-time model instead of measured."""
+    target = _mapping(manifest.get("scenario")).get("target") or manifest.get("target")
+    if isinstance(target, Mapping):
+        return str(target.get("kind") or "").startswith("sim")
+    return str(target or "").startswith("sim:")
+
+
+def _subtitle(manifest: Mapping[str, Any], scenario: Mapping[str, Any]) -> str:
+    workload = _mapping(scenario.get("workload"))
+    parts = [str(scenario.get("model") or "")]
+    target = _target_text(manifest)
+    if target:
+        parts.append(f"on {target}")
+    if workload.get("dataset"):
+        parts.append(f"data set {workload['dataset']}")
+    elif workload.get("mix"):
+        kinds = (f"{m.get('input_tokens')}/{m.get('output_tokens')}" for m in workload["mix"])
+        parts.append(f"mix of {', '.join(kinds)} tokens in/out")
+    elif workload:
+        parts.append(
+            f"{plain(workload.get('input_tokens'))} tokens in, "
+            f"{plain(workload.get('output_tokens'))} out"
+        )
+    parts.append(str(manifest.get("created_at") or ""))
+    return " · ".join(part for part in parts if part)
+
+
+def _target_text(manifest: Mapping[str, Any]) -> str:
+    target = manifest.get("target") or _mapping(manifest.get("scenario")).get("target")
+    if isinstance(target, Mapping):
+        for key in ("url", "instance", "endpoint", "name", "kind"):
+            if target.get(key):
+                return str(target[key])
+        return plain(target)
+    return str(target or "")
+
+
+def _headlines(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> tuple[Headline, ...]:
+    """Knee, best throughput, fastest answer: what to read first."""
+    return tuple(
+        headline
+        for headline in (_knee_headline(curve, knees), *_extremes(curve))
+        if headline is not None
+    )
+
+
+def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Headline | None:
+    knee = next((knee for knee in knees if knee.get("recommended")), None)
+    if knee is None or knee.get(curve.axis) is None:
+        return None
+    load = float(knee[curve.axis])
+    here = next((point for point in curve.points if point.load == load), None)
+    unit = "concurrent requests" if curve.axis == "concurrency" else "req/s"
+    detail = f"by the {RULE_TITLES.get(str(knee['rule']), str(knee['rule'])).lower()} rule"
+    if here is not None and here.throughput_tokens_per_s is not None:
+        detail = (
+            f"{number(here.throughput_tokens_per_s)} tok/s at "
+            f"{number(here.latency_ms_per_token)} ms/token, {detail}"
+        )
+    return Headline("Knee", f"{load:g}", unit, detail)
+
+
+def _extremes(curve: SweepCurve) -> list[Headline]:
+    usable = curve.usable
+    if not usable:
+        return [Headline("Result", "none", "", "no level was valid and complete", "bad")]
+    best = max(usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+    headlines = [
+        Headline(
+            "Best throughput",
+            number(best.throughput_tokens_per_s),
+            "tok/s",
+            f"at {load_name(curve.axis, best.load)}, "
+            f"{number(best.latency_ms_per_token)} ms/token ({best.latency_is})",
+        )
+    ]
+    first = usable[0]
+    ttft = (first.line.get("ttft_ms") or {}).get("p50") or (first.line.get("ttft_ms") or {}).get(
+        "mean"
+    )
+    if ttft is not None:
+        pace = number(first.latency_ms_per_token)
+        headlines.append(
+            Headline(
+                "Fastest first token",
+                number(ttft),
+                "ms TTFT",
+                f"at {load_name(curve.axis, first.load)}, {pace} ms/token",
+            )
+        )
+    return headlines
+
+
+def _curve(
+    label: str,
+    curve: SweepCurve,
+    knees: Sequence[Mapping[str, Any]],
+    *,
+    simulated: bool,
+) -> Curve:
+    points = curve.points
+    latencies: dict[tuple[str, str], tuple[float | None, ...]] = {
+        (metric, name): tuple((point.line.get(metric) or {}).get(name) for point in points)
+        for metric in CHART_METRICS
+        for name in ("mean", *QUANTILES)
+    }
+    for metric in CHART_METRICS:
+        latencies[metric, "upper"] = tuple(
+            statistics.get("p90") if statistics.get("p90") is not None else statistics.get("max")
+            for statistics in ((point.line.get(metric) or {}) for point in points)
+        )
+    return Curve(
+        label=label,
+        axis=curve.axis,
+        simulated=simulated,
+        loads=tuple(point.load for point in points),
+        valid=tuple(point.usable for point in points),
+        throughput_tokens_per_s=tuple(point.throughput_tokens_per_s for point in points),
+        latencies=latencies,
+        knees=tuple(
+            KneeMark(
+                str(knee.get("rule")),
+                RULE_TITLES.get(str(knee.get("rule")), str(knee.get("rule"))),
+                float(knee[curve.axis]),
+                bool(knee.get("recommended")),
+            )
+            for knee in knees
+            if knee.get(curve.axis) is not None
+        ),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _yaml(scenario: Mapping[str, Any]) -> str:
+    """The scenario as a file that `sweep` takes again."""
+    if not scenario:
+        return ""
+    import yaml
+
+    text: str = yaml.safe_dump(
+        dict(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None
+    )
+    return text

@@ -1,0 +1,188 @@
+"""What a report shows, as plain values: every number is text already, every chart is series.
+
+The renderers (HTML, text, charts) place these and decide nothing about the content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table.
+
+    hint  what to show on hover, such as why a percentile is missing
+    tone  "", "na", "good", "warn" or "bad"
+    """
+
+    text: str
+    hint: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; neighbouring columns with the same `group` share a heading."""
+
+    title: str
+    group: str = ""
+    numeric: bool = True
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; its first cell is its heading. tone as a cell's, `strong` marks the row to read."""
+
+    cells: tuple[Cell, ...]
+    tone: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, ready to be placed."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    @property
+    def groups(self) -> tuple[tuple[str, int, Column], ...]:
+        """Headings over neighbouring columns: group, number of columns under it, the first one."""
+        found: list[tuple[str, int, Column]] = []
+        for column in self.columns:
+            if found and column.group and found[-1][0] == column.group:
+                found[-1] = (column.group, found[-1][1] + 1, found[-1][2])
+            else:
+                found.append((column.group, 1, column))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One of the numbers to read first."""
+
+    label: str
+    value: str
+    unit: str
+    detail: str
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KneeMark:
+    """A knee on a chart; its load is a level's or, for the theory, lies between two."""
+
+    rule: str
+    title: str
+    load: float
+    recommended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run as series over its levels, each of the same length; None where there is no value.
+
+    axis        "concurrency" or "rate_per_s"; loads in rising order
+    simulated   predicted by the step-time model instead of measured
+    latencies   (key of levels.jsonl, statistic) -> ms; statistic "upper" is the p90, or the
+                slowest request where too few were sent
+    """
+
+    label: str
+    axis: str
+    simulated: bool
+    loads: tuple[float, ...]
+    valid: tuple[bool, ...]
+    throughput_tokens_per_s: tuple[float | None, ...]
+    latencies: Mapping[tuple[str, str], tuple[float | None, ...]]
+    knees: tuple[KneeMark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Named facts in the order in which to read them."""
+
+    title: str
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run."""
+
+    anchor: str
+    label: str
+    subtitle: str
+    simulated: bool
+    headlines: tuple[Headline, ...]
+    levels: Table
+    details: tuple[Table, ...]
+    knees: Table
+    slos: Table | None
+    generator: Table
+    warnings: tuple[str, ...]
+    environment: tuple[Facts, ...]
+    scenario_yaml: str
+    curve: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedGroup:
+    """Candidates that were turned down for the same kind of reason."""
+
+    reason: str
+    table: Table
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self.table.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendationView:
+    """One recommendation; `met` is False where no candidate meets the SLOs."""
+
+    anchor: str
+    title: str
+    subtitle: str
+    met: bool
+    headline: Headline
+    headlines: tuple[Headline, ...]
+    candidates: Table | None
+    rejected: tuple[RejectedGroup, ...]
+    accuracy: Table | None
+    provenance: tuple[Facts, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionView:
+    """One definition."""
+
+    title: str
+    unit: str
+    formula: str
+    note: str
+    vllm_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """A whole report."""
+
+    title: str
+    generated_at: str
+    version: str
+    headlines: tuple[Headline, ...]
+    runs: tuple[RunView, ...]
+    comparison: Table | None
+    recommendations: tuple[RecommendationView, ...]
+    definitions: tuple[DefinitionView, ...]
+    latency_limit_ms: float
+    notes: tuple[str, ...] = field(default=())

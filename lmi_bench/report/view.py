@@ -1,0 +1,80 @@
+"""From runs and recommendations to what a report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from lmi_bench import __version__
+from lmi_bench.analysis.definitions import DEFINITIONS
+from lmi_bench.analysis.knee import DEFAULT_LATENCY_LIMIT_MS
+from lmi_bench.errors import InputError
+from lmi_bench.report.comparison import comparison_table
+from lmi_bench.report.recommendation_view import build_recommendation_view
+from lmi_bench.report.run_view import RunLike, build_run_view, run_label
+from lmi_bench.report.values import DefinitionView, Headline, ReportView
+
+
+def build_view(
+    runs: Sequence[RunLike],
+    recommendations: Sequence[Mapping[str, Any]] = (),
+    *,
+    labels: Sequence[str] = (),
+    title: str = "",
+    generated_at: datetime | None = None,
+) -> ReportView:
+    """The view of one or more runs and of any recommendations made from them.
+
+    recommendations  as `recommend --json` writes them; unknown keys are shown as they are
+    labels           own names for the runs, in their order; the rest name themselves
+
+    Raises InputError when there is nothing to report on or there are more labels than runs.
+    """
+    if not runs and not recommendations:
+        raise InputError("nothing to report on: name a run folder or a recommendation")
+    if len(labels) > len(runs):
+        raise InputError(f"{len(labels)} labels for {len(runs)} runs: give at most one a run")
+    names = _distinct([*labels, *(run_label(run) for run in runs[len(labels) :])], runs)
+    run_views = tuple(
+        build_run_view(run, label=name, anchor=f"run-{index}")
+        for index, (run, name) in enumerate(zip(runs, names, strict=True), start=1)
+    )
+    advice = tuple(
+        build_recommendation_view(content, anchor=f"recommendation-{index}")
+        for index, content in enumerate(recommendations, start=1)
+    )
+    headlines: list[Headline] = []
+    if len(run_views) == 1:
+        headlines += run_views[0].headlines
+    headlines += [each.headline for each in advice]
+    return ReportView(
+        title=title or (run_views[0].label if len(run_views) == 1 else _title(run_views)),
+        generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        headlines=tuple(headlines),
+        runs=run_views,
+        comparison=comparison_table([run.curve for run in run_views]),
+        recommendations=advice,
+        definitions=tuple(
+            DefinitionView(each.title, each.unit, each.formula, each.note, each.vllm_key)
+            for each in DEFINITIONS
+        ),
+        latency_limit_ms=DEFAULT_LATENCY_LIMIT_MS,
+    )
+
+
+def _title(run_views: Sequence[object]) -> str:
+    return f"{len(run_views)} runs compared" if run_views else "Recommendation"
+
+
+def _distinct(names: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
+    """Names made distinct by their folder, and by a number where even that is the same."""
+    result: list[str] = []
+    for name, run in zip(names, runs, strict=True):
+        label = name if names.count(name) == 1 else f"{name} [{run.path.name}]"
+        attempt, base = 2, label
+        while label in result:
+            label, attempt = f"{base} #{attempt}", attempt + 1
+        result.append(label)
+    return result

@@ -1,0 +1,145 @@
+"""`lmi-bench sweep` from the outside: its files, its exit codes, and what survives being killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.catalog.published import jumpstart_concurrency
+from tests.end_to_end.commands import command, environment, lmi_bench
+
+SMALL = ("--input-tokens", "8", "--output-tokens", "8", "--warmup-requests", "0")
+
+
+def levels_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "levels.jsonl").read_text().splitlines()]
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_simulated_g5_2xlarge_has_the_published_knees_and_throughput(tmp_path):
+    """Published: throughput of each level; knees at 32 (100 ms/token) and 16 (twice the lowest)."""
+    run = tmp_path / "run"
+    lmi_bench(
+        *("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", "--out", run),
+        *("--input-tokens", "256", "--output-tokens", "256"),
+        *("--concurrency", "1,2,4,8,16,32,64"),
+    )
+    published = {
+        cell.concurrency: cell.throughput_tokens_per_s
+        for cell in jumpstart_concurrency()
+        if (cell.table, cell.instance_type) == ("instance_comparison", "ml.g5.2xlarge")
+    }
+    assert len(published) == 7
+    lines = {line["concurrency"]: line for line in levels_of(run)}
+    errors = sorted(
+        abs(lines[level]["throughput_tokens_per_s"] / tokens_per_s - 1)
+        for level, tokens_per_s in published.items()
+    )
+    assert errors[len(errors) // 2] < 0.25
+    knees = {knee["rule"]: knee for knee in json.loads((run / "knees.json").read_text())}
+    assert knees["latency_limit"]["concurrency"] in (16, 32, 64)
+    assert knees["half_latency"]["concurrency"] in (8, 16, 32)
+    assert sum(knee["recommended"] for knee in knees.values()) == 1
+
+
+def test_a_run_folder_is_never_overwritten(tmp_path):
+    run = tmp_path / "run"
+    args = ("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", *SMALL)
+    lmi_bench(*args, "--concurrency", "1", "--out", run)
+    before = (run / "levels.jsonl").read_bytes()
+    refused = lmi_bench(*args, "--concurrency", "1", "--out", run, expect=2)
+    assert "--resume" in refused.stderr
+    other = lmi_bench(*args, "--concurrency", "1,2", "--out", run, "--resume", expect=2)
+    assert "another scenario" in other.stderr
+    assert (run / "levels.jsonl").read_bytes() == before
+
+
+def test_a_killed_sweep_resumes_at_its_next_level(tmp_path):
+    """SIGKILL in mid-level: finished levels stay byte for byte and none is run twice."""
+    run = tmp_path / "run"
+    args = ("sweep", "--model", "demo-15m", "--concurrency", "1,2,3,4", "--out", run)
+    lengths = ("--input-tokens", "8", "--output-tokens", "64", "--threads", "1", "--resume")
+    first = subprocess.Popen(command(*args, *lengths), env=environment(), stderr=subprocess.DEVNULL)
+    levels = run / "levels.jsonl"
+    wait_for(lambda: levels.exists() and len(levels.read_bytes().splitlines()) >= 2)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    finished = levels.read_bytes()
+    assert len(finished.splitlines()) < 4, "too fast to be killed in mid-sweep"
+
+    lmi_bench(*args, *lengths)
+    assert levels.read_bytes().startswith(finished)
+    lines = levels_of(run)
+    assert [line["level"] for line in lines] == [0, 1, 2, 3]
+    counted = {(line["level"], line["attempt"]) for line in lines}
+    requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
+    ids = [(r["level"], r["request_id"]) for r in requests if (r["level"], r["attempt"]) in counted]
+    assert len(ids) == len(set(ids)) == sum(line["requests"] for line in lines)
+
+
+def test_ctrl_c_exits_130_and_leaves_a_resumable_run(tmp_path):
+    run = tmp_path / "run"
+    args = ("sweep", "--model", "demo-15m", "--concurrency", "1,2", "--out", run, "--resume")
+    lengths = ("--input-tokens", "8", "--output-tokens", "96", "--threads", "1")
+    sweep = subprocess.Popen(
+        command(*args, *lengths), env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    levels = run / "levels.jsonl"
+    wait_for(lambda: levels.exists() and len(levels.read_bytes().splitlines()) >= 1)
+    sweep.send_signal(signal.SIGINT)
+    _, stderr = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
+    lmi_bench(*args, *lengths)
+    assert [line["level"] for line in levels_of(run)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--target", "sim:ml.g5.3xlarge", "--model", "llama-2-7b"), "ml.g5.2xlarge"),
+        (("--target", "sim:ml.g5.2xlarge", "--model", "llama-2-70b"), "GiB"),
+        (("--target", "sim:ml.g5.2xlarge", "--model", "lama-2-7b"), "llama-2-7b"),
+        (("--target", "nowhere"), "sim:INSTANCE"),
+        (("--tp", "2"), "one rank"),
+        (("--model", "no-such-folder"), "demo-15m"),
+        (("--concurrency", "1,x"), "'x' is not a number"),
+        (("--concurrency", "0"), "greater than 0"),
+        (("--policy", "static"), "rolling"),
+        (("--slo", "ttft<=1s"), "ttft_p90<=1s"),
+        (("--timeout", "soon"), "seconds"),
+        (("--target", "http://127.0.0.1:1", "--model", "m", "--protocol", "grpc"), "lmi"),
+    ],
+)
+def test_bad_input_is_one_clear_message_and_exit_2(tmp_path, args, said):
+    run = tmp_path / "run"
+    done = lmi_bench("sweep", *SMALL, "--out", run, *args, expect=2)
+    assert said in done.stderr
+    assert not run.exists(), "nothing is written for bad input"
+
+
+def test_an_unknown_field_names_the_nearest_known_one(tmp_path):
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text("model: demo-15m\nload: {concurency: [1]}\n")
+    done = lmi_bench("sweep", scenario, "--out", tmp_path / "run", expect=2)
+    assert "concurrency" in done.stderr
+
+
+def test_an_slo_that_no_level_meets_exits_99(tmp_path):
+    args = ("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", *SMALL)
+    load = ("--concurrency", "1", "--requests-per-level", "40")
+    lmi_bench(*args, *load, "--slo", "itl_p90<=10s", "--out", tmp_path / "kept")
+    lmi_bench(*args, *load, "--slo", "itl_p90<=1ms", "--out", tmp_path / "missed", expect=99)

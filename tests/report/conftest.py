@@ -1,0 +1,152 @@
+"""Runs and recommendations to report on: a small closed loop with a known server, and its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.workload import LevelSpec
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    """What `run_store.load_run` returns, without the folder."""
+
+    path: Path
+    manifest: dict[str, Any]
+    levels: list[dict[str, Any]]
+    records: list[tuple[RequestRecord, ...]] = field(default_factory=list)
+    knees: list[dict[str, Any]] | None = None
+
+
+def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=0.0006, tokens=48):
+    """Records of users against a server that decodes up to `slots` sequences in lockstep.
+
+    Prefill takes 20 ms a request and pauses decode; a step takes step_s + per_sequence_s * batch.
+    """
+    now, sent = 0.0, 0
+    waiting: list[tuple[int, float]] = []
+    running: dict[int, tuple[float, list[float]]] = {}
+    done: list[RequestRecord] = []
+    free = concurrency
+    while len(done) < requests:
+        while free and sent < requests:
+            waiting.append((sent, now))
+            sent, free = sent + 1, free - 1
+        while waiting and len(running) < slots:
+            index, sent_s = waiting.pop(0)
+            now += 0.02
+            running[index] = (sent_s, [])
+        now += step_s + per_sequence_s * len(running)
+        for index in list(running):
+            sent_s, times = running[index]
+            times.append(now)
+            if len(times) == tokens:
+                del running[index]
+                free += 1
+                done.append(RequestRecord(index, sent_s, sent_s, tuple(times), input_tokens=256))
+    return tuple(sorted(done, key=lambda record: record.request_id))
+
+
+def manifest(name="", model="llama-2-7b", target="http://127.0.0.1:8080", slo=()):
+    return {
+        "schema_version": 1,
+        "created_at": "2026-01-02T03:04:05+00:00",
+        "scenario": {
+            "name": name,
+            "model": model,
+            "target": target,
+            "workload": {"input_tokens": 256, "output_tokens": 48, "mix": [], "dataset": None},
+            "load": {"concurrency": [1, 2, 4], "requests_per_user": 3},
+            "slo": list(slo),
+        },
+        "scenario_hash": "0123abcd" * 8,
+        "target": target,
+        "host": {"cpu": "Some CPU", "cpus": 8, "memory_bytes": 34359738368, "python": "3.11.9"},
+        "versions": {"lmi-bench": "0.1.0", "numpy": "2.1.0"},
+        "commands": [["lmi-bench", "sweep", "--out", "runs/a"]],
+    }
+
+
+def make_run(
+    name="", *, loads=(1, 2, 4, 8, 16, 32, 64), path="runs/a", more=None, **server: Any
+) -> FakeRun:
+    """A sweep against the server of `closed_loop`; `more` are arguments of `manifest`."""
+    levels, records = [], []
+    for index, load in enumerate(loads):
+        here = closed_loop(load, 3 * load, **server)
+        check = GeneratorCheck(
+            dispatch_delay_p99_s=0.0004, loop_lag_p99_s=0.001, cpu_share=0.07, timestamps="kernel"
+        )
+        spec = LevelSpec(index, concurrency=load, num_requests=3 * load)
+        levels.append(summarise_level(LevelRun(spec, 1, here, check=check)))
+        records.append(here)
+    return FakeRun(Path(path), manifest(name, **(more or {})), levels, records)
+
+
+def candidate(instance, machines, tp, price, out_price, throughput, **more):
+    return {
+        "instance": instance,
+        "instances": machines,
+        "tensor_parallel": tp,
+        "replicas": 1,
+        "price_usd_per_hour": price,
+        "usd_per_1m_output_tokens": out_price,
+        "usd_per_1m_total_tokens": None if out_price is None else out_price / 2,
+        "blended_3to1_as_published": None,
+        "throughput_tokens_per_s": {
+            "predicted": throughput,
+            "low": 0.9 * throughput,
+            "high": 1.1 * throughput,
+        },
+        "ttft_p90_ms": {"predicted": 420.0, "low": 300.0, "high": 610.0},
+    } | more
+
+
+@pytest.fixture
+def recommendation():
+    best = candidate("ml.g5.12xlarge", 2, 4, 14.18, 1.62, 2430.0)
+    return {
+        "model": "llama-2-7b",
+        "workload": {"input_tokens": 256, "output_tokens": 256},
+        "rate_per_s": 8.0,
+        "slo": ["ttft_p90<=1s"],
+        "objective": "cost",
+        "profile": "tgi-2023",
+        "recommended": best,
+        "nearest": None,
+        "candidates": [
+            best,
+            candidate("ml.p4d.24xlarge", 1, 8, 25.25, 2.41, 2905.0),
+            candidate("ml.trn1.32xlarge", 1, 8, None, None, 1500.0),
+        ],
+        "rejected": [
+            {"instance": "ml.g4dn.xlarge", "instances": 1, "tensor_parallel": 1,
+             "reason": "weights need 12.6 GiB, ml.g4dn.xlarge has 14.6 GiB less 20 %"},
+            {"instance": "ml.g5.xlarge", "instances": 1, "tensor_parallel": 1,
+             "reason": "weights need 25.1 GiB, ml.g5.xlarge has 22.0 GiB less 20 %"},
+            {"instance": "ml.c5.large", "instances": 1, "tensor_parallel": 1,
+             "reason": "no accelerator in the catalog"},
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def sweep():
+    return make_run("TGI on g5.2xlarge", more={"slo": ["ttft_p90<=1s", "latency_per_token_p99<=100ms"]})
+
+
+@pytest.fixture(scope="session")
+def faster_sweep():
+    return make_run("vLLM", path="runs/b", slots=256, per_sequence_s=0.0001)
+
+
+@pytest.fixture
+def runs_of():
+    """`make_run`, for tests that need a run of their own."""
+    return make_run
