@@ -37,7 +37,8 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence
         if name in left:
             table.add_column(name, overflow="fold")
         else:
-            widest = max(len(str(row[name])) for row in rows)
+            shown = [*name.split(), *(str(row[name]) for row in rows)]
+            widest = max(map(len, shown))
             table.add_column(name, justify="right", min_width=widest)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
