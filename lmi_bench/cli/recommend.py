@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lmi_bench.errors import InputError
+
 _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices"
 
 
@@ -99,6 +101,8 @@ def recommend(
     """
     from lmi_bench.cli.recommend_run import Question, run
 
+    if objective not in ("cost", "latency", "throughput"):
+        raise InputError(f"--objective {objective}: use cost, latency or throughput")
     code = run(
         Question(
             runs=tuple(runs or ()),
