@@ -197,8 +197,6 @@ class _Replica:
         steps = self.scheduler.identical_decode_steps()
         if steps > 1 and self._start_run(steps, now_s, horizon_s):
             return
-        if self.next_s - _rounding_s(now_s) <= now_s < self.next_s:
-            now_s = self.next_s  # the time waited for has come, but for a rounding error
         planned = self.scheduler.plan(now_s)
         if isinstance(planned, StepBatch):
             self._batch = planned
