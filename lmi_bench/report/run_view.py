@@ -128,7 +128,7 @@ def _subtitle(manifest: Mapping[str, Any], scenario: Mapping[str, Any]) -> str:
 
 
 def _target_text(manifest: Mapping[str, Any]) -> str:
-    target = manifest.get("target") or _mapping(manifest.get("scenario")).get("target")
+    target = _mapping(manifest.get("scenario")).get("target") or manifest.get("target")
     if isinstance(target, Mapping):
         for key in ("url", "instance", "endpoint", "name", "kind"):
             if target.get(key):
