@@ -24,6 +24,7 @@ PRICES = (
 FIRST_FIGURES = (
     "capacity_rate_per_s",
     "capacity_tokens_per_s",
+    "throughput_tokens_per_s",
     "ttft_p90_ms",
     "itl_p50_ms",
     "latency_per_token_p90_ms",

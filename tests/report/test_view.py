@@ -50,6 +50,13 @@ def test_the_headlines_are_knee_throughput_and_first_token(sweep):
     assert "346 tok/s" in view.headlines[0].detail
 
 
+def test_a_knee_at_the_top_of_the_sweep_is_a_lower_bound(runs_of):
+    """All levels are within the limit, so the knee was not seen."""
+    (knee, *_) = build_view([runs_of("low", loads=(1, 2, 4))]).headlines
+    assert (knee.label, knee.value) == ("Knee", "≥ 4")
+    assert "may lie above" in knee.detail
+
+
 def test_the_throughput_in_the_table_is_tokens_over_wall(sweep):
     """One user, 3 requests of 48 tokens: each 20 ms of prefill and 48 steps of 30.6 ms."""
     row = texts(build_view([sweep]).runs[0].levels)[0]
