@@ -16,7 +16,8 @@ from lmi_bench.loadgen.closed_loop import run_closed_loop
 from lmi_bench.loadgen.measure import Measured
 from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
-from lmi_bench.loadgen.self_check import LoopWatch, ReceiveSignals, check_level
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.self_check import LoopWatch, check_level
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
@@ -127,6 +128,8 @@ class LevelRunner:
             records=records,
             stopped_by=self._stopped_by or self._cut_by_duration(len(records)),
             check=check_level(spec, records, watch, signals),
+            connect_s=tuple(signals.connect_s),
+            tls_s=tuple(signals.tls_s),
         )
 
     def _prepare(self) -> None:

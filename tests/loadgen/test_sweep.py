@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from array import array
 
 import pytest
 
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import EngineError, TargetError
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
-from lmi_bench.loadgen.self_check import ReceiveSignals
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.sweep import StopRules, run_sweep
 from lmi_bench.records import Exchange
 from lmi_bench.run_store import RunStore, load_run
@@ -202,7 +203,7 @@ def test_connections_are_opened_before_the_clock_and_signals_read_after():
             self.opened = connections
 
         def end_level(self):
-            return ReceiveSignals("kernel", 0.001, 0.0)
+            return ReceiveSignals("kernel", delays_s=array("d", [0.001]))
 
     runs = []
     server = Opens()
