@@ -25,6 +25,8 @@ class Exchange:
     ended_s        end of the answer, its trailer included; None: with the last token
     input_tokens   as the server counted them, where it says so; likewise output_tokens
     connect_s      time spent on opening the connection before `sent_s`, if one was opened
+    first_answer_s first token of the answer proper, where reasoning came before it
+    streamed       False: the answer came whole, so no time within it is known
     """
 
     sent_s: float
@@ -36,6 +38,8 @@ class Exchange:
     output_tokens: int | None = None
     ended_s: float | None = None
     connect_s: float | None = None
+    first_answer_s: float | None = None
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -53,6 +57,7 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
+    first_answer_s, streamed  as in `Exchange`
     """
 
     request_id: int
@@ -66,6 +71,8 @@ class RequestRecord:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    first_answer_s: float | None = None
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -97,6 +104,8 @@ class RequestRecord:
             ),
             finish_reason=exchange.finish_reason,
             ended_s=exchange.ended_s,
+            first_answer_s=exchange.first_answer_s,
+            streamed=exchange.streamed,
         )
 
     @classmethod
@@ -131,6 +140,7 @@ class RequestRecord:
             sent_s=self.sent_s - start_s,
             token_times_s=tuple(t - start_s for t in self.token_times_s),
             ended_s=None if self.ended_s is None else self.ended_s - start_s,
+            first_answer_s=None if self.first_answer_s is None else self.first_answer_s - start_s,
         )
 
 
