@@ -70,15 +70,11 @@ def call(port: int, path: str, method: str) -> dict:
         return json.load(reply)
 
 
-def keep_server_prompt() -> None:
-    """A core for the server, ahead of whatever else runs there, where the user may ask for it.
-
-    Its delay in reading a request lies between the client's send and the true start, so it would
-    be counted as the client's error.
-    """
-    os.sched_setaffinity(0, {SERVER_CORE})
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, -15)
+def take_core(core: int, *, realtime: bool = False) -> None:
+    """Pin this process to a core; with `realtime`, ahead of every ordinary program there."""
+    os.sched_setaffinity(0, {core})
+    if realtime:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 @contextlib.contextmanager
@@ -100,7 +96,7 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
         [str(part) for part in command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=keep_server_prompt,
+        preexec_fn=lambda: take_core(SERVER_CORE, realtime=options.realtime),
     )
     try:
         for _ in range(100):
@@ -114,9 +110,9 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
         process.wait()
 
 
-def burn(share: float) -> None:
+def burn(share: float, realtime: bool) -> None:
     """Take a share of the client's core, in slices of 10 ms, at equal priority."""
-    os.sched_setaffinity(0, {CLIENT_CORE})
+    take_core(CLIENT_CORE, realtime=realtime)
     while True:
         end = time.perf_counter() + 0.01 * share
         while time.perf_counter() < end:
@@ -125,11 +121,13 @@ def burn(share: float) -> None:
 
 
 @contextlib.contextmanager
-def burnt_core(share: float) -> Iterator[None]:
+def burnt_core(share: float, realtime: bool) -> Iterator[None]:
     if not share:
         yield
         return
-    process = multiprocessing.get_context("spawn").Process(target=burn, args=(share,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=burn, args=(share, realtime), daemon=True
+    )
     process.start()
     time.sleep(0.5)
     try:
@@ -240,11 +238,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--timestamps", choices=("kernel", "user"))
     parser.add_argument("--burn", type=float, default=0.0, help="share of the core taken by others")
+    parser.add_argument(
+        "--realtime",
+        action="store_true",
+        help="SCHED_FIFO for server and client: for a machine on which other programs run",
+    )
     parser.add_argument("--port", type=int, default=18411)
     options = parser.parse_args()
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("two cores are needed: one for the server, one for the client")
-    os.sched_setaffinity(0, {CLIENT_CORE})
+    take_core(CLIENT_CORE, realtime=options.realtime)
     print(" ".join(f"{title:>{width}}" for title, width, _ in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         for streams in (int(text) for text in options.streams.split(",")):
@@ -252,7 +255,10 @@ def main() -> None:
             if kind == "auto":
                 kind = "py" if streams <= 512 else "c"
             rounds = max(options.rounds, 8 // streams)
-            with truth_server(kind, Path(folder), options.port, options), burnt_core(options.burn):
+            with (
+                truth_server(kind, Path(folder), options.port, options),
+                burnt_core(options.burn, options.realtime),
+            ):
                 results = [
                     measure(options.port, streams, rounds, options) for _ in range(options.repeat)
                 ]

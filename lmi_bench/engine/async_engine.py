@@ -196,8 +196,8 @@ class AsyncEngine:
             raise EngineError("the engine is not running: enter it with `async with`")
         now_s = asyncio.get_running_loop().time()
         seq_id = self._next_seq_id
-        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
         self._next_seq_id += 1
+        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()
         return generation

@@ -38,7 +38,8 @@ class Answer:
     """
 
     def __init__(self, generation: Generation, prompt: Prompt, decoder: StreamDecoder) -> None:
-        self._generation = generation
+        self.generation = generation
+        self.prompt = prompt
         self._decoder = decoder
         self._stop_filter = StopStringFilter(prompt.stop_strings)
         self._ends_by_itself = not prompt.stop_strings
@@ -63,30 +64,30 @@ class Answer:
         EngineError if the engine fails.
         """
         num_events = 0
-        async for event in self._generation:
+        async for event in self.generation:
             num_events += 1
             yield self._take(event, is_last=self._ended_after(num_events))
             if self.finish_reason is not None:
                 return
-        self.finish_reason = self._generation.finish_reason
+        self.finish_reason = self.generation.finish_reason
         yield []
 
     async def complete(self) -> None:
         """Wait for the whole answer; only stop strings need its tokens before the end."""
         if self._ends_by_itself:
-            await self._generation.wait()
+            await self.generation.wait()
         async for _ in self.chunks():
             pass
 
     def close(self) -> None:
         """Give the generation up if it has not ended: its blocks are freed."""
-        if self._generation.finish_reason is None:
-            self._generation.stop("cancelled")
+        if self.generation.finish_reason is None:
+            self.generation.stop("cancelled")
         if self.finish_reason is None:
-            self.finish_reason = self._generation.finish_reason
+            self.finish_reason = self.generation.finish_reason
 
     def _ended_after(self, num_events: int) -> bool:
-        generation = self._generation
+        generation = self.generation
         return generation.finish_reason is not None and num_events == len(generation.events)
 
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
@@ -105,9 +106,9 @@ class Answer:
             self.pieces.append(piece)
             if self.stop_string is not None:
                 self.finish_reason = "stop_sequence"
-                if self._generation.finish_reason is None:
-                    self._generation.stop("stop_sequence")
+                if self.generation.finish_reason is None:
+                    self.generation.stop("stop_sequence")
                 return chunk
         if is_last:
-            self.finish_reason = self._generation.finish_reason
+            self.finish_reason = self.generation.finish_reason
         return chunk

@@ -24,6 +24,7 @@ from lmi_bench.units import MIB
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # what SageMaker lets through to a container
 SHUTDOWN_TIMEOUT_S = 20.0  # SageMaker kills a container 30 s after its SIGTERM
+BACKLOG = 4096  # connections of a load test come all at once; the kernel caps it at somaxconn
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -37,7 +38,7 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """The address to give to a client."""
+        """The address to give to a client on this machine."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -84,15 +85,15 @@ async def listening(
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
         try:
             await site.start()
         except OSError as exc:
             raise InputError(
                 f"cannot listen on {host}:{port}: {exc.strerror or exc}; choose another --port"
             ) from exc
-        bound_port: int = runner.addresses[0][1]
-        yield Listening(host, bound_port, exposure_warning(host))
+        bound_host, bound_port = runner.addresses[0][:2]
+        yield Listening(bound_host, bound_port, exposure_warning(host))
     finally:
         await runner.cleanup()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -13,6 +12,7 @@ from urllib.parse import quote
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.server.answer import Answer, Prompt
 from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.totals import RequestTotals
 from lmi_bench.errors import CapacityError, InputError
 
 LOGGER = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _OPENAI_FINISH_REASONS = {
 }
 _MAX_NAMES_LOGGED = 100
 _MAX_HEADER_CHARS = 1000
-_LONG_TEXT_CHARS = 16_384  # encoding more would hold the loop for milliseconds
+_LONG_TEXT_CHARS = 8192  # encoding more would hold the loop for milliseconds
 
 
 def openai_finish_reason(answer: Answer) -> str:
@@ -38,8 +38,8 @@ class ServerState:
     """One served model.
 
     max_model_len    most tokens (prompt + output) of one request
-    finished         requests by how they ended, in vLLM's words
     created          Unix time at which the server started, as `/v1/models` shows it
+    totals           the requests that ended
     """
 
     engine: AsyncEngine
@@ -47,7 +47,7 @@ class ServerState:
     model_name: str
     max_model_len: int
     created: int = field(default_factory=lambda: int(time.time()))
-    finished: Counter[str] = field(default_factory=Counter)
+    totals: RequestTotals = field(default_factory=RequestTotals)
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(self, text: str) -> list[int]:
@@ -83,7 +83,9 @@ class ServerState:
 
     def count(self, answer: Answer) -> None:
         """Count a request that came to its end."""
-        self.finished[openai_finish_reason(answer)] += 1
+        self.totals.add(
+            answer.generation, openai_finish_reason(answer), len(answer.prompt.token_ids)
+        )
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:
         """A reply header that names the fields this server does not know; logs each name once."""

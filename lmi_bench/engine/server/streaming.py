@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from aiohttp import web
 
 from lmi_bench.engine.server.answer import Answer, Piece
 from lmi_bench.errors import EngineError
+
+LOGGER = logging.getLogger(__name__)
 
 
 async def send_stream(
@@ -43,6 +46,8 @@ async def send_stream(
         if end:
             await response.write(end)
         await response.write_eof()
+    except ConnectionResetError:  # the client has gone: nobody is left to tell
+        LOGGER.debug("a client left in the middle of its stream")
     finally:
         answer.close()
     return response

@@ -34,10 +34,11 @@ class ScriptedExecutor:
     block_size = 16
     max_in_flight = 1
 
-    def __init__(self, script, *, fails_at_step=None, gate=None):
+    def __init__(self, script, *, fails_at_step=None, gate=None, on_step=None):
         self.script = script
         self.fails_at_step = fails_at_step
         self.gate = gate
+        self.on_step = on_step
         self.num_steps = 0
         self.num_given = {}
 
@@ -47,6 +48,8 @@ class ScriptedExecutor:
             await self.gate.wait()
         if self.num_steps == self.fails_at_step:
             raise EngineError("a rank died")
+        if self.on_step is not None:
+            self.on_step(self.num_steps)
         self.num_steps += 1
         outputs = []
         for entry in batch.entries:

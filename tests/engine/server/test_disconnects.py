@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 
 import pytest
 
@@ -87,3 +89,31 @@ def test_a_connection_cut_in_the_middle_of_a_request_harms_nobody(serve_toy):
             return reply[0], server.scheduler.used_blocks
 
     assert asyncio.run(main()) == (200, 0)
+
+
+def test_a_reset_between_two_writes_is_no_bug_of_the_server(serve_toy, scripted, caplog):
+    """The client resets its connection while the last token is computed: the chunk's write meets
+    the reset, the end mark's write a closed connection. Nobody is left to tell, nothing is logged.
+    """
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    reset_on_close = struct.pack("ii", 1, 0)
+
+    async def main():
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
+
+        def close_client(step):
+            if step == 1:
+                client.close()
+
+        async with serve_toy(executor=scripted([11], on_step=close_client)) as server:
+            host, port = server.url.removeprefix("http://").split(":")
+            client.connect((host, int(port)))
+            client.sendall(head + body)
+            await server.until(lambda: server.engine.stats().generation_tokens == 2)
+            await server.until(lambda: server.scheduler.used_blocks == 0)
+            return (await server.post(LMI, {"inputs": "a"}))[0]
+
+    assert asyncio.run(main()) == 200
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []

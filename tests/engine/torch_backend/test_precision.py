@@ -33,7 +33,7 @@ def last_logits(folder, precision):
     attention = PagedAttention(KvCache(layout, 8, CPU), shape.num_heads, precision.compute)
     for first, stop in ((0, 6), (6, 11), (11, 12)):
         rows = SequenceRows(PROMPT[first:stop], first, (7, 2, 5), sampled=1)
-        step = pack([rows], layout, compute=precision.compute, device=CPU)
+        step = pack([rows], layout, attention.mask_formats, CPU)
         logits = model.logits(step, attention)
     return logits[0].float()
 
