@@ -181,7 +181,11 @@ def decode_answer(
         if response.headers_complete and not 200 <= response.status < 300:
             raise wire_format.error(response.status, b"".join(bodies), response.headers)
         collector.streamed = stream
-        if not _collect_document(wire_format, response, b"".join(bodies), collector, ended_s):
+        if not stream:
+            if whole:
+                collector.add(wire_format.parse(b"".join(bodies)), ended_s or 0.0)
+                collector.ended = True
+        elif not _collect_document(wire_format, response, b"".join(bodies), collector, ended_s):
             _collect_stream(wire_format, bodies, stamps, collector, signals)
         if whole:
             _judge(collector)

@@ -17,7 +17,6 @@ from lmi_bench.wire.either import EitherSplitter
 from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
 from lmi_bench.wire.event_stream import EventStreamSplitter, StreamFailure
 from lmi_bench.wire.failure import describe_status, load_object, status_kind
-from lmi_bench.wire.whole import WholeSplitter
 from lmi_bench.workload import PlannedRequest
 
 _ERROR_TYPE = b"x-amzn-errortype"
@@ -45,7 +44,6 @@ class SageMakerFormat:
     """The container's protocol as InvokeEndpoint carries it, or with a response stream."""
 
     container: WireFormat
-    stream: bool = True
 
     @property
     def name(self) -> str:
@@ -62,8 +60,8 @@ class SageMakerFormat:
         return self.container.request_body(request, model=model, stream=stream)
 
     def new_splitter(self) -> Splitter:
-        """Payload parts, split again as the container framed them."""
-        return EventStreamSplitter(EitherSplitter()) if self.stream else WholeSplitter()
+        """Payload parts of a response stream, split again as the container framed them."""
+        return EventStreamSplitter(EitherSplitter())
 
     def parse(self, payload: bytes) -> WireEvent:
         """Read a payload of the container, or why SageMaker ended the stream."""

@@ -96,8 +96,6 @@ def test_openai_chunks_come_as_lines_or_as_events():
     assert read_stream(chat, payload_part(events)) == [expected, WireEvent(end=True)]
 
 
-def test_a_unary_answer_is_one_payload_however_it_is_laid_out():
-    unary = SageMakerFormat(find_format("lmi"), stream=False)
-    body = b'{\n "generated_text": "a b",\n "details": {"generated_tokens": 2}}'
-    (event,) = read_stream(unary, body)
+def test_the_answer_of_invoke_endpoint_is_the_containers_own():
+    event = LMI.parse(b'{\n "generated_text": "a b",\n "details": {"generated_tokens": 2}}')
     assert (event.text, event.num_tokens, event.end) == ("a b", 2, True)
