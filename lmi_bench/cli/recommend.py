@@ -66,6 +66,13 @@ def recommend(
             "--tp", help="Consider only this degree; repeatable.", rich_help_panel=_MACHINES
         ),
     ] = None,
+    measured_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Instance that the runs' endpoint ran on, where the run does not say.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
     price_per_hour: Annotated[
         float | None,
         typer.Option(help="USD per hour of `local`.", rich_help_panel=_MACHINES),
@@ -110,6 +117,7 @@ def recommend(
             blended_ratio=blended_ratio,
             discount=discount,
             seed=seed,
+            measured_on=measured_on,
         ),
         json_file=json_file,
     )
