@@ -15,7 +15,7 @@ from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
 from lmi_bench.engine.server.lmi_request import LmiCall, read_lmi_call
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.streaming import send_stream
+from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream
 from lmi_bench.errors import EngineError
 
 _FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's own
@@ -49,7 +49,9 @@ class LmiRoutes:
             )
         return await self.invocations(request)
 
-    async def invocations(self, request: web.Request) -> web.StreamResponse:
+    async def invocations(
+        self, request: web.Request, envelope: Envelope = PLAIN
+    ) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
         state = self._state
         call = read_lmi_call(await request.read(), state.codec.eos_token_ids)
@@ -68,6 +70,7 @@ class LmiRoutes:
                     encode_chunk=reply.lines,
                     encode_end=bytes,
                     encode_failure=reply.failure_line,
+                    envelope=envelope,
                 )
             await answer.complete()
             return json_response(reply.whole(), headers=headers)
