@@ -45,14 +45,17 @@ class EventStreamSplitter:
         self._buffer: Any = EventStreamBuffer()
         self._inner = inner
         self._unread_bytes = 0
+        self._failure: TargetError | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads that these bytes completed.
 
-        Raises TargetError("malformed_frame") where a length or a CRC is wrong.
+        Raises TargetError("malformed_frame") where a length or a CRC is wrong, once the payloads
+        before it are given out.
         """
         from botocore.eventstream import ParserError
 
+        self._raise_failure()
         payloads: list[bytes] = []
         self._buffer.add_data(data)
         self._unread_bytes += len(data)
@@ -60,18 +63,27 @@ class EventStreamSplitter:
             for message in self._buffer:
                 self._unread_bytes -= message.prelude.total_length
                 payloads += self._take(message)
+        except TargetError as exc:
+            self._failure = exc
         except (ParserError, ValueError, LookupError, struct.error) as exc:
-            raise TargetError("malformed_frame", f"not an AWS event-stream frame: {exc}") from exc
+            self._failure = TargetError("malformed_frame", f"not an AWS event-stream frame: {exc}")
+        if not payloads:
+            self._raise_failure()
         return payloads
 
     def close(self) -> list[bytes]:
         """What the end completes; raises TargetError("broken_stream") in the middle of a frame."""
+        self._raise_failure()
         if self._unread_bytes:
             raise TargetError(
                 "broken_stream",
                 f"the stream ended {self._unread_bytes} bytes into an event-stream frame",
             )
         return self._inner.close()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _take(self, message: Any) -> list[bytes]:
         headers, payload = message.headers, message.payload
