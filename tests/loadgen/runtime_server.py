@@ -43,7 +43,9 @@ class Dying(SimulatedExecutor):
 
 
 @contextmanager
-def runtime_server(*, executor=None, step_s=0.002, signed=True, **settings) -> Iterator[str]:
+def runtime_server(
+    *, executor=None, step_s=0.002, signed=True, app_options=None, **settings
+) -> Iterator[str]:
     """The URL of a server that streams 2 ms a token and checks signatures."""
     config = SchedulerConfig(**({"num_blocks": 256, "max_model_len": 512} | settings))
     executor = executor or SimulatedExecutor(ConstantStep(step_s))
@@ -59,6 +61,7 @@ def runtime_server(*, executor=None, step_s=0.002, signed=True, **settings) -> I
                 model_name="toy",
                 max_model_len=config.max_model_len,
                 signature_check=check,
+                **(app_options or {}),
             )
             async with listening(app, port=0, shutdown_timeout_s=1) as listening_at:
                 where.append((listening_at.url, asyncio.get_running_loop(), stop))
