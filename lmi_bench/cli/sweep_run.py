@@ -106,7 +106,7 @@ def _default_folder(scenario: Scenario) -> Path:
 
 
 def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = ["lmi-bench", *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(
