@@ -197,6 +197,8 @@ class RunStore:
         optional: dict[str, Any] = {}
         if record.first_answer_s is not None:
             optional["first_answer_s"] = _ns(record.first_answer_s)
+        if record.reasoning_tokens:
+            optional["reasoning_tokens"] = record.reasoning_tokens
         if not record.streamed:
             optional["streamed"] = False
         return {
@@ -268,6 +270,7 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         finish_reason=line.get("finish_reason"),
         ended_s=line.get("ended_s"),
         first_answer_s=line.get("first_answer_s"),
+        reasoning_tokens=line.get("reasoning_tokens", 0),
         streamed=line.get("streamed", True),
     )
 

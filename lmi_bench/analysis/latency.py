@@ -194,7 +194,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "stopped_by": run.stopped_by,
         "ttft_ms": summarise_ms(_present(each.ttft_s for each in latencies)),
         "ttft_from_sent_ms": summarise_ms(_present(each.ttft_from_sent_s for each in latencies)),
-        **({ANSWER_KEY: summarise_ms(answers_s)} if answers_s else {}),
+        **_of_reasoning(completed, answers_s),
         "dispatch_delay_ms": summarise_ms([each.dispatch_delay_s for each in latencies]),
         "itl_ms": summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS),
         "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
@@ -205,6 +205,22 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "mean_concurrency": mean_concurrency,
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
         "generator": asdict(run.check),
+    }
+
+
+def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]) -> dict[str, Any]:
+    """What a level adds where requests reasoned; nothing elsewhere.
+
+    The share is taken of the tokens that came as events, since servers count differently.
+    """
+    reasoning = sum(record.reasoning_tokens for record in completed)
+    if not reasoning:
+        return {}
+    streamed = sum(sum(record.token_counts) for record in completed)
+    return {
+        ANSWER_KEY: summarise_ms(answers_s),
+        "reasoning_tokens": reasoning,
+        "reasoning_token_share": reasoning / streamed,
     }
 
 

@@ -106,7 +106,7 @@ class _Collector:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.error: WireEvent | None = None
-        self.reasoned = False
+        self.reasoning_tokens = 0
         self.first_answer_s: float | None = None
         self.streamed = True
         self.ended = False
@@ -129,8 +129,8 @@ class _Collector:
         num_tokens = event.num_tokens
         if num_tokens:
             if event.reasoning:
-                self.reasoned = True
-            elif self.reasoned and self.first_answer_s is None:
+                self.reasoning_tokens += num_tokens
+            elif self.reasoning_tokens and self.first_answer_s is None:
                 self.first_answer_s = time_s
             self.times_s.append(time_s)
             self.counts.append(num_tokens)
@@ -173,6 +173,7 @@ def decode_answer(
             ended_s=ended_s,
             connect_s=connect_s,
             first_answer_s=collector.first_answer_s,
+            reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
         )
 
