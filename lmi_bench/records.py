@@ -19,15 +19,18 @@ STATUS_OK = "ok"
 class Exchange:
     """What one request gave, whole, when it ended.
 
-    sent_s         when the request was handed to the target's transport
-    token_times_s  one time an event that carried a token; an event is one chunk of the server
-    token_counts   tokens in each event (one each where left out)
-    ended_s        end of the answer, its trailer included; None: with the last token
-    input_tokens   as the server counted them, where it says so; likewise output_tokens
-    connect_s      time spent on opening the connection before `sent_s`, if one was opened;
-                   tls_s: its TLS handshake alone
-    ttft_bound_s   by how much the time from sending to the first token may be too long, at most;
-                   None: not known
+    sent_s            when the request was handed to the target's transport
+    token_times_s     one time an event that carried a token; an event is one chunk of the server
+    token_counts      tokens in each event (one each where left out)
+    ended_s           end of the answer, its trailer included; None: with the last token
+    input_tokens      as the server counted them, where it says so; likewise output_tokens
+    connect_s         time spent on opening the connection before `sent_s`, if one was opened;
+                      tls_s: its TLS handshake alone
+    ttft_bound_s      by how much the time from sending to the first token may be too long, at
+                      most; None: not known
+    first_answer_s    first token of the answer proper, where reasoning came before it
+    reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
+    streamed          False: the answer came whole, so no time within it is known
     """
 
     sent_s: float
@@ -41,6 +44,9 @@ class Exchange:
     connect_s: float | None = None
     tls_s: float | None = None
     ttft_bound_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -58,7 +64,7 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
-    connect_s, tls_s, ttft_bound_s  as in `Exchange`
+    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed  as in `Exchange`
     """
 
     request_id: int
@@ -75,6 +81,9 @@ class RequestRecord:
     connect_s: float | None = None
     tls_s: float | None = None
     ttft_bound_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -109,6 +118,9 @@ class RequestRecord:
             connect_s=exchange.connect_s,
             tls_s=exchange.tls_s,
             ttft_bound_s=exchange.ttft_bound_s,
+            first_answer_s=exchange.first_answer_s,
+            reasoning_tokens=exchange.reasoning_tokens,
+            streamed=exchange.streamed,
         )
 
     @classmethod
@@ -122,7 +134,7 @@ class RequestRecord:
     ) -> RequestRecord:
         """The record of a request that failed, with what had arrived before."""
         partial = error.exchange
-        if partial is not None:
+        if isinstance(partial, Exchange):
             return replace(
                 cls.completed(request, due_s, partial), status=error.kind, error=str(error)
             )
@@ -143,6 +155,7 @@ class RequestRecord:
             sent_s=self.sent_s - start_s,
             token_times_s=tuple(t - start_s for t in self.token_times_s),
             ended_s=None if self.ended_s is None else self.ended_s - start_s,
+            first_answer_s=None if self.first_answer_s is None else self.first_answer_s - start_s,
         )
 
 

@@ -90,6 +90,9 @@ class _Collector:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.error: WireEvent | None = None
+        self.reasoning_tokens = 0
+        self.first_answer_s: float | None = None
+        self.streamed = True
         self.ended = False
 
     def add(self, event: WireEvent, time_s: float, late_s: float) -> None:
@@ -109,12 +112,21 @@ class _Collector:
             return
         num_tokens = event.num_tokens
         if num_tokens:
-            self._add_tokens(num_tokens, event.text, time_s, late_s)
+            if event.reasoning:
+                self.reasoning_tokens += num_tokens
+                self._add_tokens(num_tokens, event.text, time_s, late_s)
+            else:
+                self._add_answer(num_tokens, event.text, time_s, late_s)
 
     def add_plain(self, text: str, time_s: float, late_s: float) -> None:
-        """Take one token that says nothing else."""
+        """Take one token of the answer proper that says nothing else."""
         if not self.ended:
-            self._add_tokens(1, text, time_s, late_s)
+            self._add_answer(1, text, time_s, late_s)
+
+    def _add_answer(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+        if self.reasoning_tokens and self.first_answer_s is None:
+            self.first_answer_s = time_s
+        self._add_tokens(num_tokens, text, time_s, late_s)
 
     def _add_tokens(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
         self.times_s.append(time_s)
@@ -134,6 +146,7 @@ def decode_answer(
     tls_s: float | None = None,
     sent_by_ns: int = 0,
     clock_bound_ns: int = 0,
+    stream: bool = True,
     whole: bool = True,
 ) -> Exchange:
     """The exchange of a response.
@@ -141,6 +154,7 @@ def decode_answer(
     kernel_time     None: the reads' user times count
     sent_by_ns      when the request had left for certain; 0: with `sent_ns`
     clock_bound_ns  by how much a kernel time may be off
+    stream          False: the answer was asked for whole
     whole           False: the response broke off; what came is returned, and nothing is judged
 
     Raises TargetError, with what had come, where the response is not a full answer.
@@ -163,14 +177,22 @@ def decode_answer(
             connect_s=connect_s,
             tls_s=tls_s,
             ttft_bound_s=sending_s + collector.late_s[0] if collector.late_s else None,
+            first_answer_s=collector.first_answer_s,
+            reasoning_tokens=collector.reasoning_tokens,
+            streamed=collector.streamed,
         )
 
     try:
         bodies = [response.feed(read[2]) for read in reads]
         if response.headers_complete and not 200 <= response.status < 300:
-            raise wire_format.error(response.status, b"".join(bodies))
+            raise wire_format.error(response.status, b"".join(bodies), response.headers)
+        collector.streamed = stream
         last = stamps[-1] if stamps else None
-        if not _collect_document(wire_format, response, b"".join(bodies), collector, last):
+        if not stream:
+            if whole and last is not None:
+                collector.add(wire_format.parse(b"".join(bodies)), last[0], last[1])
+                collector.ended = True
+        elif not _collect_document(wire_format, response, b"".join(bodies), collector, last):
             _collect_stream(wire_format, bodies, reads, stamps, collector, signals)
         if whole:
             _judge(collector)
@@ -208,6 +230,7 @@ def _collect_document(
     except TargetError:
         return False
     collector.add(event, stamp[0], stamp[1])
+    collector.streamed = False
     collector.ended = True
     return True
 
