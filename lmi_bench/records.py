@@ -6,8 +6,9 @@ level's start, monotonic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lmi_bench.errors import TargetError
 from lmi_bench.workload import LevelSpec, PlannedRequest
@@ -31,6 +32,7 @@ class Exchange:
     first_answer_s    first token of the answer proper, where reasoning came before it
     reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
     streamed          False: the answer came whole, so no time within it is known
+    retries           sends after the first one, where failures are tried again
     """
 
     sent_s: float
@@ -47,6 +49,7 @@ class Exchange:
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    retries: int = 0
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -64,7 +67,8 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
-    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed  as in `Exchange`
+    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries  as in
+            `Exchange`
     """
 
     request_id: int
@@ -84,6 +88,7 @@ class RequestRecord:
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    retries: int = 0
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -121,6 +126,7 @@ class RequestRecord:
             first_answer_s=exchange.first_answer_s,
             reasoning_tokens=exchange.reasoning_tokens,
             streamed=exchange.streamed,
+            retries=exchange.retries,
         )
 
     @classmethod
@@ -210,6 +216,7 @@ class LevelRun:
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted")
     connect_s   what each connection opened for the level took, TLS included; tls_s: its handshake
+    server      what the server said of itself on `/metrics`, where it was asked
     """
 
     spec: LevelSpec
@@ -219,3 +226,4 @@ class LevelRun:
     check: GeneratorCheck = field(default_factory=GeneratorCheck)
     connect_s: Sequence[float] = ()
     tls_s: Sequence[float] = ()
+    server: Mapping[str, Any] | None = None

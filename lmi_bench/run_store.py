@@ -203,6 +203,8 @@ class RunStore:
             optional["streamed"] = False
         if record.connect_s is not None:
             optional["connect_s"] = _ns(record.connect_s)
+        if record.retries:
+            optional["retries"] = record.retries
         if record.tls_s is not None:
             optional["tls_s"] = _ns(record.tls_s)
         return {
@@ -278,6 +280,7 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         streamed=line.get("streamed", True),
         connect_s=line.get("connect_s"),
         tls_s=line.get("tls_s"),
+        retries=line.get("retries", 0),
     )
 
 

@@ -209,9 +209,11 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         ),
         "mean_concurrency": mean_concurrency,
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
+        "retries": sum(record.retries for record in run.records),
         "connect_ms": summarise_ms(run.connect_s),
         "tls_ms": summarise_ms(run.tls_s),
         "generator": _generator(run.check),
+        **({} if run.server is None else {"server": dict(run.server)}),
     }
 
 

@@ -112,12 +112,26 @@ class LevelRunner:
         self._stopped_by: str | None = None
         self._stop: Callable[[], None] = lambda: None
 
-    async def run(self, attempt: int, *, spacing_s: float, seed: int) -> LevelRun:
-        part = await self.run_part(spacing_s=spacing_s, seed=seed)
+    async def run(
+        self,
+        attempt: int,
+        *,
+        spacing_s: float,
+        seed: int,
+        before_start: Callable[[], Awaitable[None]] | None = None,
+    ) -> LevelRun:
+        """Send the whole level; `before_start` is waited for when all is ready."""
+
+        async def start() -> float:
+            if before_start is not None:
+                await before_start()
+            return asyncio.get_running_loop().time()
+
+        part = await self.run_part(spacing_s=spacing_s, seed=seed, start=start)
         return merge_parts(self._spec, attempt, [part], max_error_share=self._rules.max_error_share)
 
     async def run_part(
-        self, *, spacing_s: float, seed: int, start: Callable[[], Awaitable[float]] | None = None
+        self, *, spacing_s: float, seed: int, start: Callable[[], Awaitable[float]]
     ) -> LevelPart:
         """Send this process's share of the level.
 
@@ -130,8 +144,7 @@ class LevelRunner:
         await self._warm_up()
         watch = LoopWatch()
         with _no_collections():
-            loop = asyncio.get_running_loop()
-            self._start_s = loop.time() if start is None else await start()
+            self._start_s = await start()
             with watch.watching():
                 self._report("running")
                 if self._spec.concurrency is not None:

@@ -7,7 +7,7 @@ and the run resumes there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.errors import LmiBenchError
@@ -20,6 +20,7 @@ from lmi_bench.run_store import RunStore
 from lmi_bench.workload import LevelSpec
 
 if TYPE_CHECKING:
+    from lmi_bench.loadgen.server_watch import ServerWatch
     from lmi_bench.loadgen.worker_pool import WorkerPool
 
 __all__ = ["Progress", "StopRules", "Summarise", "SweepResult", "run_sweep"]
@@ -49,6 +50,7 @@ async def run_sweep(
     spacing_s: float = 0.0,
     seed: int = 0,
     workers: WorkerPool | None = None,
+    server: ServerWatch | None = None,
 ) -> SweepResult:
     """Run the levels that the store does not hold yet; returns the lines of all.
 
@@ -58,6 +60,7 @@ async def run_sweep(
     on_level    called when a level is saved
     spacing_s   seconds between the first sends of a closed loop's users
     workers     send the levels that one process cannot, or all; they open their own target
+    server      asked for its own view of each level
 
     Raises EngineError and other LmiBenchErrors of the target itself; a request's failure is a
     record. Cancelled in mid-level it leaves the levels before it.
@@ -80,12 +83,24 @@ async def run_sweep(
                     timeout_s=timeout_s,
                     spacing_s=spacing_s,
                     seed=seed,
+                    before_start=None if server is None else server.begin,
                 )
             else:
                 runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
-                run = await runner.run(attempt, spacing_s=spacing_s, seed=seed)
+                run = await runner.run(
+                    attempt,
+                    spacing_s=spacing_s,
+                    seed=seed,
+                    before_start=None if server is None else server.begin,
+                )
+            if server is not None:
+                await server.end()
+                run = replace(run, server=server.summary(run.records))
         except BaseExceptionGroup as group:  # a task group wraps even a single error
             raise _first_error(group) from group
+        finally:
+            if server is not None:
+                server.abandon()
         line = {
             "level": spec.index,
             "attempt": attempt,

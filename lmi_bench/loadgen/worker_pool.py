@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -98,6 +98,7 @@ class WorkerPool:
         timeout_s: float | None,
         spacing_s: float,
         seed: int,
+        before_start: Callable[[], Awaitable[None]] | None = None,
     ) -> LevelRun:
         """Send a level with `count` workers.
 
@@ -115,20 +116,26 @@ class WorkerPool:
         )
         try:
             self._spawn(count)
-            parts = await self._collect(self._workers[:count], order, on_progress)
+            parts = await self._collect(self._workers[:count], order, on_progress, before_start)
         except BaseException:
             self.close()
             raise
         return merge_parts(spec, attempt, parts, max_error_share=rules.max_error_share)
 
     async def _collect(
-        self, workers: Sequence[_Worker], order: LevelOrder, on_progress: Callable[[Progress], None]
+        self,
+        workers: Sequence[_Worker],
+        order: LevelOrder,
+        on_progress: Callable[[Progress], None],
+        before_start: Callable[[], Awaitable[None]] | None,
     ) -> list[LevelPart]:
         count = len(workers)
         for index, worker in enumerate(workers):
             worker.pipe.send(replace(order, share=Share(index, count)))
         for worker in workers:
             await self._expect(worker, Ready)
+        if before_start is not None:
+            await before_start()
         start = Start(asyncio.get_running_loop().time() + START_DELAY_S)
         for worker in workers:
             worker.pipe.send(start)
