@@ -45,12 +45,14 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         }
     return _bench(
         scenario,
-        lambda: HttpTarget(
+        functools.partial(
+            HttpTarget,
             scenario.target,
             wire_format,
             model=scenario.model,
             headers=headers,
             stream=scenario.stream,
+            timestamps=scenario.client.timestamps,
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,

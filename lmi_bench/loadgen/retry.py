@@ -107,7 +107,7 @@ class RetryingTarget:
             try:
                 result = await attempt()
             except TargetError as exc:
-                if not retries and exc.exchange is not None:
+                if not retries and isinstance(exc.exchange, Exchange):
                     first_s = exc.exchange.sent_s
                 last = retries + 1 >= MAX_ATTEMPTS
                 if last or not _is_transient(exc) or not self._quota.take():
@@ -122,7 +122,7 @@ class RetryingTarget:
 
 def _is_transient(exc: TargetError) -> bool:
     """Whether another attempt may succeed; an answer that has begun is not asked for again."""
-    if exc.exchange is not None and exc.exchange.token_times_s:
+    if isinstance(exc.exchange, Exchange) and exc.exchange.token_times_s:
         return False
     return exc.kind in _TRANSIENT_KINDS or _TRANSIENT_STATUS.match(str(exc)) is not None
 
@@ -133,5 +133,5 @@ def _from_first(exchange: Exchange, first_s: float, retries: int) -> Exchange:
 
 def _mark(exc: TargetError, first_s: float, retries: int) -> None:
     if retries:
-        known = exc.exchange or Exchange(first_s)
+        known = exc.exchange if isinstance(exc.exchange, Exchange) else Exchange(first_s)
         exc.exchange = _from_first(known, first_s, retries)
