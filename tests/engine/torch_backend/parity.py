@@ -2,7 +2,7 @@
 
 Compared exactly, up to the first position where the reference's two best logits lie closer than
 1e-4: float32 sums in another order may then choose either. Such positions may end at most 1 % of
-the cases.
+the requests of a test, or one of them where it has fewer than 100.
 """
 
 from __future__ import annotations
@@ -68,4 +68,4 @@ def assert_equal_but_for_near_ties(model, requests, outputs):
         ended_by_near_tie(model.greedy(prompt, num_tokens), tokens)
         for (prompt, num_tokens, _), tokens in zip(requests, outputs, strict=True)
     ]
-    assert sum(ties) <= 0.01 * len(ties)
+    assert sum(ties) <= max(1, 0.01 * len(ties))
