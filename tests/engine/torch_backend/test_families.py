@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.errors import InputError
+from lmi_bench.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
     generate,
@@ -146,3 +147,10 @@ def test_falcons_that_would_be_computed_wrongly_are_refused(make_model, tmp_path
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(InputError, match=message):
         TorchExecutor.load(folder, num_blocks=2, threads=1)
+
+
+@pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)
+def test_parameters_are_counted_as_transformers_counts_them(make_model, family, changes):
+    model = make_model(family, **changes)
+    spec = spec_from_hf_config("tiny", json.loads((model.folder / "config.json").read_text()))
+    assert spec.params_total == model.model.num_parameters()
