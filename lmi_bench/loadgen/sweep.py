@@ -22,7 +22,7 @@ from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.self_check import LoopWatch, ReceiveSignals, check_level
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import LevelRun
+from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.run_store import RunStore
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
@@ -41,11 +41,16 @@ class StopRules:
     max_error_share  share of failed requests that a level may have. Failures come back sooner than
                      answers, so a level of a known number of requests is only cut short when the
                      share is certain; one of a fixed duration from `min_requests` ended ones on
+    ends_sweep       False: the next level is picked by the rule of levels all the same
+    watch            what looks at a level's answers as they end (they are decoded for it, on the
+                     loop) and says when nothing more need be sent: `stopped_by` is then "decided"
     """
 
     first_timeout: bool = True
     max_error_share: float | None = 0.5
     min_requests: int = 10
+    ends_sweep: bool = True
+    watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ async def run_sweep(
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
     lines: list[dict[str, Any]] = list(store.levels) if store is not None else []
-    stopped_by = _stopped_by(lines)
+    stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     while stopped_by is None and (spec := next_level(lines)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         runner = _LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
@@ -134,7 +139,7 @@ async def run_sweep(
             store.append_level(run.records, line)
         lines.append(line)
         on_level(run, line)
-        stopped_by = _stopped_by(lines)
+        stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     return SweepResult(lines, stopped_by)
 
 
@@ -154,6 +159,7 @@ class _LevelRunner:
         self._target = target
         self._prompts = prompts
         self._rules = rules
+        self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
         self._prepared: dict[int, PlannedRequest] = {}
@@ -269,6 +275,8 @@ class _LevelRunner:
                 self._stopped_by = "timeout"
             elif self._too_many_errors(self._done):
                 self._stopped_by = "errors"
+        if self._is_decided is not None and self._is_decided(measured.record()):
+            self._stopped_by = self._stopped_by or "decided"
         self._report("running")
         return self._stopped_by is None
 
@@ -323,7 +331,7 @@ def _no_collections() -> Iterator[None]:
 def _stopped_by(lines: Sequence[Mapping[str, Any]]) -> str | None:
     """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
     reason = lines[-1].get("stopped_by") if lines else None
-    return None if reason in (None, "duration") else str(reason)
+    return None if reason in (None, "duration", "decided") else str(reason)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
