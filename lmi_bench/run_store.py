@@ -12,10 +12,8 @@ No secret is ever written (see `redaction`).
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,15 +23,15 @@ from typing import Any, Self
 
 import orjson
 
+from lmi_bench.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
 from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.host import host_facts, installed_versions
 from lmi_bench.records import RequestRecord
 from lmi_bench.redaction import redact, redact_text
 
 SCHEMA_VERSION = 1
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER = "slo.json"
-_LOCK = ".lock"
-_PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class RunStore:
         self.levels: list[dict[str, Any]] = []
         self._secrets = tuple(secrets)
         self._attempts: dict[int, int] = {}
-        self._lock_fd = _lock(path)
+        self._lock_fd = lock_folder(path)
 
     @classmethod
     def create(
@@ -99,15 +97,16 @@ class RunStore:
         try:
             path.mkdir(parents=True)
         except FileExistsError as exc:
-            raise InputError(
-                f"{path} exists: name another folder with --out, or continue it with --resume"
-            ) from exc
+            if not _is_stillborn(path):
+                raise InputError(
+                    f"{path} exists: name another folder with --out, or continue it with --resume"
+                ) from exc
         except OSError as exc:
             raise InputError(f"cannot make the run folder {path}: {exc.strerror}") from exc
         store = cls(path, redact(dict(manifest), secrets), secrets)
         for name in (REQUESTS, LEVELS):
             (path / name).touch()
-        _write_whole(path / MANIFEST, store.manifest)
+        write_whole(path / MANIFEST, store.manifest)
         return store
 
     @classmethod
@@ -141,14 +140,14 @@ class RunStore:
             )
         store = cls(path, manifest, secrets)
         for name in (REQUESTS, LEVELS):
-            _drop_torn_tail(path / name)
+            drop_torn_tail(path / name)
         store.levels = list(_read_lines(path / LEVELS))
         for line in (*_read_lines(path / REQUESTS), *store.levels):
             level, attempt = int(line["level"]), int(line["attempt"])
             store._attempts[level] = max(attempt, store._attempts.get(level, 0))
         if command:
             manifest.setdefault("commands", []).append(redact(list(command), secrets))
-            _write_whole(path / MANIFEST, manifest)
+            write_whole(path / MANIFEST, manifest)
         return store
 
     def next_attempt(self, level: int) -> int:
@@ -168,8 +167,8 @@ class RunStore:
         )
         line = redact(dict(level_line), self._secrets)
         try:
-            _append(self.path / REQUESTS, requests)
-            _append(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
+            append_and_sync(self.path / REQUESTS, requests)
+            append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
         except OSError as exc:
             raise LmiBenchError(
                 f"cannot write level {level} to {self.path}: {exc.strerror}; the levels before it "
@@ -180,11 +179,11 @@ class RunStore:
 
     def write_knees(self, knees: Sequence[Mapping[str, Any]]) -> None:
         """Save what the finished sweep says about its knee."""
-        _write_whole(self.path / KNEES, redact(list(knees), self._secrets))
+        write_whole(self.path / KNEES, redact(list(knees), self._secrets))
 
     def write_slo_answer(self, answer: Mapping[str, Any]) -> None:
         """Save the highest load that a search found."""
-        _write_whole(self.path / SLO_ANSWER, redact(dict(answer), self._secrets))
+        write_whole(self.path / SLO_ANSWER, redact(dict(answer), self._secrets))
 
     def close(self) -> None:
         """Let other sweeps write the folder."""
@@ -248,30 +247,6 @@ def load_run(path: Path) -> Run:
     )
 
 
-def host_facts() -> dict[str, Any]:
-    """What of this machine bears on a measurement."""
-    return {
-        "system": platform.system(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "cpu": _cpu_model(),
-        "cpus": os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
-        "python": platform.python_version(),
-    }
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of lmi-bench and of what does its work, without importing any of it."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -296,64 +271,13 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
     )
 
 
-def _lock(path: Path) -> int | None:
-    """Hold the folder's lock until `close` or the end of the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # a platform without flock: the folder's creation is all that guards it
-        return None
-    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise InputError(
-            f"another sweep (process {holder}) is writing {path}: wait for it, or use another --out"
-        ) from exc
-    os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
-    return fd
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Append and wait until the bytes are on the disk."""
-    with path.open("ab") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_whole(path: Path, content: Any) -> None:
-    """Replace a file at once, so that a reader sees the old or the new one."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(json.dumps(content, indent=2).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _drop_torn_tail(path: Path) -> None:
-    """Cut off a last line without its end: a kill in mid-write left it, and nothing counts it."""
-    path.touch()
-    with path.open("r+b") as file:
-        size = place = file.seek(0, os.SEEK_END)
-        whole = 0
-        while place > 0 and not whole:
-            begin = max(0, place - 2**20)
-            file.seek(begin)
-            newline = file.read(place - begin).rfind(b"\n")
-            whole = 0 if newline < 0 else begin + newline + 1
-            place = begin
-        if whole < size:
-            file.truncate(whole)
-            os.fsync(file.fileno())
+def _is_stillborn(path: Path) -> bool:
+    """Whether a run was killed here before its manifest was written: it has nothing to lose."""
+    if not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    known = {LOCK, REQUESTS, LEVELS, MANIFEST + ".new"}
+    return LOCK in names and names <= known
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -403,20 +327,3 @@ def _first_difference(old: Any, new: Any, where: str = "") -> str:
     if new is None and where == "":
         return ""
     return "" if old == new else f" at {where}: {json.dumps(old)}, now {json.dumps(new)}"
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        return platform.processor()
-    return platform.processor()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None

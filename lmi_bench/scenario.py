@@ -215,7 +215,8 @@ class Scenario(_Section):
     def hash(self) -> str:
         """SHA-256 of what decides the measurement: names and SLOs may change, the rest may not.
 
-        SLOs count where they pick the levels. A data set counts with its bytes. Raises InputError when it cannot be read.
+        SLOs count where they pick the levels, a data set with its bytes. Raises InputError when it
+        cannot be read.
         """
         content = self.canonical()
         for free in ("name",) if self.load.is_adaptive else ("name", "slo"):

@@ -54,6 +54,13 @@ def test_a_folder_that_exists_is_refused(tmp_path):
         RunStore.create(tmp_path, _manifest())
 
 
+def test_a_run_that_was_killed_before_its_manifest_may_begin_again(tmp_path):
+    RunStore.create(tmp_path / "run", _manifest()).close()
+    (tmp_path / "run" / "manifest.json").unlink()
+    RunStore.create(tmp_path / "run", _manifest()).close()
+    assert load_run(tmp_path / "run").levels == []
+
+
 def test_two_sweeps_never_write_one_folder(tmp_path):
     with (
         RunStore.create(tmp_path / "run", _manifest()),

@@ -4,9 +4,9 @@ Gives the records that the load generator would write for the in-process engine 
 executor in virtual time, event for event, in a fraction of the time: runs of identical decode steps
 are taken at once. Times are seconds since the level's start.
 
-What happens at one instant happens in this order: time-outs, ends of steps, arrivals, the next
-step. Warm-up requests are over before a level starts and leave the scheduler empty, so they change
-nothing here and are left out.
+What happens at one instant happens in this order: time-outs, arrivals, ends of steps with what
+their users send next, the next step. Warm-up requests have ended before a level starts and leave
+the scheduler empty, so they change nothing here and are left out.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ class _Replica:
         request.finish_reason, request.ended_s = "cancelled", now_s
         del self._requests[request.seq_id]
 
-    def end_step(self, now_s: float) -> list[_Request]:
-        """Take the step or run that ends now; returns the requests that ended with it."""
-        ended: list[_Request] = []
+    def end_step(self, now_s: float) -> int:
+        """Take the step or run that ends now; returns how many requests ended with it."""
+        ended = 0
         if self._run_ends_s:
             self._take_run(len(self._run_ends_s))
         elif self._batch is not None:
@@ -186,7 +186,7 @@ class _Replica:
                 if gained.finish_reason is not None:
                     request.finish_reason, request.ended_s = gained.finish_reason, now_s
                     del self._requests[gained.seq_id]
-                    ended.append(request)
+                    ended += 1
             self._batch = None
         return ended
 
@@ -298,18 +298,15 @@ class _Level:
             same_s = now_s + _rounding_s(now_s)
             if deadline_s <= same_s:
                 self._expire(now_s)
-            for replica in self._replicas:
-                if replica.next_s <= same_s:
-                    for request in replica.end_step(now_s):
-                        self._num_ended += 1
-                        self._check_stop_rules()
-                        self._user_sends(now_s)
             while next_start_s <= same_s:
                 if self._spec.rate_per_s is None:
                     self._user_sends(now_s)
                 elif self._stopped_by is None:
                     self._send(now_s, next_start_s)
                 next_start_s = next(starts, math.inf)
+            for replica in self._replicas:
+                if replica.next_s <= same_s:
+                    self._end_step(replica, now_s)
             if self._stopped_by is not None:
                 next_start_s = math.inf
             horizon_s = min(next_start_s, self._next_deadline_s())
@@ -326,6 +323,12 @@ class _Level:
             self._stopped_by = "duration"
         records = tuple(request.record() for request in self._sent)
         return LevelRun(spec=spec, attempt=1, records=records, stopped_by=self._stopped_by)
+
+    def _end_step(self, replica: _Replica, now_s: float) -> None:
+        for _ in range(replica.end_step(now_s)):
+            self._num_ended += 1
+            self._check_stop_rules()
+            self._user_sends(now_s)
 
     def _user_sends(self, now_s: float) -> None:
         """A user of the closed loop is free: it sends until one request is taken."""

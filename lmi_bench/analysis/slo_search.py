@@ -116,7 +116,7 @@ class SloSearch:
         low, high = found.low.load, found.high.load
         if self.axis == "concurrency" and high - low <= 1:
             return True
-        return high <= low * (1 + self.tolerance) * (1 + 1e-9)
+        return high <= low * (1 + self.tolerance) * (1 + 1e-4)
 
     def _seek_above(
         self,
@@ -179,7 +179,8 @@ class SloSearch:
     def _level(
         self, load: float, num_requests: int | None, finished: Sequence[Mapping[str, Any]]
     ) -> LevelSpec:
-        return self.sizes.level(len(finished), self.axis, load, num_requests)
+        # a rate as a person would write it: five digits are far finer than the tolerance
+        return self.sizes.level(len(finished), self.axis, float(f"{load:.5g}"), num_requests)
 
     def _full_requests(self, load: float, finished: Sequence[Mapping[str, Any]]) -> int | None:
         """Requests of a level that gives a verdict; None where its duration alone ends it."""

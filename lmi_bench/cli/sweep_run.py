@@ -12,13 +12,14 @@ from typing import Any
 from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
+from lmi_bench.report.slo_text import describe_answer
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, load_scenario, parse_scenario
@@ -44,6 +45,7 @@ def run(
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
     folder = out or _default_folder(scenario)
+    rule = level_rule(scenario)
     interrupted = False
     bench = open_bench(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
@@ -51,12 +53,14 @@ def run(
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store)
+            _run_levels(scenario, bench, store, rule)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
         knees: list[Knee] = []
+        answer: SloAnswer | None = None
         if levels and not interrupted:
+            answer = _search_answer(folder, rule, store, seed=scenario.seed)
             knees = _find_knees(folder, bench)
             store.write_knees([knee.to_dict() for knee in knees])
     if interrupted:
@@ -64,7 +68,7 @@ def run(
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return SweepOutcome(interrupted=True, slo_missed=False)
-    return SweepOutcome(False, _print_answer(scenario, levels, knees, folder))
+    return SweepOutcome(False, _print_answer(scenario, levels, knees, answer, folder))
 
 
 def read_scenario(
@@ -120,12 +124,13 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResult:
-    levels = levels_of(scenario)
+def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule) -> SweepResult:
+    of_all = "" if rule.total is None else f"/{rule.total}"
+
     with progress() as report:
 
         def on_progress(state: Progress) -> None:
-            title = f"level {state.level + 1}/{len(levels)} {state.label} {state.state}"
+            title = f"level {state.level + 1}{of_all} {state.label} {state.state}"
             if state.errors:
                 title += f", {state.errors} errors"
             report(title, state.done, state.total)
@@ -136,19 +141,32 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
 
         result: SweepResult = bench.run(
             lambda target: run_sweep(
-                levels,
+                rule.levels,
                 target,
                 store,
                 prompts=bench.prompts(str(store.manifest.get("salt", ""))),
-                summarise=summarise_level,
+                summarise=rule.summarise,
                 on_progress=on_progress,
                 on_level=on_level,
+                stop_rules=rule.stop_rules,
                 timeout_s=scenario.timeout_s,
                 spacing_s=bench.spacing_s,
                 seed=scenario.seed,
             )
         )
     return result
+
+
+def _search_answer(
+    folder: Path, rule: LevelRule, store: RunStore, *, seed: int
+) -> SloAnswer | None:
+    """The answer of a search, saved as slo.json; None where none was asked for."""
+    if rule.search is None:
+        return None
+    run = load_run(folder)
+    answer = slo_answer(rule.search, run.levels, run.records, seed=seed)
+    store.write_slo_answer(answer.to_dict())
+    return answer
 
 
 def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
@@ -163,7 +181,11 @@ def _print_levels(levels: list[dict[str, Any]]) -> None:
 
 
 def _print_answer(
-    scenario: Scenario, levels: list[dict[str, Any]], knees: list[Knee], folder: Path
+    scenario: Scenario,
+    levels: list[dict[str, Any]],
+    knees: list[Knee],
+    answer: SloAnswer | None,
+    folder: Path,
 ) -> bool:
     """Print what was found; returns whether every level missed a stated SLO."""
     _print_levels(levels)
@@ -173,6 +195,10 @@ def _print_answer(
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
+    if answer is not None:
+        say(describe_answer(answer))
+        say(f"run folder: {folder}   next: lmi-bench report {folder}")
+        return answer.value is None
     slos = [parse_slo(text) for text in scenario.slo]
     missed = bool(slos) and not any(
         all(check_slo(line, slo).verdict == "pass" for slo in slos) for line in levels

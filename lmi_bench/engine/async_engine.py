@@ -196,11 +196,16 @@ class AsyncEngine:
             raise EngineError("the engine is not running: enter it with `async with`")
         now_s = asyncio.get_running_loop().time()
         seq_id = self._next_seq_id
-        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
         self._next_seq_id += 1
+        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()
         return generation
+
+    @property
+    def error(self) -> EngineError | None:
+        """Why the engine can answer no more, None while it can."""
+        return self._error
 
     def stats(self) -> EngineStats:
         """Counts at this moment."""

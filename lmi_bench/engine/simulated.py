@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from lmi_bench.clock import settle
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput
 from lmi_bench.engine.scheduling.step_shape import StepTime
 
@@ -33,8 +34,12 @@ class SimulatedExecutor:
         return 1
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Sleep the step's predicted time and give one token for each row that samples."""
+        """Sleep the step's predicted time and give one token for each row that samples.
+
+        In virtual time whatever else is due at the step's end, a time-out say, happens before it.
+        """
         await asyncio.sleep(self._step_time.step_time_s(batch.shape))
+        await settle()
         return [_output(entry) for entry in batch.entries]
 
     async def close(self) -> None:

@@ -53,7 +53,12 @@ class Tokenizer:
         return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with those that the model wants around it (such as a first BOS)."""
+        """The ids of `text`, with those that the model wants around it (such as a first BOS).
+
+        Half a surrogate pair, which JSON can carry and UTF-8 cannot, counts as "?".
+        """
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

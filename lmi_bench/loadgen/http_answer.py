@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -40,6 +40,14 @@ class ReadSignals:
     tokens: int = 0
     merged: int = 0
     without_stamp: int = 0
+
+
+class _Stamp(NamedTuple):
+    """When a read's bytes came, by how much it was read late, and whether its stamp is missing."""
+
+    time_s: float
+    delay_ns: int
+    missing: bool
 
 
 class _Response:
@@ -141,8 +149,8 @@ def decode_answer(
     Raises TargetError, with what had come, where the response is not a full answer.
     """
     response, collector = _Response(), _Collector()
-    times_s = [_read_time_s(read, kernel_time) for read in reads]
-    ended_s = times_s[-1] if times_s else None
+    stamps = [_stamp(read, kernel_time) for read in reads]
+    ended_s = stamps[-1].time_s if stamps else None
 
     def exchange() -> Exchange:
         return Exchange(
@@ -162,7 +170,7 @@ def decode_answer(
         if response.headers_complete and not 200 <= response.status < 300:
             raise wire_format.error(response.status, b"".join(bodies))
         if not _collect_document(wire_format, response, b"".join(bodies), collector, ended_s):
-            _collect_stream(wire_format, bodies, reads, times_s, collector, kernel_time, signals)
+            _collect_stream(wire_format, bodies, stamps, collector, signals)
         if whole:
             _judge(collector)
     except TargetError as exc:
@@ -205,46 +213,35 @@ def _collect_document(
 def _collect_stream(
     wire_format: WireFormat,
     bodies: Sequence[bytes],
-    reads: Sequence[Read],
-    times_s: Sequence[float],
+    stamps: Sequence[_Stamp],
     collector: _Collector,
-    kernel_time: KernelTime | None,
     signals: ReadSignals,
 ) -> None:
     splitter = wire_format.new_splitter()
-    for body, read, time_s in zip(bodies, reads, times_s, strict=True):
+    for body, stamp in zip(bodies, stamps, strict=True):
         if not body:
             continue
         here = 0
         for payload in splitter.feed(body):
-            here += collector.add(wire_format.parse(payload), time_s)
+            here += collector.add(wire_format.parse(payload), stamp.time_s)
         if here:
             signals.tokens += here
             signals.merged += here - 1
-            _note_delay(read, time_s, kernel_time, signals)
-    if reads:
+            signals.delays_ns.append(stamp.delay_ns)
+            signals.without_stamp += stamp.missing
+    if stamps:
         for payload in splitter.close():
-            collector.add(wire_format.parse(payload), times_s[-1])
+            collector.add(wire_format.parse(payload), stamps[-1].time_s)
 
 
-def _note_delay(
-    read: Read, time_s: float, kernel_time: KernelTime | None, signals: ReadSignals
-) -> None:
-    user_ns, _, _, bound_ns = read
-    if kernel_time is None:
-        signals.delays_ns.append(user_ns - bound_ns if bound_ns else 0)
-        return
-    delay_ns = user_ns - round(time_s * NS_PER_S)
-    if kernel_time(read[1], user_ns) is None:
-        signals.without_stamp += 1
-        delay_ns = user_ns - bound_ns if bound_ns else 0
-    signals.delays_ns.append(max(0, delay_ns))
-
-
-def _read_time_s(read: Read, kernel_time: KernelTime | None) -> float:
-    user_ns, control, _, _ = read
+def _stamp(read: Read, kernel_time: KernelTime | None) -> _Stamp:
+    user_ns, control, _, bound_ns = read
     stamp_ns = None if kernel_time is None else kernel_time(control, user_ns)
-    return (user_ns if stamp_ns is None else stamp_ns) / NS_PER_S
+    if stamp_ns is not None:
+        return _Stamp(stamp_ns / NS_PER_S, user_ns - stamp_ns, False)
+    return _Stamp(
+        user_ns / NS_PER_S, user_ns - bound_ns if bound_ns else 0, kernel_time is not None
+    )
 
 
 def _judge(collector: _Collector) -> None:

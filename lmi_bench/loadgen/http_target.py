@@ -7,21 +7,19 @@ failed or timed out is closed, and the next request opens another.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 import socket
 import ssl
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
-from lmi_bench import __version__
 from lmi_bench.clock import is_virtual
 from lmi_bench.errors import InputError, TargetError
 from lmi_bench.loadgen.connection import Address, Connection, connect
+from lmi_bench.loadgen.endpoint import parse_endpoint, request_head
 from lmi_bench.loadgen.http_answer import NS_PER_S, Read, ReadSignals, decode_answer
 from lmi_bench.loadgen.measure import Answer, keep_partial
 from lmi_bench.loadgen.receive import SAMPLE_EVERY_S, KernelClock, KernelStamps, receiver_of
@@ -39,58 +37,6 @@ _CONNECTS_AT_ONCE = 64
 _SPARE_DESCRIPTORS = 64
 
 Timestamps = Literal["kernel", "user"]
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where requests go. `path` is the whole path; `authorization` comes from the URL."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str
-    authorization: str | None = None
-
-    @property
-    def authority(self) -> str:
-        """What the Host header says."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default = 443 if self.scheme == "https" else 80
-        return host if self.port == default else f"{host}:{self.port}"
-
-
-def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
-    """Where a URL points for a protocol.
-
-    Without a path, or with one that ends in `/v1`, the protocol's path is added; any other path is
-    taken as it stands. Raises InputError where it is no http(s) URL.
-    """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = parts.port
-    except ValueError as exc:
-        raise InputError(f"{url!r} is not a URL: {exc}") from exc
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"{url!r} is not an address: write for example http://localhost:8000")
-    path = parts.path.rstrip("/")
-    if not path:
-        path = wire_format.path
-    elif path.endswith("/v1") and wire_format.path.startswith("/v1/"):
-        path += wire_format.path.removeprefix("/v1")
-    if parts.query:
-        path += f"?{parts.query}"
-    authorization = None
-    if parts.username is not None:
-        user = urllib.parse.unquote(parts.username)
-        secret = urllib.parse.unquote(parts.password or "")
-        authorization = "Basic " + base64.b64encode(f"{user}:{secret}".encode()).decode()
-    return Endpoint(
-        scheme=parts.scheme,
-        host=parts.hostname,
-        port=port or (443 if parts.scheme == "https" else 80),
-        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"),
-        authorization=authorization,
-    )
 
 
 @dataclass(slots=True)
@@ -127,7 +73,7 @@ class HttpTarget:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
         self._model = model
-        self._head = _request_head(self.endpoint, headers or {})
+        self._head = request_head(self.endpoint, headers or {})
         self._connect_timeout_s = connect_timeout_s
         self._tls_context = tls_context
         if self.endpoint.scheme == "https" and tls_context is None:
@@ -345,28 +291,6 @@ class HttpTarget:
         self._clock.sample()
         loop = asyncio.get_running_loop()
         self._sampler = loop.call_later(SAMPLE_EVERY_S, self._sample_clock)
-
-
-def _request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
-    """Everything of a request before its Content-Length."""
-    merged = {
-        "Host": endpoint.authority,
-        "User-Agent": f"lmi-bench/{__version__}",
-        "Accept": "*/*",
-        "Content-Type": "application/json",
-    }
-    if endpoint.authorization is not None:
-        merged["Authorization"] = endpoint.authorization
-    for name, value in headers.items():
-        if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-            raise InputError(f"{name!r} is not the name of an HTTP header")
-        if any(char in value for char in "\r\n\0"):
-            raise InputError(f"the value of header {name!r} must be one line")
-        for known in [known for known in merged if known.lower() == name.lower()]:
-            del merged[known]
-        merged[name] = value
-    lines = [f"POST {endpoint.path} HTTP/1.1", *(f"{n}: {v}" for n, v in merged.items()), ""]
-    return "\r\n".join(lines).encode("latin-1", "replace")
 
 
 def _ended_s(exchange: Exchange) -> float:

@@ -79,6 +79,7 @@ if sys.platform == "linux":
         def __init__(self) -> None:
             super().__init__()
             self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
+            self._epoll_fd = self._epoll.fileno()
             self._streams: dict[int, Readable] = {}
             self._harvested_ns = time.monotonic_ns()
 
@@ -101,8 +102,8 @@ if sys.platform == "linux":
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             """Read every stream that has something; return what is ready of all others."""
             wait_s = -1.0 if timeout is None else max(0.0, timeout)
-            if wait_s and self._epoll.fileno() < _FD_SETSIZE:
-                select.select([self._epoll], [], [], timeout)
+            if wait_s and self._epoll_fd < _FD_SETSIZE:
+                select.select([self._epoll_fd], [], [], timeout)
                 wait_s = 0.0
             # Whatever is read below was not ready when the last poll returned, so it came after
             # that poll began; taken before the poll, the bound holds for what comes during it.

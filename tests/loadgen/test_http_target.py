@@ -15,7 +15,8 @@ import pytest
 
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.http_target import HttpTarget, parse_endpoint
+from lmi_bench.loadgen.endpoint import parse_endpoint
+from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.receive import KernelStamps, run_on_sockets
@@ -130,7 +131,8 @@ def test_opening_a_connection_is_timed_apart_from_the_answer():
     assert exchange.token_times_s[0] > exchange.sent_s
 
 
-def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole():
+@pytest.mark.parametrize("run", [run_on_sockets, asyncio.run])
+def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole(run):
     text = "x" * 8_000_000
 
     async def main():
@@ -141,7 +143,7 @@ def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole():
                 record = (await measure(target, request, 0.0)).record()
                 return record.status, json.loads(server.requests[0].split(b"\r\n\r\n", 1)[1])
 
-    status, body = run_on_sockets(main())
+    status, body = run(main())
     assert status == "ok"
     assert body["prompt"] == text
 
@@ -310,3 +312,43 @@ def test_a_sweep_over_http_counts_every_request():
     assert [record.request_id for record in runs[0].records] == list(range(20))
     assert all(record.ok for record in runs[0].records)
     assert min(record.sent_s for record in runs[0].records) < 0.05
+
+
+def test_answers_beyond_the_memory_for_undecoded_ones_are_decoded_at_once(monkeypatch):
+    monkeypatch.setattr("lmi_bench.loadgen.http_target.MAX_UNDECODED_BYTES", 1000)
+
+    async def main():
+        async with serving(lambda number: [good_answer()]) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            async with HttpTarget(url, OPENAI, model="m") as target:
+                return [await measure(target, REQUEST, 0.0) for _ in range(4)]
+
+    measured = run_on_sockets(main())
+    assert len(good_answer()) > 500  # so that one answer fits in the memory and two do not
+    assert [item.record().output_tokens for item in measured] == [3, 3, 3, 3]
+
+
+def test_a_cancelled_sweep_hangs_up_on_the_server():
+    async def main():
+        async with serving(lambda number: [STREAM_HEAD, 5.0]) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            async with HttpTarget(url, OPENAI, model="m") as target:
+                task = asyncio.create_task(
+                    run_sweep(
+                        [LevelSpec(0, concurrency=8, num_requests=8)],
+                        target,
+                        None,
+                        prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),
+                        summarise=lambda run: {},
+                    )
+                )
+                while len(server.requests) < 8:
+                    await asyncio.sleep(0.01)
+                loop = asyncio.get_running_loop()
+                start_s = loop.time()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                return loop.time() - start_s
+
+    assert run_on_sockets(main()) < 1.0

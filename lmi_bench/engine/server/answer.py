@@ -33,15 +33,16 @@ class Answer:
     """The growing answer of one generation.
 
     pieces         tokens so far, those behind a stop string left out
-    finish_reason  set with the last piece
+    finish_reason  the engine's word, set with the last piece; None if the engine failed
     stop_string    the stop string that ended it, if one did
     """
 
     def __init__(self, generation: Generation, prompt: Prompt, decoder: StreamDecoder) -> None:
-        self._generation = generation
+        self.generation = generation
+        self.prompt = prompt
         self._decoder = decoder
         self._stop_filter = StopStringFilter(prompt.stop_strings)
-        self._must_wait_for_end = not prompt.stop_strings
+        self._ends_by_itself = not prompt.stop_strings
         self._min_tokens = prompt.sampling.min_tokens
         self.pieces: list[Piece] = []
         self.finish_reason: str | None = None
@@ -59,32 +60,34 @@ class Answer:
     async def chunks(self) -> AsyncIterator[list[Piece]]:
         """The pieces of each engine event; the last ones come with `finish_reason` set.
 
-        A generation that ends without a token, because it was stopped from outside, ends the
-        iteration with no further chunk. Raises EngineError if the engine fails.
+        One that is stopped from outside, without a last token, ends with an empty chunk. Raises
+        EngineError if the engine fails.
         """
         num_events = 0
-        async for event in self._generation:
+        async for event in self.generation:
             num_events += 1
-            chunk = self._take(event, is_last=self._ended_after(num_events))
-            yield chunk
+            yield self._take(event, is_last=self._ended_after(num_events))
             if self.finish_reason is not None:
                 return
-        self.finish_reason = self._generation.finish_reason
+        self.finish_reason = self.generation.finish_reason
+        yield []
 
     async def complete(self) -> None:
-        """Wait for the whole answer; no more is decoded before its end than stop strings need."""
-        if self._must_wait_for_end:
-            await self._generation.wait()
+        """Wait for the whole answer; only stop strings need its tokens before the end."""
+        if self._ends_by_itself:
+            await self.generation.wait()
         async for _ in self.chunks():
             pass
 
     def close(self) -> None:
         """Give the generation up if it has not ended: its blocks are freed."""
-        if self._generation.finish_reason is None:
-            self._generation.stop("cancelled")
+        if self.generation.finish_reason is None:
+            self.generation.stop("cancelled")
+        if self.finish_reason is None:
+            self.finish_reason = self.generation.finish_reason
 
     def _ended_after(self, num_events: int) -> bool:
-        generation = self._generation
+        generation = self.generation
         return generation.finish_reason is not None and num_events == len(generation.events)
 
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
@@ -103,9 +106,9 @@ class Answer:
             self.pieces.append(piece)
             if self.stop_string is not None:
                 self.finish_reason = "stop_sequence"
-                if self._generation.finish_reason is None:
-                    self._generation.stop("stop_sequence")
+                if self.generation.finish_reason is None:
+                    self.generation.stop("stop_sequence")
                 return chunk
         if is_last:
-            self.finish_reason = self._generation.finish_reason
+            self.finish_reason = self.generation.finish_reason
         return chunk

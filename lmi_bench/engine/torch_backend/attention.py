@@ -1,26 +1,36 @@
 """Causal attention of one step over the paged cache.
 
 A prompt's rows go through torch's scaled_dot_product_attention, which is made for many queries.
-A decoding row has one query: there SDPA on a CPU is 5 to 10 times slower than two plain matrix
-products, so pages are gathered into buffers that live on and multiplied as one batch.
+A decoding row has one query, and there SDPA on a CPU is 5 to 10 times slower than plain matrix
+products: pages are gathered into buffers that live on and multiplied as one batch.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmi_bench.engine.torch_backend.inputs import DecodeGroup, PackedStep, PromptRows
+from lmi_bench.engine.torch_backend.inputs import (
+    DecodeGroup,
+    MaskFormats,
+    PackedStep,
+    PromptRows,
+)
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 
 
 class PagedAttention:
     """Attention of every layer of one model over one cache.
 
-    Products of a decode row are taken in the cache's own format when each query head has its
-    own keys: reading the cache is then all the time there is. With shared keys (GQA) each key
-    serves several queries, and they are taken in the model's compute format.
+    Where each query head has its own keys (MHA), decoding is bound by reading the cache: products
+    are taken in the cache's own format, and values are summed where they lie, which saves half of
+    the gathering. With shared keys (GQA) each one read serves several queries, and products are
+    taken in the model's compute format.
+
+    mask_formats  what the packed steps that come in must have been made with
     """
 
     def __init__(self, cache: KvCache, num_heads: int, compute: torch.dtype) -> None:
@@ -30,7 +40,8 @@ class PagedAttention:
         self._group = num_heads // shape.num_kv_heads
         self._head_dim = shape.head_dim
         self._scale = shape.head_dim**-0.5
-        self._decode_dtype = shape.dtype if self._group == 1 else compute
+        alone = self._group == 1
+        self.mask_formats = MaskFormats(compute, shape.dtype if alone else compute, alone)
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
@@ -75,35 +86,38 @@ class PagedAttention:
 
     def _decode(self, layer: int, q: Tensor, group: DecodeGroup) -> Tensor:
         """One row a sequence; result shape (sequences, heads, head_dim)."""
-        batch = q.shape[0] * self._num_kv_heads
-        context = group.bias.shape[-1]
-        dtype = self._decode_dtype
+        batch, _, context = group.bias.shape
+        dtype = group.bias.dtype
         key_pages, value_pages = self._cache.head_pages(layer)
         queries = q.to(dtype).reshape(batch, self._group, self._head_dim)
         scores = self._buffer("scores", (batch, self._group, context), dtype)
-        keys = self._gather(key_pages, group, batch, context)
-        torch.baddbmm(
-            group.bias.to(dtype), queries, keys.transpose(1, 2), alpha=self._scale, out=scores
-        )
+        keys = self._gather(key_pages, group, dtype)
+        torch.baddbmm(group.bias, queries, keys.transpose(1, 2), alpha=self._scale, out=scores)
         weights = torch.softmax(scores, dim=-1)
-        values = self._gather(value_pages, group, batch, context)
-        attended = torch.bmm(weights, values)
+        if group.value_rows is None:
+            attended = torch.bmm(weights, self._gather(value_pages, group, dtype))
+        else:  # a weighted sum of rows found by index: no copy of the values is made
+            attended = functional.embedding_bag(
+                group.value_rows,
+                value_pages.view(-1, self._head_dim),
+                per_sample_weights=weights.view(batch, context),
+                mode="sum",
+            )
         return attended.view(q.shape).to(q.dtype)
 
-    def _gather(self, pages: Tensor, group: DecodeGroup, batch: int, context: int) -> Tensor:
+    def _gather(self, pages: Tensor, group: DecodeGroup, dtype: torch.dtype) -> Tensor:
         """A group's keys or values, shape (sequences * kv_heads, context, head_dim)."""
         size = (group.page_rows.shape[0], *pages.shape[1:])
         gathered = self._buffer("pages", size, pages.dtype)
         torch.index_select(pages, 0, group.page_rows, out=gathered)
-        if pages.dtype != self._decode_dtype:
-            gathered = self._buffer("wide_pages", size, self._decode_dtype).copy_(gathered)
+        if pages.dtype != dtype:
+            gathered = self._buffer("wide_pages", size, dtype).copy_(gathered)
+        batch, _, context = group.bias.shape
         return gathered.view(batch, context, self._head_dim)
 
     def _buffer(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A piece of a buffer that only grows: fresh memory costs a page fault every 4 KiB."""
-        count = 1
-        for length in size:
-            count *= length
+        count = math.prod(size)
         held = self._buffers.get(name)
         if held is None or held.numel() < count:
             held = torch.empty(count, dtype=dtype, device=self._cache.keys[0].device)

@@ -30,7 +30,7 @@ from lmi_bench.errors import InputError
 
 _VERSION: Final = "v1"  # part of the cache folder's name: raise it when a file's content changes
 _SEED: Final = 20_261_121
-_MAX_POSITIONS: Final = 4096
+_MAX_POSITIONS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)

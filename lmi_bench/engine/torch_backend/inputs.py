@@ -40,6 +40,19 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskFormats:
+    """What attention computes in, and so what its masks come in.
+
+    prompt, decode  of sequences with several rows and with one
+    value_rows      whether decoding reads values by token rather than by page
+    """
+
+    prompt: torch.dtype
+    decode: torch.dtype
+    value_rows: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRows:
     """Rows start..stop of one sequence. Behind cached tokens `page_rows` and `bias` are given.
 
@@ -60,13 +73,15 @@ class DecodeGroup:
 
     page_rows  shape (sequences * kv_heads * pages,), short tables padded
     bias       added to the scores, shape (sequences * kv_heads, 1, pages * block_size)
+    value_rows where each cached token stands, counted in head_dim vectors, shape (sequences *
+               kv_heads, pages * block_size); only where MaskFormats asks for it
     """
 
     start: int
     stop: int
-    pages: int
     page_rows: Tensor
     bias: Tensor
+    value_rows: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +104,7 @@ class PackedStep:
 def pack(
     sequences: Sequence[SequenceRows],
     shape: KvLayoutShape,
-    *,
-    compute: torch.dtype,
+    formats: MaskFormats,
     device: torch.device,
 ) -> PackedStep:
     """Lay out one step; `sampled_rows` keeps the order of `sequences` whatever the rows' order."""
@@ -125,10 +139,12 @@ def pack(
             torch.tensor(blocks, device=device), position_rows % shape.block_size, shape
         ),
         prompts=tuple(
-            _prompt_rows(sequences[i], end_rows[i], shape, compute, device) for i in several
+            _prompt_rows(sequences[i], end_rows[i], shape, formats.prompt, device) for i in several
         ),
         decodes=tuple(
-            _decode_group([sequences[i] for i in group], end_rows[group[0]] - 1, shape, device)
+            _decode_group(
+                [sequences[i] for i in group], end_rows[group[0]] - 1, shape, formats, device
+            )
             for group in _groups(single, sequences, shape)
         ),
         sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
@@ -168,20 +184,24 @@ def _groups(
 
 
 def _decode_group(
-    members: Sequence[SequenceRows], start: int, shape: KvLayoutShape, device: torch.device
+    members: Sequence[SequenceRows],
+    start: int,
+    shape: KvLayoutShape,
+    formats: MaskFormats,
+    device: torch.device,
 ) -> DecodeGroup:
     pages = -(-members[-1].context_tokens // shape.block_size)
     tables = []
     for rows in members:
         used = list(rows.block_table[:pages])
         tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
+    page_rows = head_page_rows(torch.tensor(tables, device=device), shape.num_kv_heads)
+    offsets = torch.arange(shape.block_size, device=device)
     contexts = torch.tensor([rows.context_tokens for rows in members], device=device)
     masked = torch.arange(pages * shape.block_size, device=device) >= contexts[:, None]
-    bias = torch.zeros(masked.shape, device=device).masked_fill_(masked, _MASKED)
-    return DecodeGroup(
-        start=start,
-        stop=start + len(members),
-        pages=pages,
-        page_rows=head_page_rows(torch.tensor(tables, device=device), shape.num_kv_heads),
-        bias=bias.repeat_interleave(shape.num_kv_heads, dim=0)[:, None],
-    )
+    bias = torch.zeros(masked.shape, dtype=formats.decode, device=device)
+    bias = bias.masked_fill_(masked, _MASKED).repeat_interleave(shape.num_kv_heads, dim=0)
+    value_rows = None
+    if formats.value_rows:
+        value_rows = (page_rows[:, None] * shape.block_size + offsets).view(bias.shape)
+    return DecodeGroup(start, start + len(members), page_rows, bias[:, None], value_rows)

@@ -40,7 +40,6 @@ class ModelRunner:
         """sampling_seed  of requests that bring none of their own"""
         self._model = model
         self._cache = cache
-        self._compute = precision.compute
         self._device = cache.keys[0].device
         self._attention = PagedAttention(cache, model.shape.num_heads, precision.compute)
         self._sampling_seed = sampling_seed
@@ -59,7 +58,8 @@ class ModelRunner:
         if not batch.entries:
             return []
         sequences = [self._advance(entry) for entry in batch.entries]
-        step = pack(sequences, self._cache.shape, compute=self._compute, device=self._device)
+        formats = self._attention.mask_formats
+        step = pack(sequences, self._cache.shape, formats, self._device)
         logits = self._model.logits(step, self._attention)
         requests = [
             request

@@ -1,0 +1,204 @@
+"""How much one copy of a model carries within its limits: screened in closed form, then simulated.
+
+A prediction's uncertainty is a factor on time: in a world slower by s every latency at rate r is
+s times what it is here at rate r * s. So limits are kept with confidence if they hold for s, and a
+capacity's interval is the capacity divided and multiplied by s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmi_bench.analysis.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.analysis.layouts import CopyPlan
+from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.analysis.steady_state import QUANTILES, SteadyState
+from lmi_bench.slo import Slo
+from lmi_bench.units import s_to_ms
+from lmi_bench.workload import LevelSpec, PlannedRequest
+
+LATENCY_LOAD_LIMIT = 0.8
+"""Share of the predicted capacity beyond which an open loop's latency is not given: there a
+capacity error of 10 % is a latency error of 100 %."""
+
+_TTFT_FACTOR = math.exp(1.2816 * 0.2)  # queues and prompt batching are the model's coarsest part
+_SEARCH_STEPS = 30
+_SIMULATED_STEPS = 3
+_CLOSE = 0.92  # ends a bisection: finer than the prediction is not worth simulating
+_NEAR_SATURATION = 0.97
+_LONGEST_SIMULATION = 500
+_LARGEST_SIMULATED_BATCH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Operating:
+    """A load that a copy carries: requests each second and sequences running on average."""
+
+    rate_per_s: float
+    batch: float
+
+
+def metric_factor(metric: str, time_factor: float) -> float:
+    """The factor on one metric that belongs to a factor on all step times; TTFT's is wider."""
+    return time_factor * (_TTFT_FACTOR if metric == "ttft" and time_factor > 1 else 1.0)
+
+
+def worst_ratio(
+    latency_s: Callable[[str, str], float], slos: Sequence[Slo], time_factor: float
+) -> float:
+    """Largest predicted / limit over the SLOs; above 1 one of them is missed. 0 without SLOs."""
+    return max(
+        (
+            s_to_ms(latency_s(slo.metric, slo.statistic))
+            * metric_factor(slo.metric, time_factor)
+            / slo.limit_ms
+            for slo in slos
+        ),
+        default=0.0,
+    )
+
+
+def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
+    """The same for a request that is alone."""
+    alone = SteadyState(
+        steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
+    )
+    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos, time_factor)
+
+
+def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
+    """Largest mean batch that keeps the SLOs, in closed form; 0 if none does."""
+
+    def keeps(batch: float) -> bool:
+        return worst_ratio(lambda m, stat: steady.latency_s(m, stat, batch), slos, time_factor) <= 1
+
+    most = steady.batch_at(_NEAR_SATURATION * steady.saturated_rate_per_s)
+    if not steady.open_loop:
+        most = float(steady.slots)
+    if keeps(most):
+        return most
+    low, high = 0.0, most
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) / 2
+        if keeps(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class CopySimulation:
+    """Simulated levels of one copy, each loaded state once."""
+
+    def __init__(self, plan: CopyPlan, slos: Sequence[Slo], seed: int) -> None:
+        self._plan = plan
+        self._slos = slos
+        self._seed = seed
+        self._seen: dict[float, Statistics] = {}
+
+    @property
+    def num_simulated(self) -> int:
+        """Levels run so far."""
+        return len(self._seen)
+
+    def at_rate(self, rate_per_s: float) -> Statistics:
+        """Latencies under Poisson arrivals, ramp left out."""
+        if rate_per_s not in self._seen:
+            self._seen[rate_per_s] = self._run_rate(rate_per_s)
+        return self._seen[rate_per_s]
+
+    def at_concurrency(self, concurrency: int) -> Statistics | None:
+        """Latencies of waiting users that started one after the other; None for large batches,
+        where nothing is left to chance and the closed form says the same."""
+        if concurrency > _LARGEST_SIMULATED_BATCH:
+            return None
+        steady = self._plan.steady
+        level = simulate_level(
+            LevelSpec(0, concurrency=concurrency, num_requests=4 * concurrency),
+            self._request,
+            self._plan.config,
+            steady.model,
+            spacing_s=steady.cycle_s(concurrency) / concurrency,
+        )
+        middle = level.records[concurrency : 3 * concurrency]
+        return Statistics([request_latency(record, open_loop=False) for record in middle])
+
+    def sustained_rate(self, guess_per_s: float, time_factor: float) -> float:
+        """Highest rate that keeps the SLOs, by bisection over a fixed draw of arrivals.
+
+        Begins at the closed form's guess and looks no further than a plan may load a copy.
+        Returns 0.0 if no rate that was tried keeps them.
+        """
+        share = min(_NEAR_SATURATION, LATENCY_LOAD_LIMIT * time_factor)
+        most = share * self._plan.steady.saturated_rate_per_s
+        low, high = 0.0, math.inf
+        rate = most if guess_per_s > _CLOSE * most else guess_per_s
+        for _ in range(_SIMULATED_STEPS):
+            if worst_ratio(self.at_rate(rate).statistic_s, self._slos, time_factor) <= 1:
+                low = rate
+            else:
+                high = rate
+            if low == most or high - low < (1 - _CLOSE) * high:
+                break
+            if math.isinf(high):
+                rate = min(most, 1.25 * rate)
+            else:
+                rate = 0.75 * rate if low == 0 else (low + high) / 2
+        return low
+
+    def _request(self, index: int) -> PlannedRequest:
+        steady = self._plan.steady
+        return PlannedRequest(index, 0.0, steady.input_tokens, steady.output_tokens)
+
+    def _run_rate(self, rate_per_s: float) -> Statistics:
+        steady = self._plan.steady
+        ramp_s = steady.cycle_s(steady.batch_at(rate_per_s))
+        needed = max(
+            (
+                samples_needed(QUANTILES[s.statistic])
+                for s in self._slos
+                if s.statistic in QUANTILES
+            ),
+            default=0,
+        )
+        ramp_requests = math.ceil(rate_per_s * ramp_s)
+        number = min(_LONGEST_SIMULATION, max(120, 3 * ramp_requests)) + min(needed, 300)
+        level = simulate_level(
+            LevelSpec(0, rate_per_s=rate_per_s, num_requests=number),
+            self._request,
+            self._plan.config,
+            steady.model,
+            seed=self._seed,
+        )
+        settled = level.records[min(ramp_requests, number // 2) :]
+        return Statistics([request_latency(record, open_loop=True) for record in settled])
+
+
+class Statistics:
+    """Statistics of simulated requests, by the definitions that measured ones have."""
+
+    def __init__(self, latencies: Sequence[RequestLatency]) -> None:
+        def present(values: Sequence[float | None]) -> np.ndarray:
+            return np.array([value for value in values if value is not None])
+
+        gaps = [each.itl_s for each in latencies]
+        self._values = {
+            "ttft": present([each.ttft_s for each in latencies]),
+            "itl": np.concatenate(gaps) if gaps else np.empty(0),
+            "tpot": present([each.tpot_s for each in latencies]),
+            "e2e": present([each.e2e_s for each in latencies]),
+            "latency_per_token": present([each.latency_s_per_token for each in latencies]),
+        }
+
+    def statistic_s(self, metric: str, statistic: str) -> float:
+        """One statistic in seconds; 0 where no request has the metric (a single token's ITL)."""
+        values = self._values[metric]
+        if not values.size:
+            return 0.0
+        if statistic == "mean":
+            return float(values.mean())
+        return float(np.quantile(values, QUANTILES[statistic]))

@@ -1,0 +1,72 @@
+"""Which of two fleets is better: by cost, latency or throughput.
+
+An unpriced fleet never wins on cost, nor one without a latency on latency.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lmi_bench.analysis.candidates import Engine
+from lmi_bench.analysis.layouts import Layout
+from lmi_bench.analysis.recommend_request import RecommendRequest
+from lmi_bench.analysis.recommendation import Candidate
+
+Fleet = tuple[Layout, Engine, int]
+"""A layout, what one copy carries, and the number of machines."""
+
+
+def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
+    """What the closed form says of the objective; smaller is better, unpriced ones last."""
+    layout, engine, machines = fleet
+    copies = machines * layout.copies
+    price = layout.instance.price_usd_per_hour
+    cost = math.inf if price is None else price * machines
+    if request.load_kind == "saturation":
+        cost /= copies * engine.rate_per_s
+    if request.objective == "latency":
+        batch = engine.concurrency
+        if request.rate_per_s is not None:
+            batch = math.ceil(engine.plan.steady.batch_at(request.rate_per_s / copies))
+        return (engine.plan.steady.latency_s("e2e", "p90", max(1, batch)), cost)
+    if request.objective == "throughput":
+        return (-layout.copies * engine.rate_per_s, cost)
+    return (cost, -layout.copies * engine.rate_per_s)
+
+
+def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float, ...]:
+    """What the finished figures say of the objective; smaller is better."""
+
+    def figure(name: str) -> float:
+        value = candidate.figures.get(name)
+        return math.inf if value is None else value.predicted
+
+    cost = candidate.usd_per_1m_output_tokens
+    cost = math.inf if cost is None else cost
+    latency = figure("latency_per_token_p90_ms")
+    if request.objective == "latency":
+        return (latency, cost)
+    if request.objective == "throughput":
+        return (-figure("capacity_tokens_per_s") / candidate.instances, cost)
+    return (cost, latency)
+
+
+def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
+    """Why the first candidate leads, against the best one on another machine type."""
+    best = ranked[0]
+    measure = {
+        "cost": "least cost",
+        "latency": "least latency per token (p90)",
+        "throughput": "most tokens a second from one machine",
+    }[request.objective]
+    text = f"{measure} for {request.describe_load()}"
+    if request.slos:
+        text += " within the SLOs"
+    if request.objective == "cost" and best.price_usd_per_hour is None:
+        text = f"no price is known, so ranked by latency for {request.describe_load()}"
+    second = next((c for c in ranked[1:] if c.accelerator != best.accelerator), None)
+    cost, other = best.usd_per_1m_output_tokens, second and second.usd_per_1m_output_tokens
+    if second is not None and cost is not None and other is not None:
+        text += f"; best on another accelerator: {second.instances} x {second.instance} at "
+        text += f"{other:.2f} USD against {cost:.2f} for 1M output tokens"
+    return text

@@ -1,0 +1,89 @@
+"""What a recommendation is asked for: a workload, a load, limits, an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lmi_bench.analysis.layouts import Workload
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.errors import InputError
+from lmi_bench.slo import Slo
+
+Objective = Literal["cost", "latency", "throughput"]
+LoadKind = Literal["rate", "users", "saturation"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendRequest:
+    """A question to the planner.
+
+    rate_per_s           requests each second of the whole fleet, random arrivals; or
+    users, think_time_s  people who read `think_time_s` seconds before they ask again; or
+                         neither: one machine, as full as the limits allow
+    degrees              tensor-parallel degrees to consider; None: powers of two
+    engine_version       the version that will serve, where it is not the profile's
+    blended_ratio, discount   of the blended price as published
+    """
+
+    workload: Workload
+    profile: EngineProfile
+    rate_per_s: float | None = None
+    users: int | None = None
+    think_time_s: float | None = None
+    slos: tuple[Slo, ...] = ()
+    objective: Objective = "cost"
+    instances: tuple[Instance, ...] | None = None
+    degrees: Sequence[int] | None = None
+    engine_version: str | None = None
+    blended_ratio: float = 3.0
+    discount: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rate_per_s is not None and self.users is not None:
+            raise InputError("give either a rate (--rate) or users (--users), not both")
+        if self.rate_per_s is not None and self.rate_per_s <= 0:
+            raise InputError(f"--rate must be above 0 req/s, got {self.rate_per_s:g}")
+        if self.users is not None and self.users < 1:
+            raise InputError(f"--users must be at least 1, got {self.users}")
+        if (self.users is None) != (self.think_time_s is None):
+            raise InputError(
+                "--users and --think-time belong together: the seconds between an answer and "
+                "the next question decide how many users are waiting at once (0 for none)"
+            )
+        if self.think_time_s is not None and self.think_time_s < 0:
+            raise InputError(f"--think-time must be 0 s or more, got {self.think_time_s:g}")
+        if self.objective not in get_args(Objective):
+            raise InputError(
+                f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
+            )
+        if not 0 <= self.discount < 1:
+            raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
+
+    @property
+    def load_kind(self) -> LoadKind:
+        """Which of the three kinds of load is asked for."""
+        if self.rate_per_s is not None:
+            return "rate"
+        return "users" if self.users is not None else "saturation"
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests arrive whether or not earlier ones are answered."""
+        return self.rate_per_s is not None
+
+    @property
+    def considered(self) -> tuple[Instance, ...]:
+        """The machines to choose from: the given ones, or the whole catalog."""
+        return all_instances() if self.instances is None else self.instances
+
+    def describe_load(self) -> str:
+        """The load for people."""
+        if self.rate_per_s is not None:
+            return f"{self.rate_per_s:g} req/s, Poisson"
+        if self.users is not None:
+            return f"{self.users} users, {self.think_time_s:g} s think time"
+        return "one machine at saturation"

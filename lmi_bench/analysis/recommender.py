@@ -1,0 +1,254 @@
+"""Which machines to rent: every layout of the catalog screened, the best simulated, ranked.
+
+    layouts -> memory fit or reason -> closed form of one copy -> machines and cost of all
+    -> capacity of the best dozen by bisection over the simulator -> figures, intervals, ranking
+
+Machines are counted so that the load stays within the lower end of the capacity's interval. SLOs
+hold at the upper end of theirs where that can be (`sure`), else as predicted (`likely`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
+from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
+from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
+from lmi_bench.analysis.ranking import Fleet, final_order, screen_order, why_first
+from lmi_bench.analysis.recommend_request import RecommendRequest
+from lmi_bench.analysis.recommendation import Candidate, Recommendation
+from lmi_bench.catalog.accelerators import Link
+from lmi_bench.units import s_to_ms
+
+Progress = Callable[[str, float], None]
+
+_SIMULATED_ENGINES = 8
+_SIMULATED_FLEETS = 12
+_DRAWS = 8
+_Z80 = 1.2816  # half of an 80 % interval, in standard deviations
+_UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the fit has not seen
+_MOST_MACHINES = 1000
+
+
+def recommend(request: RecommendRequest, *, progress: Progress | None = None) -> Recommendation:
+    """Answer the request; `progress` is told what is being done and which share is done.
+
+    Raises InputError where the request cannot be understood.
+    """
+    tell = progress or (lambda _text, _share: None)
+    tell("fitting the model into machines", 0.0)
+    possible, rejected = split_layouts(
+        request.considered,
+        request.workload,
+        request.profile,
+        degrees=request.degrees,
+        open_loop=request.open_loop,
+    )
+    tell(f"screening {len(possible)} layouts", 0.05)
+    engines: dict[tuple[str, Link, int], Engine] = {}
+    for layout, plan in possible:
+        if layout.engine_key not in engines:
+            engines[layout.engine_key] = _screened(request, layout, plan)
+    layouts = [(layout, engines[layout.engine_key]) for layout, _ in possible]
+    finalists = _finalists(request, layouts)
+    for index, engine in enumerate(finalists):
+        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.6 * index / len(finalists))
+        _simulate_capacity(request, engine)
+    fleets = _fleets(request, layouts, rejected)
+    candidates = []
+    for index, (layout, engine, machines) in enumerate(fleets):
+        tell("latencies at the planned load", 0.7 + 0.3 * index / len(fleets))
+        candidates.append(
+            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
+        )
+    met = [candidate for candidate in candidates if candidate.meets_slos]
+    met.sort(key=lambda candidate: final_order(request, candidate))
+    missed = [candidate for candidate in candidates if not candidate.meets_slos]
+    rejected.extend(_missed(candidate) for candidate in missed)
+    nearest = None
+    if met:
+        met[0] = replace(met[0], reason=why_first(request, met))
+    else:
+        nearest = _nearest(request, layouts)
+    tell("done", 1.0)
+    return Recommendation(
+        recommended=met[0] if met else None,
+        nearest=nearest,
+        candidates=tuple(met),
+        rejected=tuple(rejected),
+        question=_question(request),
+        warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
+    )
+
+
+def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engine:
+    """One copy in closed form: what it carries within the SLOs, and how sure that is."""
+    steady = plan.steady
+    factor = math.exp(_Z80 * _log_sd(request, layout, plan))
+    # limits that not even a lone request keeps for sure are held against the prediction itself
+    slo_factor = factor if unloaded_ratio(steady, request.slos, factor) <= 1 else 1.0
+    batch = central = float(steady.slots)
+    if request.slos:
+        batch = screen_batch(steady, request.slos, slo_factor)
+        central = screen_batch(steady, request.slos, 1.0)
+    limited_by = steady.limiting_part(batch)
+    if request.slos and batch < 0.9 * steady.slots:
+        limited_by = f"SLO ({limited_by})"
+    return Engine(
+        plan=plan,
+        simulation=CopySimulation(plan, request.slos, request.seed),
+        time_factor=factor,
+        slo_factor=slo_factor,
+        rate_per_s=steady.rate_per_s(batch),
+        central_ratio=steady.rate_per_s(central) / steady.rate_per_s(batch) if batch else 1.0,
+        concurrency=math.floor(batch + 1e-6),
+        limited_by=limited_by,
+        warnings=tuple(
+            request.profile.warnings_for(
+                accelerator=layout.instance.accelerator.name,
+                engine_version=request.engine_version,
+            )
+        ),
+    )
+
+
+def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
+    """Standard deviation of the logarithm of the step times: fit, residual and transfer."""
+    rates = []
+    for drawn in request.profile.draws(_DRAWS, request.seed):
+        copy = plan_copy(layout, request.workload, drawn, open_loop=request.open_loop)
+        rates.append(math.log(copy.steady.rate_per_s(plan.steady.slots)))
+    transfer = 0.0
+    if layout.instance.accelerator.name not in request.profile.accelerators:
+        transfer = _UNSEEN_DEVICE_LOG_SD
+    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer)
+
+
+def _finalists(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
+    """The engines of the best layouts by the closed form, each once."""
+    chosen: dict[int, Engine] = {}
+    for _, engine, _ in _fleets(request, layouts, []):
+        chosen.setdefault(id(engine), engine)
+        if len(chosen) == _SIMULATED_ENGINES:
+            break
+    return list(chosen.values())
+
+
+def _simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
+    """Replace the closed form's rate by the one that simulated levels keep.
+
+    In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
+    random arrivals need it.
+    """
+    if request.open_loop and request.slos:
+        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.slo_factor)
+    engine.simulated = True
+
+
+def _fleets(
+    request: RecommendRequest,
+    layouts: list[tuple[Layout, Engine]],
+    rejected: list[Rejection],
+) -> list[Fleet]:
+    """Layouts with the machines that they need, the best first; the others with a reason."""
+    fleets = []
+    for layout, engine in layouts:
+        machines = machines_needed(request, layout, engine)
+        if machines is None:
+            rejected.append(_rejection(layout, _slo_reason(request, engine)))
+        elif machines > _MOST_MACHINES:
+            rejected.append(
+                _rejection(layout, f"{machines:,} machines needed, more than {_MOST_MACHINES:,}")
+            )
+        else:
+            fleets.append((layout, engine, machines))
+    fleets.sort(key=lambda fleet: screen_order(request, fleet))
+    return fleets
+
+
+def _slo_reason(request: RecommendRequest, engine: Engine) -> str:
+    """Which SLO a request that is alone breaks, or that none is kept under any load."""
+    steady = engine.plan.steady
+    for slo in request.slos:
+        alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
+        if alone_ms > slo.limit_ms:
+            return (
+                f"{slo} cannot be kept: {alone_ms:,.0f} ms already with one request "
+                f"({steady.limiting_part(1.0)} binds)"
+            )
+    return f"no load keeps {', '.join(str(slo) for slo in request.slos)} as simulated"
+
+
+def _rejection(layout: Layout, reason: str) -> Rejection:
+    return Rejection(layout.instance.instance_type, layout.tensor_parallel, layout.copies, reason)
+
+
+def _missed(candidate: Candidate) -> Rejection:
+    broken = [
+        f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
+        for outlook in candidate.slos
+        if outlook.confidence == "missed" and outlook.predicted_ms is not None
+    ]
+    return Rejection(
+        candidate.instance,
+        candidate.tensor_parallel,
+        candidate.copies,
+        "; ".join(broken) or "the SLO cannot be foreseen at this load",
+    )
+
+
+def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> Candidate | None:
+    """The layout that comes closest to the SLOs with one request at a time, on one machine."""
+    if not layouts:
+        return None
+    layout, engine = min(
+        layouts,
+        key=lambda pair: (
+            unloaded_ratio(pair[1].plan.steady, request.slos, 1.0),
+            pair[0].instance.price_usd_per_hour or math.inf,
+        ),
+    )
+    alone = replace(request, rate_per_s=None, users=None, think_time_s=None)
+    engine.concurrency = 1
+    engine.rate_per_s = engine.plan.steady.rate_per_s(1.0)
+    candidate = build_candidate(alone, layout, engine, 1, simulate=False)
+    return replace(
+        candidate,
+        reason="nearest to the SLOs, one request at a time: "
+        + "; ".join(
+            f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
+            for outlook in candidate.slos
+            if outlook.predicted_ms is not None
+        ),
+    )
+
+
+def _question(request: RecommendRequest) -> dict[str, Any]:
+    workload = request.workload
+    return {
+        "model": workload.shape.name,
+        "dtype": workload.dtype,
+        "input_tokens": workload.input_tokens,
+        "output_tokens": workload.output_tokens,
+        "rate_per_s": request.rate_per_s,
+        "users": request.users,
+        "think_time_s": request.think_time_s,
+        "load": request.describe_load(),
+        "slos": [str(slo) for slo in request.slos],
+        "objective": request.objective,
+        "profile": request.profile.provenance,
+        "interval": "80 %",
+    }
+
+
+def _warnings(request: RecommendRequest, shown: list[Candidate]) -> Iterator[str]:
+    """What a reader must know of the whole answer, each once."""
+    yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
+    yield from request.profile.notes
+    if shown and shown[0].slos and any(o.confidence == "likely" for o in shown[0].slos):
+        yield "an SLO holds as predicted but not at the upper end of the interval: measure it"

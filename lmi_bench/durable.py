@@ -1,0 +1,72 @@
+"""Files that survive a kill: whole or absent, appended to or untouched, written by one process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.errors import InputError
+
+LOCK = ".lock"
+
+
+def lock_folder(path: Path) -> int | None:
+    """Hold the folder's lock until `close` or the end of the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # a platform without flock: the folder's creation is all that guards it
+        return None
+    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise InputError(
+            f"another sweep (process {holder}) is writing {path}: wait for it, or use another --out"
+        ) from exc
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
+def append_and_sync(path: Path, data: bytes) -> None:
+    """Append and wait until the bytes are on the disk."""
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """Replace a file at once, so that a reader sees the old or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def drop_torn_tail(path: Path) -> None:
+    """Cut off a last line without its end: a kill in mid-write left it, and nothing counts it."""
+    path.touch()
+    with path.open("r+b") as file:
+        size = place = file.seek(0, os.SEEK_END)
+        whole = 0
+        while place > 0 and not whole:
+            begin = max(0, place - 2**20)
+            file.seek(begin)
+            newline = file.read(place - begin).rfind(b"\n")
+            whole = 0 if newline < 0 else begin + newline + 1
+            place = begin
+        if whole < size:
+            file.truncate(whole)
+            os.fsync(file.fileno())

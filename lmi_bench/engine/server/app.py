@@ -1,0 +1,137 @@
+"""The application: every route over one engine, and the helper that serves it until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.failures import failure_middleware
+from lmi_bench.engine.server.lmi_routes import LmiRoutes
+from lmi_bench.engine.server.metrics import MetricsRoute
+from lmi_bench.engine.server.openai_routes import OpenAiRoutes
+from lmi_bench.engine.server.state import ServerState
+from lmi_bench.errors import InputError
+from lmi_bench.units import MIB
+
+LOOPBACK = "127.0.0.1"
+MAX_BODY_BYTES = 25 * MIB  # what SageMaker lets through to a container
+SHUTDOWN_TIMEOUT_S = 20.0  # SageMaker kills a container 30 s after its SIGTERM
+BACKLOG = 4096  # connections of a load test come all at once; the kernel caps it at somaxconn
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the server answers. `warning` says what is risky about it, if anything is."""
+
+    host: str
+    port: int
+    warning: str | None
+
+    @property
+    def url(self) -> str:
+        """The address to give to a client on this machine."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def build_app(
+    engine: AsyncEngine,
+    codec: Codec,
+    *,
+    model_name: str,
+    max_model_len: int,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> web.Application:
+    """Every route over a running engine, which the caller enters before and leaves after."""
+    state = ServerState(engine, codec, model_name, max_model_len)
+    app = web.Application(
+        client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
+    )
+    LmiRoutes(state).add_to(app)
+    OpenAiRoutes(state).add_to(app)
+    MetricsRoute(state).add_to(app)
+    return app
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application,
+    host: str = LOOPBACK,
+    port: int = 8080,
+    *,
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+) -> AsyncIterator[Listening]:
+    """Answer requests inside the block; port 0 takes a free one.
+
+    At the end no new request is taken, and running ones have `shutdown_timeout_s` to finish.
+    A client that disconnects ends its request at once. Raises InputError if the address cannot
+    be used.
+    """
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_timeout_s,
+        handle_signals=False,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as exc:
+            raise InputError(
+                f"cannot listen on {host}:{port}: {exc.strerror or exc}; choose another --port"
+            ) from exc
+        bound_host, bound_port = runner.addresses[0][:2]
+        yield Listening(bound_host, bound_port, exposure_warning(host))
+    finally:
+        await runner.cleanup()
+
+
+async def serve(
+    app: web.Application,
+    host: str = LOOPBACK,
+    port: int = 8080,
+    *,
+    on_ready: Callable[[Listening], None],
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what runs; a second signal ends it at once.
+
+    on_ready  told once, when requests are answered
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    async with listening(app, host, port, shutdown_timeout_s=shutdown_timeout_s) as where:
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, stop.set)
+        try:
+            on_ready(where)
+            await stop.wait()
+        finally:
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+def exposure_warning(host: str) -> str | None:
+    """What to tell someone who serves beyond this machine: there is no authentication."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if is_loopback:
+        return None
+    return (
+        f"the server listens on {host}, beyond this machine, and asks nobody for a password: "
+        f"anyone who reaches the port can use it; --host {LOOPBACK} keeps it local"
+    )

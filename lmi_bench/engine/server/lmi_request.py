@@ -1,0 +1,108 @@
+"""Reading an LMI request: `inputs`, `parameters`, `stream`, with the defaults of djl-serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server.fields import Fields, load_json_object
+from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.errors import InputError
+
+DEFAULT_MAX_NEW_TOKENS = 30
+
+# what other backends know and this engine does not: accepted where it asks for nothing
+_NEUTRAL = {
+    "n": 1,
+    "best_of": 1,
+    "num_beams": 1,
+    "min_p": 0,
+    "typical_p": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "length_penalty": 1,
+    "early_stopping": False,
+    "watermark": False,
+    "decoder_input_details": False,
+    "top_n_tokens": 0,
+    "prompt_logprobs": 0,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LmiCall:
+    """One `/invocations` request.
+
+    truncate          keep only that many tokens at the prompt's end
+    return_full_text  put the prompt before the generated text
+    ignored           fields that mean nothing here
+    """
+
+    inputs: str
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...]
+    stream: bool
+    details: bool
+    return_full_text: bool
+    truncate: int | None
+    ignored: list[str]
+
+
+def read_lmi_call(body: bytes, eos_token_ids: tuple[int, ...]) -> LmiCall:
+    """Read the body. Raises InputError naming the field that is wrong."""
+    top = Fields(load_json_object(body))
+    inputs = top.raw("inputs")
+    if not isinstance(inputs, str) or not inputs:
+        raise InputError("inputs must be a non-empty string (a list needs dynamic batching)")
+    parameters = top.section("parameters")
+    parameters.refuse_unless_neutral(_NEUTRAL)
+    stop_strings = tuple(
+        stop
+        for name in ("stop_sequences", "stop")
+        for stop in parameters.strings(name, at_most=MAX_STOP_STRINGS)
+    )
+    details = parameters.flag("details", False)
+    stream = top.flag("stream", False)
+    sampling = _read_sampling(parameters, eos_token_ids, logprobs=details or stream)
+    return LmiCall(
+        inputs=inputs,
+        sampling=sampling,
+        stop_strings=stop_strings,
+        stream=stream,
+        details=details,
+        return_full_text=parameters.flag("return_full_text", False),
+        truncate=parameters.optional_integer("truncate", minimum=1),
+        ignored=top.unread() + parameters.unread(),
+    )
+
+
+def _read_sampling(
+    parameters: Fields, eos_token_ids: tuple[int, ...], *, logprobs: bool
+) -> SamplingParams:
+    """The sampling. Whether to sample at all is inferred where `do_sample` is left out, as since
+    0.32: yes if a temperature, top_k or top_p is given.
+    """
+    do_sample = parameters.raw("do_sample")
+    if do_sample is None:
+        do_sample = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
+    else:
+        do_sample = parameters.flag("do_sample", False)
+    ignore_eos = parameters.flag("ignore_eos_token", False)
+    ignore_eos = parameters.flag("ignore_eos", ignore_eos)
+    min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
+    return SamplingParams(
+        max_new_tokens=parameters.integer("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        ignore_eos=ignore_eos,
+        eos_token_ids=eos_token_ids,
+        stop_token_ids=parameters.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
+        temperature=parameters.number("temperature", 1.0) if do_sample else 0.0,
+        top_k=max(0, parameters.integer("top_k", 0, minimum=-1)),
+        top_p=parameters.number("top_p", 1.0),
+        repetition_penalty=parameters.number("repetition_penalty", 1.0),
+        min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
+        seed=parameters.optional_integer("seed", minimum=0),
+        logprobs=logprobs,
+    )

@@ -1,0 +1,84 @@
+"""`/metrics`: the engine's counts and the requests' times in Prometheus text, under vLLM's names.
+
+The names are vLLM's, the buckets are not: plain 1-2-5 steps. A request enters the histograms when
+it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aiohttp import web
+
+from lmi_bench.engine.server.histogram import Histogram
+from lmi_bench.engine.server.state import ServerState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsRoute:
+    """Handler over one served model."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def add_to(self, app: web.Application) -> None:
+        """Register the route."""
+        app.router.add_get("/metrics", self.metrics)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The counts at this moment."""
+        body = render_metrics(self._state).encode()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+def render_metrics(state: ServerState) -> str:
+    """The exposition text; `kv_cache_usage_perc` is a fraction from 0 to 1, as in vLLM."""
+    label = f'model_name="{_escape(state.model_name)}",engine="0"'
+    lines = [*_engine_lines(state, label), *_request_lines(state, label)]
+    return "\n".join(lines) + "\n"
+
+
+def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
+    stats = state.engine.stats()
+    kv_usage_frac = stats.used_blocks / stats.total_blocks
+    for name, kind, value, help_text in (
+        ("num_requests_running", "gauge", stats.running, "Requests in the batch."),
+        ("num_requests_waiting", "gauge", stats.waiting, "Requests in the queue."),
+        ("kv_cache_usage_perc", "gauge", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
+        ("num_preemptions", "counter", stats.preemptions, "Sequences that lost their blocks."),
+        ("prompt_tokens", "counter", stats.prompt_tokens, "Prompt tokens computed."),
+        ("generation_tokens", "counter", stats.generation_tokens, "Tokens generated."),
+    ):
+        suffix = "_total" if kind == "counter" else ""
+        yield from _head(name, kind, help_text)
+        yield f"vllm:{name}{suffix}{{{label}}} {value:.10g}"
+
+
+def _request_lines(state: ServerState, label: str) -> Iterator[str]:
+    totals = state.totals
+    yield from _head("request_success", "counter", "Requests that ended, by reason.")
+    for reason, count in sorted(totals.finished.items()):
+        yield f'vllm:request_success_total{{{label},finished_reason="{_escape(reason)}"}} {count}'
+    histograms: tuple[tuple[str, Histogram, str], ...] = (
+        ("time_to_first_token_seconds", totals.first_token_s, "Submitted to first token."),
+        ("inter_token_latency_seconds", totals.inter_token_s, "Between a request's tokens."),
+        ("e2e_request_latency_seconds", totals.end_to_end_s, "Submitted to end."),
+        ("request_queue_time_seconds", totals.queue_s, "Submitted to first step."),
+        ("request_prefill_time_seconds", totals.prefill_s, "First step to first token."),
+        ("request_decode_time_seconds", totals.decode_s, "First token to end."),
+        ("request_prompt_tokens", totals.prompt_tokens, "Tokens of a prompt."),
+        ("request_generation_tokens", totals.generation_tokens, "Tokens of an answer."),
+    )
+    for name, histogram, help_text in histograms:
+        yield from _head(name, "histogram", help_text)
+        yield from histogram.samples(f"vllm:{name}", label)
+
+
+def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
+    return f"# HELP vllm:{name} {help_text}", f"# TYPE vllm:{name} {kind}"
+
+
+def _escape(value: str) -> str:
+    """A label value, quoted as the exposition format wants it."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,99 @@
+"""What every route shares: the engine, its tokenizer, the model's name and limits, the counters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.server.answer import Answer, Prompt
+from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.totals import RequestTotals
+from lmi_bench.errors import CapacityError, InputError
+
+LOGGER = logging.getLogger(__name__)
+MAX_STOP_STRINGS = 16
+_OPENAI_FINISH_REASONS = {
+    "length": "length",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+    "cancelled": "abort",
+}
+_MAX_NAMES_LOGGED = 100
+_MAX_HEADER_CHARS = 1000
+_LONG_TEXT_CHARS = 8192  # encoding more would hold the loop for milliseconds
+
+
+def openai_finish_reason(answer: Answer) -> str:
+    """How an answer that has ended did so, in OpenAI's and vLLM's words."""
+    return _OPENAI_FINISH_REASONS.get(answer.finish_reason or "", "error")
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One served model.
+
+    max_model_len    most tokens (prompt + output) of one request
+    created          Unix time at which the server started, as `/v1/models` shows it
+    totals           the requests that ended
+    """
+
+    engine: AsyncEngine
+    codec: Codec
+    model_name: str
+    max_model_len: int
+    created: int = field(default_factory=lambda: int(time.time()))
+    totals: RequestTotals = field(default_factory=RequestTotals)
+    _names_logged: set[str] = field(default_factory=set)
+
+    async def encode(self, text: str) -> list[int]:
+        """The prompt's token ids; a long text is encoded in a thread, off the loop."""
+        if len(text) > _LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self.codec.encode, text)
+        return self.codec.encode(text)
+
+    def check_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Refuse ids that the model does not have."""
+        if token_ids and max(token_ids) >= self.codec.vocab_size:
+            raise InputError(
+                f"token id {max(token_ids)} is not in the vocabulary: "
+                f"ids go from 0 to {self.codec.vocab_size - 1}"
+            )
+
+    def submit(self, prompt: Prompt) -> Answer:
+        """Start to generate; the caller closes the answer whatever happens.
+
+        Raises InputError or CapacityError (the request's fault), OverloadedError, EngineError.
+        """
+        num_prompt, num_new = len(prompt.token_ids), prompt.sampling.max_new_tokens
+        if num_prompt == 0:
+            raise InputError("the prompt has no tokens: send at least one")
+        if num_prompt + num_new > self.max_model_len:
+            raise CapacityError(
+                f"this model's maximum context length is {self.max_model_len} tokens, but "
+                f"{num_prompt + num_new} were asked for ({num_prompt} in the prompt, {num_new} "
+                "new ones): shorten the prompt or ask for fewer tokens"
+            )
+        generation = self.engine.submit(prompt.token_ids, prompt.sampling)
+        return Answer(generation, prompt, self.codec.detokenizer())
+
+    def count(self, answer: Answer) -> None:
+        """Count a request that came to its end."""
+        self.totals.add(
+            answer.generation, openai_finish_reason(answer), len(answer.prompt.token_ids)
+        )
+
+    def ignored_header(self, names: list[str]) -> dict[str, str]:
+        """A reply header that names the fields this server does not know; logs each name once."""
+        if not names:
+            return {}
+        shown = [quote(name[:100], safe="") for name in names]  # a key may hold anything
+        for name in shown:
+            if name not in self._names_logged and len(self._names_logged) < _MAX_NAMES_LOGGED:
+                self._names_logged.add(name)
+                LOGGER.warning("requests hold a parameter that is ignored here: %s", name)
+        return {"X-Ignored-Parameters": ", ".join(shown)[:_MAX_HEADER_CHARS]}

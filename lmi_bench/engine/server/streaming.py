@@ -1,0 +1,53 @@
+"""Sending a stream: the status waits for the first token, every event is one write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from lmi_bench.engine.server.answer import Answer, Piece
+from lmi_bench.errors import EngineError
+
+LOGGER = logging.getLogger(__name__)
+
+
+async def send_stream(
+    request: web.Request,
+    answer: Answer,
+    *,
+    headers: dict[str, str],
+    encode_chunk: Callable[[list[Piece]], bytes],
+    encode_end: Callable[[], bytes],
+    encode_failure: Callable[[EngineError], bytes],
+) -> web.StreamResponse:
+    """Stream an answer as it grows.
+
+    encode_chunk    the pieces of one engine event; `answer.finish_reason` is set with the last
+    encode_end      what follows the last chunk
+    encode_failure  the error that ends a stream under status 200
+
+    An engine that fails before the first token raises EngineError, so that the reply can still
+    carry a real status. Whatever ends this, the answer is closed and its blocks are freed.
+    """
+    response = web.StreamResponse(headers=headers)
+    try:
+        chunks = answer.chunks()
+        first = await anext(chunks)
+        await response.prepare(request)
+        await response.write(encode_chunk(first))
+        try:
+            async for chunk in chunks:
+                await response.write(encode_chunk(chunk))
+            end = encode_end()
+        except EngineError as exc:
+            end = encode_failure(exc)
+        if end:
+            await response.write(end)
+        await response.write_eof()
+    except ConnectionResetError:  # the client has gone: nobody is left to tell
+        LOGGER.debug("a client left in the middle of its stream")
+    finally:
+        answer.close()
+    return response

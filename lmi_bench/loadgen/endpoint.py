@@ -1,0 +1,86 @@
+"""Where requests go, and what stands above every body."""
+
+from __future__ import annotations
+
+import base64
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmi_bench import __version__
+from lmi_bench.errors import InputError
+from lmi_bench.wire.event import WireFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go. `path` is the whole path; `authorization` comes from the URL."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    authorization: str | None = None
+
+    @property
+    def authority(self) -> str:
+        """What the Host header says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
+
+def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
+    """Where a URL points for a protocol.
+
+    Without a path, or with one that ends in `/v1`, the protocol's path is added; any other path is
+    taken as it stands. Raises InputError where it is no http(s) URL.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise InputError(f"{url!r} is not a URL: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"{url!r} is not an address: write for example http://localhost:8000")
+    path = parts.path.rstrip("/")
+    if not path:
+        path = wire_format.path
+    elif path.endswith("/v1") and wire_format.path.startswith("/v1/"):
+        path += wire_format.path.removeprefix("/v1")
+    if parts.query:
+        path += f"?{parts.query}"
+    authorization = None
+    if parts.username is not None:
+        user = urllib.parse.unquote(parts.username)
+        secret = urllib.parse.unquote(parts.password or "")
+        authorization = "Basic " + base64.b64encode(f"{user}:{secret}".encode()).decode()
+    return Endpoint(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port or (443 if parts.scheme == "https" else 80),
+        path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"),
+        authorization=authorization,
+    )
+
+
+def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
+    """Everything of a request before its Content-Length."""
+    merged = {
+        "Host": endpoint.authority,
+        "User-Agent": f"lmi-bench/{__version__}",
+        "Accept": "*/*",
+        "Content-Type": "application/json",
+    }
+    if endpoint.authorization is not None:
+        merged["Authorization"] = endpoint.authorization
+    for name, value in headers.items():
+        if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+            raise InputError(f"{name!r} is not the name of an HTTP header")
+        if any(char in value for char in "\r\n\0"):
+            raise InputError(f"the value of header {name!r} must be one line")
+        for known in [known for known in merged if known.lower() == name.lower()]:
+            del merged[known]
+        merged[name] = value
+    lines = [f"POST {endpoint.path} HTTP/1.1", *(f"{n}: {v}" for n, v in merged.items()), ""]
+    return "\r\n".join(lines).encode("latin-1", "replace")

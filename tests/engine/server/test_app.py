@@ -1,0 +1,114 @@
+"""Listening and stopping: where, for how long, and what is said about it."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.server.app import build_app, exposure_warning, listening, serve
+from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
+from lmi_bench.errors import InputError
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_after_the_answers_that_run(slow_steps, number):
+    """The signal comes when the first of ten lines has been read; all ten arrive."""
+
+    async def read_all(url):
+        async with aiohttp.ClientSession(url) as client:
+            call = {"inputs": "a", "parameters": {"max_new_tokens": 10}, "stream": True}
+            async with client.post("/invocations", json=call) as response:
+                lines = [await response.content.readline()]
+                os.kill(os.getpid(), number)
+                return lines + [line async for line in response.content]
+
+    async def main():
+        ready = asyncio.get_running_loop().create_future()
+        async with AsyncEngine(Scheduler(SchedulerConfig(num_blocks=64)), slow_steps) as engine:
+            app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=512)
+            async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+                group.create_task(serve(app, port=0, on_ready=ready.set_result))
+                where = await ready
+                reading = group.create_task(read_all(where.url))
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await read_all(where.url)
+            return where, reading.result()
+
+    where, lines = asyncio.run(main())
+    assert len(lines) == 10
+    assert b"generated_text" in lines[-1]
+    assert where.host == "127.0.0.1"
+    assert where.warning is None
+
+
+def test_a_port_in_use_is_one_clear_line():
+    async def main():
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            async with listening(web.Application(), port=port):
+                pass
+
+    with pytest.raises(InputError, match=r"cannot listen on 127\.0\.0\.1:\d+.*--port"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_machine_alone_is_no_risk(host):
+    assert exposure_warning(host) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "bench.example"])
+def test_serving_beyond_this_machine_is_said(host):
+    assert host in exposure_warning(host)
+    assert "password" in exposure_warning(host)
+
+
+def test_small_writes_are_not_collected_by_the_kernel(serve_toy):
+    """TCP_NODELAY is set: a token's line leaves when it is written."""
+
+    async def probe(request):
+        sock = request.transport.get_extra_info("socket")
+        return web.json_response(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def main():
+        extend = lambda app: app.router.add_get("/probe", probe)  # noqa: E731
+        async with serve_toy(extend=extend) as server, server.client.get("/probe") as response:
+            return await response.json()
+
+    assert asyncio.run(main()) != 0
+
+
+def test_ping_and_health_of_a_server_that_is_well(serve_toy):
+    async def main():
+        async with serve_toy() as server:
+            statuses = []
+            for method, path in (("GET", "/ping"), ("POST", "/ping"), ("GET", "/health")):
+                async with server.client.request(method, path) as response:
+                    statuses.append(response.status)
+            return statuses
+
+    assert asyncio.run(main()) == [200, 200, 200]
+
+
+def test_localhost_names_the_address_that_it_took(serve_toy):
+    """A name may stand for two addresses with two free ports: the one shown is the one meant."""
+
+    async def main():
+        async with listening(web.Application(), "localhost", 0) as where:
+            _, writer = await asyncio.open_connection(where.host, where.port)
+            writer.close()
+            await writer.wait_closed()
+            return where
+
+    where = asyncio.run(main())
+    assert where.host in ("127.0.0.1", "::1")
+    assert where.warning is None

@@ -1,0 +1,210 @@
+"""Every refusal has the status and the body of its protocol, and nothing of it stays behind."""
+
+import asyncio
+import json
+
+import pytest
+
+from lmi_bench.wire.format import find_format
+
+LMI = "/invocations"
+OPENAI = "/v1/completions"
+
+
+def post_raw(serve_toy, path, body, **settings):
+    async def main():
+        async with (
+            serve_toy(**settings) as server,
+            server.client.post(path, data=body) as response,
+        ):
+            return response.status, json.loads(await response.read())
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"inputs": ', "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"{}", "inputs must be a non-empty string"),
+        (b'{"inputs": ""}', "inputs must be a non-empty string"),
+        (b'{"inputs": ["a"]}', "a list needs dynamic batching"),
+        (b'{"inputs": " "}', "the prompt has no tokens"),
+        (b'{"inputs": "a", "parameters": 3}', "parameters must be an object"),
+        (b'{"inputs": "a", "stream": "yes"}', 'stream must be true or false, got "yes"'),
+        (b'{"inputs": "a", "parameters": {"max_new_tokens": 0}}', "max_new_tokens must be at"),
+        (b'{"inputs": "a", "parameters": {"max_new_tokens": "9"}}', "must be an integer"),
+        (b'{"inputs": "a", "parameters": {"max_new_tokens": true}}', "must be an integer"),
+        (b'{"inputs": "a", "parameters": {"temperature": -1}}', "temperature must be 0 or more"),
+        (b'{"inputs": "a", "parameters": {"top_p": 0.0}}', "top_p must be above 0"),
+        (b'{"inputs": "a", "parameters": {"stop_sequences": [""]}}', "stop_sequences must be"),
+        (b'{"inputs": "a", "parameters": {"n": 2}}', "n=2 is not supported by this server"),
+        (b'{"inputs": "a", "parameters": {"seed": -1}}', "seed must be at least 0"),
+    ],
+)
+def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
+    status, reply = post_raw(serve_toy, LMI, body)
+    assert status == 400
+    assert (reply["code"], reply["type"]) == (400, "BadRequestException")
+    assert message in reply["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"prompt": ', "not valid JSON"),
+        (b"{}", "prompt must be a non-empty string"),
+        (b'{"prompt": []}', "prompt must be a non-empty string"),
+        (b'{"prompt": [1, "a"]}', "prompt must be a non-empty string"),
+        (b'{"prompt": [-1]}', "prompt must be a non-empty string"),
+        (b'{"prompt": [32000]}', "ids go from 0 to 31999"),
+        (b'{"prompt": ["a", "b"]}', "prompt holds 2 prompts"),
+        (b'{"prompt": "a", "model": 3}', "model must be a string"),
+        (b'{"prompt": "a", "max_tokens": 0}', "max_new_tokens must be at least 1"),
+        (b'{"prompt": "a", "min_tokens": 17}', "min_tokens must be between"),
+        (b'{"prompt": "a", "logprobs": 5}', "logprobs=5 is not supported"),
+        (b'{"prompt": "a", "echo": true}', "echo=true is not supported"),
+        (b'{"prompt": "a", "stream_options": 1}', "stream_options must be an object"),
+    ],
+)
+def test_a_bad_completion_request_gets_400_and_the_reason(serve_toy, body, message):
+    status, reply = post_raw(serve_toy, OPENAI, body)
+    assert status == 400
+    assert message in reply["error"]["message"]
+    assert reply["error"]["type"] == "BadRequestError"
+    assert (reply["error"]["code"], reply["error"]["param"]) == (400, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (LMI, {"inputs": "a b c", "parameters": {"max_new_tokens": 30}}),
+        (OPENAI, {"prompt": "a b c", "max_tokens": 30}),
+    ],
+)
+def test_a_request_that_never_fits_gets_400_with_both_numbers(serve_toy, path, body):
+    """33 tokens: too many for a context of 32, or for a cache of 2 blocks of 16."""
+    raw = json.dumps(body).encode()
+    status, reply = post_raw(serve_toy, path, raw, max_model_len=32)
+    assert status == 400
+    assert "maximum context length is 32 tokens, but 33" in json.dumps(reply)
+    status, reply = post_raw(serve_toy, path, raw, num_blocks=2, max_model_len=64)
+    assert status == 400
+    assert "33" in json.dumps(reply)
+    assert "32" in json.dumps(reply)
+
+
+def test_an_unknown_model_path_or_method_is_answered_in_the_protocols_words(serve_toy):
+    async def main():
+        async with serve_toy() as server:
+            model = await server.post(OPENAI, {"model": "other", "prompt": "a"})
+            openai_path = await server.post("/v1/embeddings", {})
+            lmi_path = await server.post("/models", {})
+            async with server.client.get(LMI) as response:
+                method = response.status, response.headers, await response.read()
+            return model, openai_path, lmi_path, method
+
+    model, openai_path, lmi_path, method = asyncio.run(main())
+    assert model[0] == openai_path[0] == lmi_path[0] == 404
+    assert json.loads(model[2])["error"]["type"] == "NotFoundError"
+    assert "`other` does not exist" in json.loads(model[2])["error"]["message"]
+    assert json.loads(openai_path[2])["error"]["code"] == 404
+    assert json.loads(lmi_path[2]) == {
+        "code": 404,
+        "type": "ResourceNotFoundException",
+        "message": "no such path: /models",
+    }
+    assert method[0] == json.loads(method[2])["code"] == 405
+
+
+@pytest.mark.parametrize(("path", "field"), [(LMI, "inputs"), (OPENAI, "prompt")])
+def test_a_body_above_the_limit_gets_413(serve_toy, path, field):
+    body = json.dumps({field: "a " * 1000}).encode()
+    status, reply = post_raw(serve_toy, path, body, max_body_bytes=1000)
+    assert status == 413
+    assert reply.get("error", reply)["code"] == 413
+
+
+def test_overload_is_503_in_both_protocols_and_passes(serve_toy, scripted):
+    """One request may be in the engine: the second is refused while the first runs."""
+
+    async def main():
+        gate = asyncio.Event()
+        executor = scripted([11], gate=gate)
+        async with serve_toy(executor=executor, max_concurrent_requests=1) as server:
+            first = asyncio.create_task(server.post(LMI, {"inputs": "a"}))
+            await server.until(lambda: server.scheduler.num_running == 1)
+            lmi = await server.post(LMI, {"inputs": "a"})
+            openai = await server.post(OPENAI, {"prompt": "a", "stream": True})
+            gate.set()
+            return lmi, openai, await first, await server.post(LMI, {"inputs": "a"})
+
+    lmi, openai, first, later = asyncio.run(main())
+    assert first[0] == later[0] == 200
+    assert lmi[0] == openai[0] == 503
+    reply = json.loads(lmi[2])
+    assert (reply["code"], reply["type"]) == (503, "WlmCapacityException")
+    assert reply["message"].startswith("Worker queue capacity exceeded for model: toy")
+    assert json.loads(openai[2])["error"]["type"] == "Service Unavailable"
+    for name, answer in (("lmi", lmi), ("openai", openai)):
+        assert find_format(name).error(503, answer[2]).kind == "overloaded"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_that_fails_before_the_first_token_gives_a_real_status(
+    serve_toy, scripted, stream
+):
+    async def main():
+        async with serve_toy(executor=scripted([11], fails_at_step=0)) as server:
+            lmi = await server.post(LMI, {"inputs": "a", "stream": stream})
+            openai = await server.post(OPENAI, {"prompt": "a", "stream": stream})
+            async with server.client.get("/ping") as ping, server.client.get("/health") as health:
+                return lmi, openai, ping.status, health.status
+
+    lmi, openai, ping, health = asyncio.run(main())
+    assert (lmi[0], json.loads(lmi[2])) == (424, {"code": 424, "error": "a rank died"})
+    assert openai[0] == 500
+    assert json.loads(openai[2])["error"]["type"] == "InternalServerError"
+    assert (ping, health) == (500, 503)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("lmi", {"inputs": "a", "stream": True}),
+        ("openai", {"prompt": "a", "stream": True}),
+    ],
+)
+def test_an_engine_that_fails_later_ends_the_stream_with_an_error(serve_toy, scripted, name, body):
+    wire_format = find_format(name)
+
+    async def main():
+        async with serve_toy(executor=scripted([11], fails_at_step=2)) as server:
+            return await server.post(wire_format.path, body)
+
+    status, _, stream = asyncio.run(main())
+    assert status == 200
+    splitter = wire_format.new_splitter()
+    events = [wire_format.parse(payload) for payload in splitter.feed(stream)]
+    assert [event.num_tokens for event in events[:3]] == [1, 1, 0]
+    assert (events[2].error, events[2].error_kind) == ("a rank died", "server_error")
+    assert splitter.close() == []
+
+
+def test_fields_that_mean_nothing_here_are_named_in_the_reply(serve_toy, caplog):
+    async def main():
+        async with serve_toy() as server:
+            lmi = await server.post(
+                LMI, {"inputs": "a", "parameters": {"max_new_tokens": 1, "typical": 1, "n": 1}}
+            )
+            openai = await server.post(
+                OPENAI, {"prompt": "a", "user": "me", "x\r\ny": 1, "stream": True}
+            )
+            return lmi[1], openai[1]
+
+    lmi, openai = asyncio.run(main())
+    assert lmi["X-Ignored-Parameters"] == "typical"
+    assert openai["X-Ignored-Parameters"] == "x%0D%0Ay"
+    assert "typical" in caplog.text

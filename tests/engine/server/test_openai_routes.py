@@ -1,0 +1,193 @@
+"""`/v1/completions` and `/v1/models` as vLLM answers them, over a real engine."""
+
+import asyncio
+import json
+
+import pytest
+
+from lmi_bench.wire.format import find_format
+from lmi_bench.workload import PlannedRequest
+
+
+def events_of(body):
+    """The data of each event, the end mark left as text."""
+    blocks = body.decode().split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
+    data = [block.removeprefix("data: ") for block in blocks]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+def test_an_unstreamed_reply_counts_sixteen_tokens_unless_told_otherwise(serve_toy):
+    async def main():
+        async with serve_toy() as server:
+            call = {"model": "toy", "prompt": "one two three"}
+            return await server.post("/v1/completions", call)
+
+    status, headers, body = asyncio.run(main())
+    assert status == 200
+    assert headers["Content-Type"].startswith("application/json")
+    reply = json.loads(body)
+    assert reply["id"].startswith("cmpl-")
+    assert (reply["object"], reply["model"]) == ("text_completion", "toy")
+    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 16, "total_tokens": 19}
+    (choice,) = reply["choices"]
+    assert len(choice["text"].split()) == 16
+    assert (choice["index"], choice["finish_reason"]) == (0, "length")
+    assert (choice["stop_reason"], choice["logprobs"]) == (None, None)
+
+
+def test_a_stream_has_a_chunk_a_token_then_usage_then_the_end_mark(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11, 12])) as server:
+            call = {
+                "prompt": [5, 6, 7],
+                "max_tokens": 2,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            return await server.post("/v1/completions", call)
+
+    status, headers, body = asyncio.run(main())
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/event-stream")
+    first, second, usage = events_of(body)
+    assert first["choices"] == [
+        {
+            "index": 0,
+            "text": " t11",
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+    ]
+    assert second["choices"][0]["text"] == " t12"
+    assert second["choices"][0]["finish_reason"] == "length"
+    assert "usage" not in first
+    assert "usage" not in second
+    assert usage["choices"] == []
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert first["id"] == second["id"] == usage["id"]
+
+
+def test_usage_comes_only_when_asked_for_and_on_every_chunk_if_wanted(serve_toy):
+    async def main():
+        async with serve_toy() as server:
+            call = {"prompt": "a b", "max_tokens": 3, "stream": True}
+            plain = await server.post("/v1/completions", call)
+            call["stream_options"] = {"continuous_usage_stats": True}
+            return plain, await server.post("/v1/completions", call)
+
+    plain, continuous = asyncio.run(main())
+    assert ["usage" in event for event in events_of(plain[2])] == [False] * 3
+    counts = [event["usage"]["completion_tokens"] for event in events_of(continuous[2])]
+    assert counts == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "finish_reason", "stop_reason", "count"),
+    [
+        ({}, "abc", "stop", None, 4),
+        ({"ignore_eos": True}, "abcabcab", "length", None, 10),
+        ({"stop": "bc"}, "a", "stop", "bc", 3),
+        ({"stop": ["zzz", "c"]}, "ab", "stop", "c", 3),
+        ({"stop_token_ids": [98]}, "ab", "stop", 98, 2),
+        ({"max_tokens": 2}, "ab", "length", None, 2),
+        ({"ignore_eos": True, "stop": "a", "min_tokens": 3}, "abc", "stop", "a", 5),
+    ],
+)
+def test_what_ends_an_answer_is_told(
+    serve_toy, scripted, byte_codec, fields, text, finish_reason, stop_reason, count
+):
+    """The script is a, b, c, end of sequence; a byte is a token. min_tokens 3 with the stop
+    string `a`: the first `a` is too early, the one after the ignored end counts.
+    """
+
+    async def main():
+        async with serve_toy(executor=scripted([*b"abc", 0]), codec=byte_codec) as server:
+            call = {"prompt": "x", "max_tokens": 10} | fields
+            whole = await server.post("/v1/completions", call)
+            call |= {"stream": True, "stream_options": {"include_usage": True}}
+            return whole, await server.post("/v1/completions", call)
+
+    whole, stream = asyncio.run(main())
+    reply = json.loads(whole[2])
+    (choice,) = reply["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (text, finish_reason)
+    assert choice["stop_reason"] == stop_reason
+    assert reply["usage"]["completion_tokens"] == count
+    *chunks, usage = events_of(stream[2])
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    assert chunks[-1]["choices"][0]["finish_reason"] == finish_reason
+    assert usage["usage"]["completion_tokens"] == len(chunks) == count
+
+
+def test_log_probabilities_and_token_ids_where_asked_for(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11, 12])) as server:
+            call = {"prompt": "a", "max_tokens": 2, "logprobs": 1, "temperature": 0}
+            whole = await server.post("/v1/completions", call)
+            call |= {"stream": True, "return_token_ids": True}
+            return whole, await server.post("/v1/completions", call)
+
+    whole, stream = asyncio.run(main())
+    assert json.loads(whole[2])["choices"][0]["logprobs"] == {
+        "text_offset": [0, 4],
+        "token_logprobs": [-0.5, -0.5],
+        "tokens": [" t11", " t12"],
+        "top_logprobs": [{" t11": -0.5}, {" t12": -0.5}],
+    }
+    chunks = events_of(stream[2])
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[11], [12]]
+    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [4]]
+
+
+def test_a_prompt_may_be_text_ids_or_a_list_of_one(serve_toy):
+    async def main():
+        async with serve_toy() as server:
+            prompts = ["a b", [1, 2], ["a b"], [[1, 2]]]
+            calls = [{"prompt": prompt, "max_tokens": 1} for prompt in prompts]
+            return [await server.post("/v1/completions", call) for call in calls]
+
+    for status, _, body in asyncio.run(main()):
+        assert status == 200
+        assert json.loads(body)["usage"]["prompt_tokens"] == 2
+
+
+def test_models_names_the_one_model_and_its_limit(serve_toy):
+    async def main():
+        async with serve_toy() as server, server.client.get("/v1/models") as response:
+            return await response.json()
+
+    reply = asyncio.run(main())
+    assert reply["object"] == "list"
+    (model,) = reply["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("toy", "model", 512)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_client_format_reads_its_own_server(serve_toy, stream):
+    openai = find_format("openai")
+
+    async def one(server, length):
+        planned = PlannedRequest(length, 0.0, length, length, prompt_token_ids=range(length))
+        body = openai.request_body(planned, model="toy", stream=stream)
+        async with server.client.post(openai.path, data=body) as response:
+            if not stream:
+                return [openai.parse(await response.read())]
+            splitter = openai.new_splitter()
+            payloads = []
+            async for data in response.content.iter_any():
+                payloads += splitter.feed(data)
+            return [openai.parse(payload) for payload in payloads + splitter.close()]
+
+    async def main():
+        async with serve_toy() as server:
+            return await asyncio.gather(*(one(server, length) for length in range(1, 31)))
+
+    for length, events in enumerate(asyncio.run(main()), start=1):
+        assert sum(event.num_tokens for event in events) == (length if stream else 1)
+        last = [event for event in events if event.output_tokens is not None][-1]
+        assert (last.input_tokens, last.output_tokens) == (length, length)
+        assert events[-1].end

@@ -1,0 +1,168 @@
+"""Text to ids and back, and streams that never show half a character."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.errors import InputError
+
+TEXTS = [
+    "plain words here",
+    "naïve café",
+    "日本語のテキスト",
+    "🙂🙃 mixed 👩‍👩‍👧 end",
+    "tab\tand\nline",
+]
+
+
+def byte_level(folder):
+    """As Llama 3 and GPT-2: every token is some bytes, a character may be three tokens."""
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {"Ġw": 256, "Ġwo": 257, "<|eos|>": 258}
+    tokenizer = FastTokenizer(models.BPE(vocab, [("Ġ", "w"), ("Ġw", "o")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|eos|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_folder(folder)
+
+
+def byte_fallback(folder):
+    """As Llama 2: pieces with a mark for the space, bytes for whatever has no piece."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
+    for char in "▁abcdefghijklmnopqrstuvwxyz":
+        vocab[char] = len(vocab)
+    tokenizer = FastTokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture(scope="module", params=[byte_level, byte_fallback])
+def tokenizer(request, tmp_path_factory):
+    return request.param(tmp_path_factory.mktemp("tokenizer"))
+
+
+def stream(tokenizer, ids):
+    detokenizer = tokenizer.detokenizer()
+    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_of_a_stream_are_whole_characters_and_join_to_the_text(tokenizer, text):
+    pieces = stream(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text
+    assert not any("�" in piece for piece in pieces)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(exclude_characters="▁"), max_size=30))
+def test_any_stream_joins_to_the_decoded_whole(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_half_a_surrogate_pair_is_no_failure(tokenizer):
+    assert tokenizer.decode(tokenizer.encode(json.loads(r'"a\ud800b"'))) == "a?b"
+
+
+def test_a_character_appears_with_its_last_byte(tokenizer):
+    ids = tokenizer.encode("a日", add_special_tokens=False)
+    pieces = stream(tokenizer, ids)
+    assert pieces[-4:] == ["", "", "日", ""]
+
+
+def test_several_tokens_of_one_step_may_be_pushed_at_once(tokenizer):
+    ids = tokenizer.encode("two words 🙂")
+    detokenizer = tokenizer.detokenizer()
+    assert "".join([detokenizer.push(ids[:5]), detokenizer.push(ids[5:])]) == "two words 🙂"
+
+
+def test_a_stream_cut_in_a_character_says_so_at_its_end(tokenizer):
+    ids = tokenizer.encode("ab🙂")[:-1]
+    pieces = stream(tokenizer, ids)
+    assert "".join(pieces[:-1]) == "ab"
+    assert set(pieces[-1]) == {"�"}
+
+
+def test_special_tokens_are_kept_out_unless_wanted(tmp_path):
+    tokenizer = byte_fallback(tmp_path)
+    ids = tokenizer.encode("hi")
+    assert ids[0] == 1
+    assert tokenizer.encode("hi", add_special_tokens=False) == ids[1:]
+    assert tokenizer.decode(ids) == "hi"
+    assert tokenizer.decode(ids, skip_special_tokens=False).startswith("<s>")
+
+
+def test_the_vocabulary_counts_added_tokens(tmp_path):
+    assert byte_level(tmp_path).vocab_size == 259
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, (7, 8)),
+        ({"eos_token_id": 7}, {"eos_token_id": 9}, (7,)),
+        ({}, {"eos_token_id": 9}, (9,)),
+        (None, {"eos_token_id": 9}, (9,)),
+        (None, {"eos_token_id": None}, ()),
+        (None, None, ()),
+    ],
+)
+def test_end_ids_come_from_the_generation_settings_first(tmp_path, generation, config, expected):
+    byte_level(tmp_path)
+    for name, content in (("generation_config", generation), ("config", config)):
+        if content is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert Tokenizer.from_folder(tmp_path).eos_token_ids == expected
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"has no tokenizer.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_broken_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer.json cannot be read as a tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match=r"pip install 'lmi-bench\[engine\]'"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_reading_a_tokenizer_loads_no_torch(tmp_path):
+    byte_level(tmp_path)
+    code = (
+        "import sys, pathlib; from lmi_bench.engine.tokenizer import Tokenizer; "
+        f"Tokenizer.from_folder(pathlib.Path({str(tmp_path)!r})); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

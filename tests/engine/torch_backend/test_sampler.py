@@ -1,0 +1,95 @@
+"""Sampling against transformers' own processors, and the draws against their distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.torch_backend.sampler import (
+    RowRequest,
+    choose,
+    draw_tokens,
+    probabilities,
+    uniform_draw,
+)
+
+HISTORY = (3, 4, 4, 9)
+SETTINGS = [
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.6},
+    {"temperature": 2.0, "top_k": 30, "top_p": 0.9},
+    {"temperature": 0.9, "repetition_penalty": 1.8, "top_k": 12, "top_p": 0.5},
+    {"temperature": 1.0, "top_k": 500, "top_p": 0.01},
+]
+
+
+def request(position=7, seed=1, **settings):
+    return RowRequest(SamplingParams(**settings), position, HISTORY, seed)
+
+
+def transformers_probabilities(logits, temperature, top_k=0, top_p=1.0, repetition_penalty=1.0):
+    processors = LogitsProcessorList()
+    if repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
+    processors.append(TemperatureLogitsWarper(temperature))
+    if top_k:
+        processors.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        processors.append(TopPLogitsWarper(top_p))
+    return processors(torch.tensor([HISTORY]), logits[None].clone())[0].softmax(-1)
+
+
+def test_every_row_has_the_distribution_of_transformers_whatever_its_neighbours():
+    torch.manual_seed(0)
+    logits = torch.randn(len(SETTINGS), 100) * 3
+    got = probabilities(logits, [request(**settings) for settings in SETTINGS])
+    for row, settings in enumerate(SETTINGS):
+        expected = transformers_probabilities(logits[row], **settings)
+        torch.testing.assert_close(got[row], expected)
+
+
+def test_draws_follow_the_distribution():
+    chances = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25, 0.0])
+    count = 4000
+    draws = [uniform_draw(9, position) for position in range(count)]
+    tokens = draw_tokens(chances.expand(count, -1), draws)
+    counts = torch.bincount(torch.tensor(tokens), minlength=6)
+    assert counts[1] == counts[5] == 0
+    possible = [0, 2, 3, 4]
+    assert chisquare(counts[possible], chances[possible].double() * count).pvalue > 1e-3
+
+
+def test_the_ends_of_the_draw_give_tokens_that_can_come():
+    chances = torch.tensor([[0.0, 0.5, 0.5, 0.0]])
+    assert draw_tokens(chances, [0.0]) == [1]
+    assert draw_tokens(chances, [1.0 - 2**-53]) == [2]
+
+
+def test_draws_are_even_and_depend_on_seed_and_position():
+    draws = [uniform_draw(seed, position) for seed in range(40) for position in range(50)]
+    assert len(set(draws)) == 2000
+    assert all(0 <= draw < 1 for draw in draws)
+    tenths = torch.bincount((torch.tensor(draws) * 10).long(), minlength=10)
+    assert chisquare(tenths).pvalue > 1e-3
+
+
+def test_greedy_and_drawn_rows_stand_side_by_side():
+    torch.manual_seed(1)
+    logits = torch.randn(3, 50)
+    rows = [request(), request(temperature=1.0, top_k=1), request(temperature=1.0, logprobs=True)]
+    choices = choose(logits, rows)
+    assert choices[0].token_id == logits[0].argmax()
+    assert choices[1].token_id == logits[1].argmax()
+    assert choices[0].logprob is None
+    expected = torch.log_softmax(logits[2], -1)[choices[2].token_id].item()
+    assert choices[2].logprob == pytest.approx(expected, rel=1e-5)

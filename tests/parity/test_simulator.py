@@ -1,0 +1,266 @@
+"""The simulator against the load generator over the running engine in virtual time.
+
+Same scheduler, two ways to run it: without an event loop, identical steps taken at once; and the
+whole asyncio stack, one step at a time. Records must be the same, times within 1e-9 relative.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.clock import run_virtual
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.loadgen.in_process_target import InProcessTarget
+from lmi_bench.loadgen.sweep import run_sweep
+from lmi_bench.records import LevelRun
+from lmi_bench.workload import LevelSpec, PlannedRequest
+
+
+class StepTimes:
+    """Every term of a step's work counts, so that any difference in a step shows in the times."""
+
+    def step_time_s(self, shape):
+        return (
+            0.0213
+            + 1.7e-3 * shape.decode_sequences
+            + 3.1e-6 * shape.decode_context_tokens
+            + 4.3e-4 * shape.prefill_tokens
+            + 1.1e-7 * shape.prefill_context_pairs
+            + 1.3e-5 * shape.prefill_context_tokens
+            + 5.9e-4 * shape.prefill_sequences
+        )
+
+
+class Constant:
+    """Round numbers: ends of steps, arrivals and time-outs fall on the same instants."""
+
+    def step_time_s(self, shape):
+        return 0.125
+
+
+class Cycling:
+    """Requests whose lengths come round again; negative numbers are the warm-up."""
+
+    def __init__(self, lengths) -> None:
+        self._lengths = lengths
+
+    def request(self, level, number):
+        return PlannedRequest(number, 0.0, *self._lengths[number % len(self._lengths)])
+
+
+def run_engine(spec, lengths, config, step_time, *, seed, timeout_s, spacing_s) -> LevelRun:
+    runs = []
+
+    async def main():
+        engine = AsyncEngine(
+            Scheduler(config), SimulatedExecutor(step_time, block_size=config.block_size)
+        )
+        async with engine:
+            await run_sweep(
+                [spec],
+                InProcessTarget(engine, simulated=True),
+                None,
+                prompts=Cycling(lengths),
+                summarise=lambda run: {},
+                on_level=lambda run, line: runs.append(run),
+                timeout_s=timeout_s,
+                spacing_s=spacing_s,
+                seed=seed,
+            )
+
+    run_virtual(main())
+    return runs[0]
+
+
+def same_time(value):
+    return None if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def assert_same_level(
+    spec, lengths, config, step_time, *, seed=0, timeout_s=None, spacing_s=0.0
+) -> LevelRun:
+    settings = {"seed": seed, "timeout_s": timeout_s, "spacing_s": spacing_s}
+    ran = run_engine(spec, lengths, config, step_time, **settings)
+    requests = Cycling(lengths)
+    simulated = simulate_level(
+        spec, lambda number: requests.request(spec, number), config, step_time, **settings
+    )
+    assert simulated.stopped_by == ran.stopped_by
+    assert len(simulated.records) == len(ran.records)
+    for ours, theirs in zip(simulated.records, ran.records, strict=True):
+        for name in (
+            "request_id",
+            "input_tokens",
+            "output_tokens",
+            "token_counts",
+            "status",
+            "error",
+            "finish_reason",
+        ):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert ours.due_s == same_time(theirs.due_s)
+        assert ours.sent_s == same_time(theirs.sent_s)
+        assert ours.ended_s == same_time(theirs.ended_s)
+        assert list(ours.token_times_s) == same_time(list(theirs.token_times_s))
+    assert _order(simulated) == _order(ran)
+    return simulated
+
+
+def _order(run: LevelRun) -> list[tuple[int, int]]:
+    """Every token of the level in order of time, those of one instant by request."""
+    events = sorted(
+        (float(f"{time_s:.9e}"), record.request_id, number)
+        for record in run.records
+        for number, time_s in enumerate(record.token_times_s)
+    )
+    return [(request_id, number) for _, request_id, number in events]
+
+
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=7)
+
+configs = st.builds(
+    SchedulerConfig,
+    num_blocks=st.sampled_from([30, 60, 1000]),
+    block_size=st.sampled_from([4, 16]),
+    max_model_len=st.just(100),
+    policy=st.sampled_from(["none", "dynamic", "rolling", "rolling", "rolling"]),
+    kv_layout=st.sampled_from(["paged", "paged", "contiguous"]),
+    batch_size=st.integers(1, 5),
+    max_batch_delay_s=st.sampled_from([0.0, 0.1, 0.37]),
+    max_rolling_batch_size=st.integers(1, 8),
+    max_rolling_batch_prefill_tokens=st.sampled_from([16, 64, 4096]),
+    chunked_prefill=st.booleans(),
+)
+
+closed_loops = st.builds(
+    LevelSpec,
+    index=st.just(0),
+    concurrency=st.integers(1, 9),
+    num_requests=st.integers(1, 30),
+    duration_s=st.sampled_from([None, None, 1.7]),
+    warmup_requests=st.sampled_from([0, 0, 3]),
+)
+
+open_loops = st.builds(
+    LevelSpec,
+    index=st.just(0),
+    rate_per_s=st.sampled_from([0.3, 2.3, 7.7, 40.0]),
+    arrivals=st.sampled_from(["poisson", "constant"]),
+    num_requests=st.integers(1, 30),
+    duration_s=st.sampled_from([None, None, 3.1]),
+    warmup_requests=st.sampled_from([0, 0, 2]),
+)
+
+timeouts = st.sampled_from([None, None, 0.31, 1.77, 5.3])
+
+
+def possible(spec, timeout_s):
+    """A warm-up that times out leaves a step under way at the level's start: not simulated."""
+    return None if spec.warmup_requests else timeout_s
+
+
+@settings(max_examples=80, deadline=None)
+@given(closed_loops, lengths, configs, timeouts, st.sampled_from([0.0, 0.083]))
+def test_closed_loops_give_the_same_records(spec, lengths, config, timeout_s, spacing_s):
+    timeout_s = possible(spec, timeout_s)
+    assert_same_level(spec, lengths, config, StepTimes(), timeout_s=timeout_s, spacing_s=spacing_s)
+
+
+@settings(max_examples=80, deadline=None)
+@given(open_loops, lengths, configs, timeouts, st.integers(0, 5))
+def test_open_loops_give_the_same_records(spec, lengths, config, timeout_s, seed):
+    timeout_s = possible(spec, timeout_s)
+    assert_same_level(spec, lengths, config, StepTimes(), timeout_s=timeout_s, seed=seed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([1.0, 2.0, 4.0]),
+    lengths,
+    configs,
+    st.sampled_from([None, 1.125, 3.125]),
+)
+def test_what_falls_on_one_instant_happens_in_the_same_order(rate, lengths, config, timeout_s):
+    """Arrivals, ends of steps and time-outs at multiples of an eighth of a second.
+
+    Only a time-out never falls on an arrival here: whether the level stops before that arrival is
+    a matter of the event loop's heap.
+    """
+    spec = LevelSpec(index=0, rate_per_s=rate, arrivals="constant", num_requests=25)
+    assert_same_level(spec, lengths, config, Constant(), timeout_s=timeout_s)
+    spec = LevelSpec(index=0, concurrency=int(rate), num_requests=25)
+    assert_same_level(spec, lengths, config, Constant(), timeout_s=timeout_s)
+
+
+MIXED = [(20, 70), (70, 20)]
+
+
+@pytest.mark.parametrize("policy", ["none", "dynamic", "rolling"])
+@pytest.mark.parametrize("load", [{"concurrency": 6}, {"rate_per_s": 3.0}], ids=str)
+def test_each_policy_on_the_mixed_load(policy, load):
+    config = SchedulerConfig(
+        num_blocks=60, block_size=4, policy=policy, batch_size=4, max_rolling_batch_size=6
+    )
+    spec = LevelSpec(index=0, num_requests=24, **load)
+    run = assert_same_level(spec, MIXED, config, StepTimes())
+    assert [record.output_tokens for record in run.records] == [70, 20] * 12
+
+
+def test_under_preemption():
+    """20 blocks of 4 tokens for six users of 90 tokens each: most lose their blocks at times."""
+    config = SchedulerConfig(num_blocks=25, block_size=4, max_rolling_batch_size=6)
+    spec = LevelSpec(index=0, concurrency=6, num_requests=18)
+    scheduler_saw = []
+
+    class Watching(StepTimes):
+        def step_time_s(self, shape):
+            scheduler_saw.append(shape)
+            return super().step_time_s(shape)
+
+    assert_same_level(spec, MIXED, config, Watching())
+    computed = sum(shape.prefill_tokens for shape in scheduler_saw) / 2
+    assert computed > 18 * 45  # prompts were computed again
+
+
+def test_long_runs_of_steps_at_a_time_far_from_zero():
+    """After a warm-up of 1,000 tokens a level's times are differences of large numbers."""
+    config = SchedulerConfig(num_blocks=1000)
+    spec = LevelSpec(index=0, concurrency=3, num_requests=5, warmup_requests=2)
+    assert_same_level(spec, [(30, 1000), (10, 333)], config, StepTimes())
+
+
+def test_a_time_out_stops_the_level_and_keeps_what_had_come():
+    """Steps of 1/8 s. Request 3 is sent at 0.75 s, after two answers of three steps each; it has
+    a second of its own although the level stops at 1 s. At 1 s the time-out beats the token."""
+    spec = LevelSpec(index=0, concurrency=2, num_requests=10)
+    run = assert_same_level(
+        spec, [(4, 3), (4, 40)], SchedulerConfig(num_blocks=100), Constant(), timeout_s=1.0
+    )
+    assert run.stopped_by == "timeout"
+    timed_out = [record for record in run.records if record.status == "timeout"]
+    assert [record.request_id for record in timed_out] == [1, 3]
+    assert [record.ended_s for record in timed_out] == [1.0, 1.75]
+    assert timed_out[0].token_times_s[-1] < 1.0
+    assert all(record.sent_s <= 1.0 for record in run.records)
+
+
+def test_what_can_never_fit_is_refused_in_both():
+    spec = LevelSpec(index=0, concurrency=2, num_requests=12)
+    run = assert_same_level(
+        spec, [(4, 3), (4, 4), (4, 3), (90, 40)], SchedulerConfig(num_blocks=8), Constant()
+    )
+    assert [record.status for record in run.records] == ["ok", "ok", "ok", "refused"] * 3
+
+
+def test_overload_is_refused_in_both():
+    spec = LevelSpec(index=0, concurrency=3, num_requests=40)
+    config = SchedulerConfig(num_blocks=100, max_concurrent_requests=2)
+    run = assert_same_level(spec, [(4, 3)], config, StepTimes())
+    assert run.stopped_by == "errors"
+    assert {record.status for record in run.records} == {"ok", "overloaded"}
