@@ -103,3 +103,39 @@ TGI_2023: Final = replace(
         )
     ),
 )
+
+# The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
+BUNDLED_CPU_PRIOR: Final = EngineProfile(
+    name="bundled engine",
+    version="on this processor",
+    fitted_on="nothing yet: prior of an eager engine on a few cores",
+    fitted_date="2026-11-21",
+    accelerators=(),
+    vendors=("cpu",),
+    parameters=StepParameters(
+        bandwidth_share=0.6,
+        compute_share=0.4,
+        host_per_layer_s=0.4e-3,
+        host_per_sequence_s=0.1e-3,
+        host_per_prompt_token_s=5e-6,
+        host_stretch_per_rank=0.0,
+        nvlink_latency_s=0.0,
+        nvlink_share=1.0,
+        pcie_latency_s=0.0,
+        pcie_share=1.0,
+    ),
+    log_sd={
+        "bandwidth_share": 0.5,
+        "compute_share": 0.5,
+        "host_per_layer_s": 0.8,
+        "host_per_sequence_s": 1.0,
+        "host_per_prompt_token_s": 1.0,
+    },
+    residual_log_sd=0.3,
+    memory_share=0.8,
+    reserve_bytes=0.3e9,
+    kv_layout=KvLayout.PAGED,
+    max_batch_size=32,
+    max_prefill_tokens=4096,
+    block_size=64,
+)

@@ -22,6 +22,13 @@ from lmi_bench.catalog.instances import Instance
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
 
+MEASURED = (
+    "throughput_tokens_per_s",
+    "latency_p90_s_per_token",
+    "latency_mean_s_per_token",
+    "ttft_mean_s",
+    "tpot_mean_s",
+)
 _NOISE = 0.05  # relative noise of one published or measured figure
 _MOST_SHARE = 0.98
 _IDENTIFIED = 0.7  # a posterior wider than this part of its prior has learnt nothing
@@ -34,7 +41,8 @@ class Cell:
 
     replicas                     copies that share the users evenly
     max_sequences                sequences that ran together at most, where it is known
-    latency_p90_s_per_token      end-to-end time / output tokens; likewise its median
+    latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
+    ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
     latency_rounded_down_s       step to which the published latency was cut, 0 for none
     """
 
@@ -48,8 +56,9 @@ class Cell:
     num_requests: int
     throughput_tokens_per_s: float | None = None
     latency_p90_s_per_token: float | None = None
-    latency_p50_s_per_token: float | None = None
-    ttft_p50_s: float | None = None
+    latency_mean_s_per_token: float | None = None
+    ttft_mean_s: float | None = None
+    tpot_mean_s: float | None = None
     replicas: int = 1
     max_sequences: int | None = None
     latency_rounded_down_s: float = 0.0
@@ -61,8 +70,9 @@ class CellPrediction:
 
     throughput_tokens_per_s: float
     latency_p90_s_per_token: float
-    latency_p50_s_per_token: float
-    ttft_p50_s: float
+    latency_mean_s_per_token: float
+    ttft_mean_s: float
+    tpot_mean_s: float
     peak_sequences: int
 
 
@@ -88,13 +98,15 @@ def predict_cell(profile: EngineProfile, cell: Cell) -> CellPrediction:
                 model, load, max_sequences=limit, max_prefill_tokens=profile.max_prefill_tokens
             )
         )
-    e2e_s = np.concatenate([run.e2e_s for run in runs]) / cell.output_tokens
+    e2e_s = np.concatenate([run.e2e_s for run in runs])
+    ttft_s = np.concatenate([run.ttft_s for run in runs])
     wall_s = max(run.wall_s for run in runs)
     return CellPrediction(
         throughput_tokens_per_s=len(e2e_s) * cell.output_tokens / wall_s,
-        latency_p90_s_per_token=float(np.quantile(e2e_s, 0.9)),
-        latency_p50_s_per_token=float(np.quantile(e2e_s, 0.5)),
-        ttft_p50_s=float(np.quantile(np.concatenate([run.ttft_s for run in runs]), 0.5)),
+        latency_p90_s_per_token=float(np.quantile(e2e_s, 0.9)) / cell.output_tokens,
+        latency_mean_s_per_token=float(e2e_s.mean()) / cell.output_tokens,
+        ttft_mean_s=float(ttft_s.mean()),
+        tpot_mean_s=float((e2e_s - ttft_s).mean()) / max(1, cell.output_tokens - 1),
         peak_sequences=max(run.peak_sequences for run in runs),
     )
 
@@ -109,17 +121,13 @@ def log_errors(profile: EngineProfile, cell: Cell) -> list[float]:
     """ln(predicted / measured) of each figure that the cell has, always in the same order."""
     predicted = predict_cell(profile, cell)
     cut_s = cell.latency_rounded_down_s / 2  # the expected part that the rounding took away
-    pairs = (
-        (predicted.throughput_tokens_per_s, cell.throughput_tokens_per_s, 0.0),
-        (predicted.latency_p90_s_per_token, cell.latency_p90_s_per_token, cut_s),
-        (predicted.latency_p50_s_per_token, cell.latency_p50_s_per_token, 0.0),
-        (predicted.ttft_p50_s, cell.ttft_p50_s, 0.0),
-    )
-    return [
-        math.log(expected / (measured + added))
-        for expected, measured, added in pairs
-        if measured is not None
-    ]
+    errors = []
+    for name in MEASURED:
+        measured = getattr(cell, name)
+        if measured is not None:
+            added = cut_s if name == "latency_p90_s_per_token" else 0.0
+            errors.append(math.log(getattr(predicted, name) / (measured + added)))
+    return errors
 
 
 def calibrate_profile(

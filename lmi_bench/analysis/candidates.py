@@ -36,7 +36,6 @@ class Engine:
     rate_per_s     highest rate of a copy within the SLOs raised by slo_factor
     central_ratio  by how much that rate rises if the SLOs are held against the prediction itself
     concurrency    most users waiting at a copy within the SLOs; 0 if none
-    simulated      whether rate_per_s was found by simulation
     """
 
     plan: CopyPlan
@@ -48,7 +47,6 @@ class Engine:
     concurrency: int
     limited_by: str
     warnings: tuple[str, ...]
-    simulated: bool = False
 
     def load_limit_per_s(self, *, keeps_slos: bool) -> float:
         """What a copy may be loaded with: the lower end of its capacity; where latencies are to

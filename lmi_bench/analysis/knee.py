@@ -231,7 +231,7 @@ def _interval(
     """Interval of the knee's load, and how it was found."""
     if any(p.request_ms_per_token is None or p.request_tokens is None for p in points):
         low, high = _neighbours(points, index)
-        return low, high, "interval: the neighbouring levels"
+        return low, high, "interval: neighbouring levels"
     rng = np.random.default_rng(seed)
     latencies = np.empty((DEFAULT_RESAMPLES, len(points)))
     throughputs = np.empty_like(latencies)
@@ -241,7 +241,7 @@ def _interval(
     loads = [points[i].load for i in drawn if i is not None]
     low, high = central_interval(np.array(loads or [points[index].load]))
     here = points[index].load
-    return min(low, here), max(high, here), "interval: 90 % of bootstrap samples of its requests"
+    return min(low, here), max(high, here), "interval: bootstrap over requests, 90 %"
 
 
 def _resample(point: LevelPoint, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:

@@ -102,8 +102,8 @@ def find_cause(
         return "compute", _CHANGES["compute"]
     return (
         "unknown",
-        "State the model and the instance: memory and step-time model then tell whether KV "
-        "cache, compute, bandwidth or host binds; the server's own metrics tell of its limits",
+        "State model and instance, so that the step-time model can tell what binds; the server's "
+        "own metrics tell of its limits",
     )
 
 

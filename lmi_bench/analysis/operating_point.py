@@ -30,7 +30,6 @@ _SEARCH_STEPS = 30
 _SIMULATED_STEPS = 3
 _CLOSE = 0.92  # ends a bisection: finer than the prediction is not worth simulating
 _NEAR_SATURATION = 0.97
-_LONGEST_SIMULATION = 500
 _LARGEST_SIMULATED_BATCH = 128
 
 
@@ -92,28 +91,26 @@ def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -
 
 
 class CopySimulation:
-    """Simulated levels of one copy, each loaded state once."""
+    """Simulated levels of one copy, each load once.
+
+    Batches of several hundred are left to the closed form: chance evens out in them, and a level
+    long enough to fill them would take seconds.
+    """
 
     def __init__(self, plan: CopyPlan, slos: Sequence[Slo], seed: int) -> None:
         self._plan = plan
         self._slos = slos
         self._seed = seed
-        self._seen: dict[float, Statistics] = {}
+        self._seen: dict[float, Statistics | None] = {}
 
-    @property
-    def num_simulated(self) -> int:
-        """Levels run so far."""
-        return len(self._seen)
-
-    def at_rate(self, rate_per_s: float) -> Statistics:
-        """Latencies under Poisson arrivals, ramp left out."""
+    def at_rate(self, rate_per_s: float) -> Statistics | None:
+        """Latencies under Poisson arrivals, ramp left out; None for large batches."""
         if rate_per_s not in self._seen:
             self._seen[rate_per_s] = self._run_rate(rate_per_s)
         return self._seen[rate_per_s]
 
     def at_concurrency(self, concurrency: int) -> Statistics | None:
-        """Latencies of waiting users that started one after the other; None for large batches,
-        where nothing is left to chance and the closed form says the same."""
+        """Latencies of waiting users that started one after the other; None for large batches."""
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
         steady = self._plan.steady
@@ -138,7 +135,7 @@ class CopySimulation:
         low, high = 0.0, math.inf
         rate = most if guess_per_s > _CLOSE * most else guess_per_s
         for _ in range(_SIMULATED_STEPS):
-            if worst_ratio(self.at_rate(rate).statistic_s, self._slos, time_factor) <= 1:
+            if self._worst_ratio(rate, time_factor) <= 1:
                 low = rate
             else:
                 high = rate
@@ -150,13 +147,26 @@ class CopySimulation:
                 rate = 0.75 * rate if low == 0 else (low + high) / 2
         return low
 
+    def _worst_ratio(self, rate_per_s: float, time_factor: float) -> float:
+        steady, observed = self._plan.steady, self.at_rate(rate_per_s)
+        if observed is not None:
+            return worst_ratio(observed.statistic_s, self._slos, time_factor)
+        batch = steady.batch_at(rate_per_s)
+
+        def expected_s(metric: str, statistic: str) -> float:
+            return steady.latency_s(metric, statistic, batch)
+
+        return worst_ratio(expected_s, self._slos, time_factor)
+
     def _request(self, index: int) -> PlannedRequest:
         steady = self._plan.steady
         return PlannedRequest(index, 0.0, steady.input_tokens, steady.output_tokens)
 
-    def _run_rate(self, rate_per_s: float) -> Statistics:
+    def _run_rate(self, rate_per_s: float) -> Statistics | None:
         steady = self._plan.steady
-        ramp_s = steady.cycle_s(steady.batch_at(rate_per_s))
+        ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
+        if ramp_requests > _LARGEST_SIMULATED_BATCH:
+            return None
         needed = max(
             (
                 samples_needed(QUANTILES[s.statistic])
@@ -165,8 +175,7 @@ class CopySimulation:
             ),
             default=0,
         )
-        ramp_requests = math.ceil(rate_per_s * ramp_s)
-        number = min(_LONGEST_SIMULATION, max(120, 3 * ramp_requests)) + min(needed, 300)
+        number = max(120, 3 * ramp_requests, ramp_requests + needed)
         level = simulate_level(
             LevelSpec(0, rate_per_s=rate_per_s, num_requests=number),
             self._request,
@@ -174,7 +183,7 @@ class CopySimulation:
             steady.model,
             seed=self._seed,
         )
-        settled = level.records[min(ramp_requests, number // 2) :]
+        settled = level.records[ramp_requests:]
         return Statistics([request_latency(record, open_loop=True) for record in settled])
 
 

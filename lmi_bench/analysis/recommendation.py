@@ -56,7 +56,7 @@ class Candidate:
     """A fleet that carries the load.
 
     instances            machines; copies: of the model on each
-    figures              predicted figures, None where one is withheld; `withheld` says why
+    figures              predicted figures; None: withheld, for the reason in `withheld`
     limited_by           what caps a copy: kv_memory, compute, bandwidth, host, link, or the SLO
     basis                `simulated` or `closed form`
     """
@@ -90,8 +90,15 @@ class Candidate:
         """Whether every SLO is expected to hold."""
         return all(outlook.confidence != "missed" for outlook in self.slos)
 
+    def _figure_json(self, name: str) -> dict[str, Any]:
+        figure = self.figures[name]
+        if figure is not None:
+            return dict(figure.to_json())
+        return {"predicted": None, "low": None, "high": None, "reason": self.withheld[name]}
+
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file; figures are `{predicted, low, high}` or null."""
+        """As it stands in the file; a figure is `{predicted, low, high}`, with a `reason` where
+        it is withheld."""
         return {
             "instance": self.instance,
             "instances": self.instances,
@@ -105,12 +112,8 @@ class Candidate:
             "usd_per_1m_output_tokens_at_saturation": self.usd_per_1m_output_tokens_at_saturation,
             "usd_per_1m_total_tokens_at_saturation": self.usd_per_1m_total_tokens_at_saturation,
             "blended_3to1_as_published": self.blended_3to1_as_published,
-            "blended_reason": self.blended_reason,
-            **{
-                name: None if figure is None else figure.to_json()
-                for name, figure in self.figures.items()
-            },
-            "withheld": dict(self.withheld),
+            "blended_3to1_as_published_reason": self.blended_reason,
+            **{name: self._figure_json(name) for name in self.figures},
             "slos": [outlook.to_json() for outlook in self.slos],
             "memory": dict(self.memory),
             "limited_by": self.limited_by,
@@ -128,6 +131,7 @@ class Recommendation:
 
     candidates  that carry the load within the SLOs, the best first
     question    what was asked, for the record
+    accuracy    predicted against measured, level by level, where a sweep was calibrated on
     """
 
     recommended: Candidate | None
@@ -136,6 +140,7 @@ class Recommendation:
     rejected: tuple[Rejection, ...]
     question: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    accuracy: Mapping[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -148,7 +153,7 @@ class Recommendation:
         """The whole answer as plain values."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "question": dict(self.question),
+            **self.question,
             "recommended": None if self.recommended is None else self.recommended.to_json(),
             "nearest": None if self.nearest is None else self.nearest.to_json(),
             "candidates": [candidate.to_json() for candidate in self.candidates],
@@ -162,6 +167,7 @@ class Recommendation:
                 for rejection in self.rejected
             ],
             "warnings": list(self.warnings),
+            "accuracy": self.accuracy,
         }
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:

@@ -147,7 +147,6 @@ def _simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     """
     if request.open_loop and request.slos:
         engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.slo_factor)
-    engine.simulated = True
 
 
 def _fleets(

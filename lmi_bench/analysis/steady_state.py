@@ -14,7 +14,7 @@ times. Good to about ten per cent; finalists are simulated.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from lmi_bench.analysis.step_time import StepTimeModel
@@ -30,6 +30,7 @@ class SteadyState:
 
     slots         sequences that can run together
     open_loop     random arrivals (quantiles spread) or waiting users (the batch is fixed)
+    prompt_step_s seconds of the step that computes one prompt
     """
 
     model: StepTimeModel
@@ -37,17 +38,16 @@ class SteadyState:
     output_tokens: int
     slots: int
     open_loop: bool
+    prompt_step_s: float = field(init=False)
 
-    def prompt_step_s(self) -> float:
-        """Seconds of the step that computes one prompt."""
+    def __post_init__(self) -> None:
         tokens = self.input_tokens
-        return self.model.step_time_s(
-            StepShape(
-                prefill_sequences=1,
-                prefill_tokens=tokens,
-                prefill_context_pairs=tokens * (tokens + 1) // 2,
-            )
+        prompt = StepShape(
+            prefill_sequences=1,
+            prefill_tokens=tokens,
+            prefill_context_pairs=tokens * (tokens + 1) // 2,
         )
+        object.__setattr__(self, "prompt_step_s", self.model.step_time_s(prompt))
 
     def decode_shape(self, batch: float) -> StepShape:
         """The decode step of that many sequences, half through their output on average."""
@@ -69,7 +69,7 @@ class SteadyState:
     def cycle_s(self, batch: float) -> float:
         """Seconds from a sequence's start to its end among `batch` running ones."""
         decode_s = (self.output_tokens - 1) * self.decode_step_s(batch)
-        return decode_s + max(1.0, batch) * self.prompt_step_s()
+        return decode_s + max(1.0, batch) * self.prompt_step_s
 
     def rate_per_s(self, batch: float) -> float:
         """Requests that end each second."""
@@ -103,23 +103,37 @@ class SteadyState:
         if self.open_loop:
             busy += max(0.0, NormalDist().inv_cdf(quantile)) * math.sqrt(batch)
         busy = min(busy, self.slots)
-        prompt_s = self.prompt_step_s()
+        prompt_s = self.prompt_step_s
         if metric == "ttft":
             return self._ttft_s(busy, batch, quantile)
         if metric == "itl" and statistic != "mean":
-            # a prompt pauses this share of a sequence's gaps
-            paused = min(1.0, busy / max(1, self.output_tokens - 1))
-            step_s = self.decode_step_s(busy)
-            return step_s + prompt_s if quantile > 1 - paused else step_s
+            prompts = self._prompts_between_tokens(busy / max(1, self.output_tokens - 1), quantile)
+            return self.decode_step_s(busy) + prompts * prompt_s
         cycle_s = self.cycle_s(busy)
         if metric in ("itl", "tpot"):
             return (cycle_s - prompt_s) / max(1, self.output_tokens - 1)
         e2e_s = cycle_s - prompt_s + self._ttft_s(busy, batch, quantile)
         return e2e_s if metric == "e2e" else e2e_s / self.output_tokens
 
+    def _prompts_between_tokens(self, mean: float, quantile: float) -> int:
+        """Quantile of the prompts that are computed between two tokens of a sequence.
+
+        A Poisson count under random arrivals; evenly spread starts give the whole number below
+        or above the mean.
+        """
+        if not self.open_loop:
+            return math.floor(mean) + (1 if quantile > 1 - mean % 1 else 0)
+        count, term = 0, math.exp(-mean)
+        below = term
+        while below < quantile:
+            count += 1
+            term *= mean / count
+            below += term
+        return count
+
     def _ttft_s(self, busy: float, batch: float, quantile: float) -> float:
         """The step under way, the prompts ahead, and the prompt itself."""
-        prompt_s = self.prompt_step_s()
+        prompt_s = self.prompt_step_s
         if batch <= 1 and not self.open_loop:
             return prompt_s
         load = min(0.95, self.rate_per_s(batch) * prompt_s)

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-STDOUT = Console(highlight=False, soft_wrap=False)
-STDERR = Console(stderr=True, highlight=False)
+_FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
+
+STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = ()) -> None:
-    """Print rows with the same keys; numbers stand right, columns named in `left` stand left."""
+    """Print rows with the same keys; numbers stand right, columns named in `left` stand left.
+
+    When the terminal is narrow, headings and the left columns give way, never a number.
+    """
     if not rows:
         return
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+        if name in left:
+            table.add_column(name, overflow="fold")
+        else:
+            shown = [*name.split(), *(str(row[name]) for row in rows)]
+            widest = max(map(len, shown))
+            table.add_column(name, justify="right", min_width=widest)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     STDOUT.print(table)
@@ -28,7 +47,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence
 
 def say(text: str) -> None:
     """A line of the answer, on stdout."""
-    STDOUT.print(text, markup=False)
+    STDOUT.print(text, markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:

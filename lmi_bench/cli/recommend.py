@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lmi_bench.errors import InputError
+
 _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices"
 
 
@@ -66,6 +68,13 @@ def recommend(
             "--tp", help="Consider only this degree; repeatable.", rich_help_panel=_MACHINES
         ),
     ] = None,
+    measured_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Instance that the runs' endpoint ran on, where the run does not say.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
     price_per_hour: Annotated[
         float | None,
         typer.Option(help="USD per hour of `local`.", rich_help_panel=_MACHINES),
@@ -92,6 +101,8 @@ def recommend(
     """
     from lmi_bench.cli.recommend_run import Question, run
 
+    if objective not in ("cost", "latency", "throughput"):
+        raise InputError(f"--objective {objective}: use cost, latency or throughput")
     code = run(
         Question(
             runs=tuple(runs or ()),
@@ -110,6 +121,7 @@ def recommend(
             blended_ratio=blended_ratio,
             discount=discount,
             seed=seed,
+            measured_on=measured_on,
         ),
         json_file=json_file,
     )

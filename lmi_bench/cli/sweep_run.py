@@ -189,7 +189,11 @@ def _print_answer(
 ) -> bool:
     """Print what was found; returns whether every level missed a stated SLO."""
     _print_levels(levels)
-    print_table("Knee by rule", knee_rows(knees), left=("rule", "cause", "why"))
+    print_table(
+        "Knee by rule (* recommended)",
+        knee_rows([knee.to_dict() for knee in knees]),
+        left=("rule", "cause", "change", "why"),
+    )
     for line in levels:
         if not line["valid"]:
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")

@@ -11,8 +11,8 @@ import contextlib
 import os
 import socket
 import ssl
-import time
 from dataclasses import dataclass
+from time import monotonic_ns
 
 import httptools
 
@@ -99,7 +99,7 @@ class Connection:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         data = request if self._tls is None else self._tls.encrypt(request)
-        sent_ns = time.monotonic_ns()
+        sent_ns = monotonic_ns()
         self._send(data)
         return sent_ns, waiter
 
@@ -119,14 +119,8 @@ class Connection:
             self._complete = True
             self.reusable = self.reusable and self._parser.should_keep_alive()
 
-    def on_event(self, readable: bool, writable: bool, bound_ns: int) -> None:
-        """Read or write what is ready; see `receive.Readable`."""
-        if writable and self.fd >= 0:
-            self._receiver.want_write(self, False)
-            data, self._unsent = self._unsent, b""
-            self._send(data)
-        if not readable or self.fd < 0:
-            return
+    def on_readable(self, bound_ns: int) -> None:
+        """Read once; see `receive.Stream`. This is the hot path: once for every token event."""
         try:
             data, control, _, _ = self._recvmsg(READ_BYTES, _CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -134,7 +128,7 @@ class Connection:
         except OSError as exc:
             self._fail("broken_stream", f"the connection broke: {exc.strerror}")
             return
-        now_ns = time.monotonic_ns()
+        now_ns = monotonic_ns()
         ended = not data
         if self._tls is not None:
             try:
@@ -143,29 +137,33 @@ class Connection:
                 self._fail("tls", f"TLS failed in mid-stream: {exc.reason}")
                 return
             ended = ended or self._tls.ended
-            if not data and not ended:
-                return
         if data:
-            self._take(data, now_ns, control[0][2] if control else None, bound_ns)
+            parser = self._parser
+            if parser is None:  # nobody asked for it
+                self.close()
+                return
+            self.reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
+            try:
+                parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+                self._fail("malformed_frame", f"not an HTTP/1.1 response: {exc}")
+                return
+            self._num_bytes += len(data)
+            if self._complete:
+                self._finish()
+            elif self._num_bytes > MAX_ANSWER_BYTES:
+                self._fail(
+                    "malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes"
+                )
         if ended and self.fd >= 0:
             self._end_of_stream()
 
-    def _take(self, data: bytes, now_ns: int, control: bytes | None, bound_ns: int) -> None:
-        if self._waiter is None or self._parser is None:  # nobody asked for it
-            self.close()
-            return
-        self.reads.append((now_ns, control, data, bound_ns))
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            self._fail("malformed_frame", f"not an HTTP/1.1 response: {exc}")
-            return
-        if self._complete:
-            self._finish()
-            return
-        self._num_bytes += len(data)
-        if self._num_bytes > MAX_ANSWER_BYTES:
-            self._fail("malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes")
+    def on_writable(self) -> None:
+        """Send what did not fit before; see `receive.Stream`."""
+        if self.fd >= 0:
+            self._receiver.want_write(self, False)
+            data, self._unsent = self._unsent, b""
+            self._send(data)
 
     def _end_of_stream(self) -> None:
         self.reusable = False

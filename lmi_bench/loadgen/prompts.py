@@ -106,7 +106,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens."""
+        """Token ids of a text as the server sees them, a begin-of-text token included."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -167,16 +167,18 @@ class ExactText:
     """Text that the tokenizer reads as exactly the asked number of tokens.
 
     Made of tokens that keep to themselves: they stand for themselves after a round trip, alone and
-    beside each other. Raises InputError where a vocabulary has none.
+    beside each other. What the tokenizer puts before a text counts as the server counts it.
+    Raises InputError where a vocabulary has no such tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids = _stable_ids(tokenizer)
+        self._num_special = len(tokenizer.encode(""))
 
     def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
         wanted = request.input_tokens
-        ids = draw.choices(self._ids, k=wanted)
+        ids = draw.choices(self._ids, k=max(1, wanted - self._num_special))
         for _ in range(_MAX_ADJUSTMENTS):
             text = self._tokenizer.decode(ids)
             seen = list(self._tokenizer.encode(text))
@@ -333,6 +335,7 @@ def _block(lengths: Sequence[Lengths]) -> list[int]:
 
 def _stable_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids of whole words that stay single tokens when they stand beside each other."""
+    special = list(tokenizer.encode(""))
     draw = random.Random(0)
     candidates = draw.sample(range(tokenizer.vocab_size), k=tokenizer.vocab_size)
     kept: list[int] = []
@@ -341,7 +344,7 @@ def _stable_ids(tokenizer: Tokenizer) -> list[int]:
         if not text.strip().isalpha() or not text.isascii():
             continue
         pair = tokenizer.decode([token_id, token_id, token_id])
-        if list(tokenizer.encode(pair)) == [token_id] * 3:
+        if list(tokenizer.encode(pair)) == [*special, *[token_id] * 3]:
             kept.append(token_id)
             if len(kept) == _STABLE_TOKENS:
                 break

@@ -35,34 +35,35 @@ _FD_SETSIZE = 1024
 _TIMESPEC = struct.Struct("@ll")
 
 
-class Readable(Protocol):
-    """A socket that the selector reads for."""
+class Stream(Protocol):
+    """A socket that the loop's selector reads for. Its methods neither block nor raise."""
 
     @property
     def fd(self) -> int:
-        """Its descriptor."""
+        """Its descriptor; -1 when it is closed."""
         ...
 
-    def on_event(self, readable: bool, writable: bool, bound_ns: int) -> None:
-        """Read or write what is ready, without blocking and without raising.
+    def on_readable(self, bound_ns: int) -> None:
+        """Read once. What is read came after `bound_ns`; 0 where that is not known."""
+        ...
 
-        bound_ns  what is read now came after this time; 0 where that is not known
-        """
+    def on_writable(self) -> None:
+        """Send more; called once after `want_write`."""
         ...
 
 
 class Receiver(Protocol):
     """Where a stream socket is watched."""
 
-    def add(self, stream: Readable) -> None:
+    def add(self, stream: Stream) -> None:
         """Read for this socket from now on."""
         ...
 
-    def remove(self, stream: Readable) -> None:
+    def remove(self, stream: Stream) -> None:
         """Stop; the socket is about to be closed."""
         ...
 
-    def want_write(self, stream: Readable, wanted: bool) -> None:
+    def want_write(self, stream: Stream, wanted: bool) -> None:
         """Tell the stream when it can write again, or stop telling it."""
         ...
 
@@ -80,20 +81,20 @@ if sys.platform == "linux":
             super().__init__()
             self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
             self._epoll_fd = self._epoll.fileno()
-            self._streams: dict[int, Readable] = {}
+            self._streams: dict[int, Stream] = {}
             self._harvested_ns = time.monotonic_ns()
 
-        def add(self, stream: Readable) -> None:
+        def add(self, stream: Stream) -> None:
             """Read for this socket from now on."""
             self._streams[stream.fd] = stream
             self._epoll.register(stream.fd, select.EPOLLIN)
 
-        def remove(self, stream: Readable) -> None:
+        def remove(self, stream: Stream) -> None:
             """Stop; the socket is about to be closed."""
             if self._streams.pop(stream.fd, None) is not None:
                 self._epoll.unregister(stream.fd)
 
-        def want_write(self, stream: Readable, wanted: bool) -> None:
+        def want_write(self, stream: Stream, wanted: bool) -> None:
             """Tell the stream when it can write again, or stop telling it."""
             if stream.fd in self._streams:
                 events = select.EPOLLIN | (select.EPOLLOUT if wanted else 0)
@@ -113,9 +114,13 @@ if sys.platform == "linux":
             for fd, event in self._epoll.poll(wait_s, len(streams) + 64):
                 stream = streams.get(fd)
                 if stream is not None:
-                    stream.on_event(
-                        event != select.EPOLLOUT, event & select.EPOLLOUT != 0, bound_ns
-                    )
+                    if event == select.EPOLLIN:
+                        stream.on_readable(bound_ns)
+                        continue
+                    if event & select.EPOLLOUT:
+                        stream.on_writable()
+                    if event & ~select.EPOLLOUT and stream.fd >= 0:
+                        stream.on_readable(bound_ns)
                 elif (key := self.get_map().get(fd)) is not None:
                     mask = selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0
                     mask |= selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
@@ -129,19 +134,19 @@ class LoopReceiver:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def add(self, stream: Readable) -> None:
+    def add(self, stream: Stream) -> None:
         """Read for this socket from now on."""
-        self._loop.add_reader(stream.fd, stream.on_event, True, False, 0)
+        self._loop.add_reader(stream.fd, stream.on_readable, 0)
 
-    def remove(self, stream: Readable) -> None:
+    def remove(self, stream: Stream) -> None:
         """Stop; the socket is about to be closed."""
         self._loop.remove_reader(stream.fd)
         self._loop.remove_writer(stream.fd)
 
-    def want_write(self, stream: Readable, wanted: bool) -> None:
+    def want_write(self, stream: Stream, wanted: bool) -> None:
         """Tell the stream when it can write again, or stop telling it."""
         if wanted:
-            self._loop.add_writer(stream.fd, stream.on_event, False, True, 0)
+            self._loop.add_writer(stream.fd, stream.on_writable)
         else:
             self._loop.remove_writer(stream.fd)
 

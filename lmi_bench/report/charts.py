@@ -19,7 +19,15 @@ from lmi_bench.report.values import Curve, ReportView
 # Told apart by people with any colour vision, on white and on near-black (after Okabe and Ito).
 PALETTE = ("#2f7de1", "#e0742a", "#1f9e77", "#c056a0", "#8f7a2b", "#7568d8", "#4aa3c7", "#d04a4a")
 
-_STAT_STYLES = (("p50", "solid", "circle"), ("p90", "dash", "diamond"), ("p99", "dot", "square"))
+_STYLES = {
+    "mean": ("solid", "circle"),
+    "p50": ("dashdot", "triangle-up"),
+    "p90": ("dash", "diamond"),
+    "p99": ("dot", "square"),
+}
+
+
+_LEGEND_LENGTH = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,10 @@ def _colour(curves: Sequence[Curve], curve: Curve) -> str:
 
 
 def _name(curve: Curve) -> str:
-    return chart_text(f"{curve.label} (predicted)" if curve.simulated else curve.label)
+    label = curve.label
+    if len(label) > _LEGEND_LENGTH:
+        label = label[: _LEGEND_LENGTH - 1] + "…"
+    return chart_text(f"{label} (predicted)" if curve.simulated else label)
 
 
 def _latency_throughput(curves: Sequence[Curve], limit_ms: float) -> Chart:
@@ -142,8 +153,8 @@ def _throughput(curves: Sequence[Curve], colours: dict[str, str], suffix: str) -
     return Chart(
         f"chart-throughput{suffix}",
         "Throughput against load",
-        "Output tokens a second of each level; the load doubles from tick to tick. "
-        "Dashed lines mark the knees.",
+        "Output tokens a second of each level, over a logarithmic load. "
+        + ("Dashed upright lines mark the knees." if len(curves) == 1 else ""),
         {"data": data, "layout": layout},
     )
 
@@ -159,27 +170,30 @@ def _percentiles(
 ) -> Chart:
     data: list[dict[str, Any]] = []
     shown: list[Sequence[float | None]] = []
-    for curve in curves:
-        for statistic, dash, symbol in _STAT_STYLES:
+    several = len(curves) > 1
+    for number_of_curve, curve in enumerate(curves):
+        for statistic in ("mean", "p90") if several else ("mean", "p50", "p90", "p99"):
+            dash, symbol = _STYLES[statistic]
             values = curve.latencies[metric, statistic]
             if all(value is None for value in values):
                 continue
             shown.append(values)
             names = [load_name(curve.axis, load) for load in curve.loads]
-            label = statistic if len(curves) == 1 else f"{_name(curve)} {statistic}"
+            label = f"{_name(curve)}, {statistic}" if several else statistic
             colour = colours[curve.label]
-            if len(curves) == 1:
+            if not several:
                 colour = PALETTE[len(data) % len(PALETTE)]
             data.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": label,
-                    "legendgroup": curve.label,
                     "x": list(curve.loads),
                     "y": _finite(values),
                     "customdata": _notes(curve, names),
                     "connectgaps": False,
+                    "legendgroup": str(number_of_curve if several else statistic),
+                    "showlegend": not several or statistic == "mean",
                     "line": {"color": colour, "width": 2, "dash": dash},
                     "marker": {"color": colour, "size": 7, "symbol": symbol},
                     "hovertemplate": f"%{{customdata}}<br>%{{y:,.4g}} {unit}"
@@ -194,8 +208,9 @@ def _percentiles(
     return Chart(
         f"chart-{metric.replace('_', '-')}{suffix}",
         f"{title} against load",
-        f"{title} of each level in {unit}, by percentile. A percentile is left out where the level "
-        "has too few samples to support it.",
+        f"{title} of each level in {unit}"
+        + ("; solid is the mean, dashed the p90. " if several else ", by statistic. ")
+        + "A percentile is left out where the level has too few samples to support it.",
         {"data": data, "layout": layout},
     )
 
@@ -243,6 +258,7 @@ def _knee_points(
                     if not only_recommended
                     else f"Knee of {curve.label}: {load:g}"
                 ),
+                "showlegend": not only_recommended,
                 "x": [curve.throughput_tokens_per_s[index]],
                 "y": [_finite(latency)[index]],
                 "marker": {
@@ -371,6 +387,8 @@ def _layout(x_title: str, y_title: str) -> dict[str, Any]:
         "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)",
                        "font": {"color": "var(--ink)"}, "namelength": -1},
         "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)",
+                    "activecolor": "var(--accent)"},
         "shapes": [],
         "annotations": [],
     }  # fmt: skip

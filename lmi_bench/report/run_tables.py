@@ -60,9 +60,9 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
         load_column(axis),
         Column("whole level", "Throughput, tok/s"),
         Column("steady", "Throughput, tok/s", hint="ramp and drain left out"),
-        Column("p50", "Latency, ms/token"),
+        Column("mean", "Latency, ms/token"),
         Column("p90", "Latency, ms/token"),
-        Column("p50", "TTFT, ms"),
+        Column("mean", "TTFT, ms"),
         Column("p90", "TTFT, ms"),
         Column("p50", "ITL, ms"),
         Column("p99", "ITL, ms"),
@@ -80,9 +80,9 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
                     load_cell(axis, line),
                     Cell(number(line.get("throughput_tokens_per_s"))),
                     _steady_cell(steady),
-                    statistic_cell(line.get("latency_ms_per_token"), "p50"),
+                    statistic_cell(line.get("latency_ms_per_token"), "mean"),
                     statistic_cell(line.get("latency_ms_per_token"), "p90"),
-                    statistic_cell(line.get("ttft_ms"), "p50"),
+                    statistic_cell(line.get("ttft_ms"), "mean"),
                     statistic_cell(line.get("ttft_ms"), "p90"),
                     statistic_cell(line.get("itl_ms"), "p50"),
                     statistic_cell(line.get("itl_ms"), "p99"),
@@ -195,7 +195,13 @@ def knees_table(axis: str, knees: Lines) -> Table:
         Column("The change that moves it", numeric=False),
         Column("How it was found", numeric=False),
     )
-    return Table("Knees", columns, tuple(rows), "Highlighted: the recommended one.")
+    return Table(
+        "Knees",
+        columns,
+        tuple(rows),
+        "Highlighted: the recommended one. Intervals hold the spread of this run's requests or, "
+        "without their records, the neighbouring levels; not the spread between runs.",
+    )
 
 
 def _chosen(knee: Mapping[str, Any]) -> bool:

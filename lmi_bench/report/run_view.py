@@ -78,6 +78,17 @@ def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
     )
 
 
+def run_headline(run: RunView) -> Headline:
+    """One run among several: its best throughput, and where its knee is."""
+    by_label = {headline.label: headline for headline in run.headlines}
+    best = by_label.get("Best throughput")
+    if best is None:
+        return Headline(run.label, "none", "", "no level was valid and complete", "bad")
+    knee = by_label.get("Knee")
+    detail = best.detail if knee is None else f"{best.detail}; knee at {knee.value} {knee.unit}"
+    return Headline(run.label, best.value, best.unit, detail)
+
+
 def run_label(run: RunLike) -> str:
     """The run's own name, else its model and target, else its folder."""
     scenario = _mapping(run.manifest.get("scenario"))

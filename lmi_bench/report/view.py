@@ -12,7 +12,7 @@ from lmi_bench.analysis.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.errors import InputError
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
-from lmi_bench.report.run_view import RunLike, build_run_view, run_label
+from lmi_bench.report.run_view import RunLike, build_run_view, run_headline, run_label
 from lmi_bench.report.values import DefinitionView, Headline, ReportView
 
 
@@ -47,6 +47,8 @@ def build_view(
     headlines: list[Headline] = []
     if len(run_views) == 1:
         headlines += run_views[0].headlines
+    else:
+        headlines += [run_headline(run) for run in run_views]
     headlines += [each.headline for each in advice]
     return ReportView(
         title=title or (run_views[0].label if len(run_views) == 1 else _title(run_views)),

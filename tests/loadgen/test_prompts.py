@@ -63,6 +63,16 @@ def test_a_prompt_has_exactly_the_asked_tokens(length):
         assert list(request.prompt_token_ids) == PairTokenizer().encode(request.prompt_text)
 
 
+def test_a_begin_of_text_token_counts_as_the_server_counts_it():
+    class WithBegin(PairTokenizer):
+        def encode(self, text):
+            return [99, *super().encode(text)]
+
+    request = SyntheticPrompts([Lengths(9, 4)], ExactText(WithBegin()), seed=1).request(LEVEL, 0)
+    assert len(WithBegin().encode(request.prompt_text)) == 9
+    assert request.prompt_token_ids[0] == 99
+
+
 def test_a_tokenizer_without_stable_words_is_refused():
     with pytest.raises(InputError, match="use a data set"):
         ExactText(Unstable())

@@ -138,7 +138,9 @@ def recommendation():
 
 @pytest.fixture(scope="session")
 def sweep():
-    return make_run("TGI on g5.2xlarge", more={"slo": ["ttft_p90<=1s", "latency_per_token_p99<=100ms"]})
+    return make_run(
+        "TGI on g5.2xlarge", more={"slo": ["ttft_p90<=1s", "latency_per_token_p99<=100ms"]}
+    )
 
 
 @pytest.fixture(scope="session")

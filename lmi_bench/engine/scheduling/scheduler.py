@@ -145,13 +145,10 @@ class Scheduler:
         if self._drafter is not None and self._in_flight:
             return _IDLE  # how many drafted tokens hold is not known before the commit
         if self._mixes_prefill:
-            preemptions = self.stats.preemptions
             if not self._make_room():
                 return _IDLE
             decode = self._plan_decode(entries, members)
-            prefill = (0, 0, 0, 0)
-            if self.stats.preemptions == preemptions:  # blocks are short: admit nothing now
-                prefill = self._plan_prefill(entries, members, now_s)
+            prefill = self._plan_prefill(entries, members, now_s)
         else:
             prefill, decode = self._plan_prefill(entries, members, now_s), (0, 0, 0)
             if not entries:

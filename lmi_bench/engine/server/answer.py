@@ -10,6 +10,13 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.codec import StreamDecoder
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 
+_OPENAI_FINISH_REASONS = {
+    "length": "length",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+    "cancelled": "abort",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -112,3 +119,8 @@ class Answer:
         if is_last:
             self.finish_reason = self.generation.finish_reason
         return chunk
+
+
+def openai_finish_reason(reason: str | None) -> str:
+    """How an answer ended, in OpenAI's and vLLM's words; None where the engine failed."""
+    return _OPENAI_FINISH_REASONS.get(reason or "", "error")

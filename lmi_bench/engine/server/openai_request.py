@@ -1,7 +1,8 @@
-"""Reading an OpenAI completion request, with vLLM's extra fields."""
+"""Reading an OpenAI request, completion or chat, with vLLM's extra fields."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 from lmi_bench.errors import InputError
 
-DEFAULT_MAX_TOKENS = 16
+DEFAULT_MAX_TOKENS = 16  # of completions; a chat goes on to the end of the context
 
-_NEUTRAL = {
+# what this engine lacks: accepted where it asks for nothing
+_NEUTRAL: Mapping[str, Any] = {
     "n": 1,
     "best_of": 1,
     "echo": False,
@@ -28,29 +30,46 @@ _NEUTRAL = {
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "return_tokens_as_token_ids": False,
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
 }
 _WITHOUT_EFFECT = ("user", "request_id", "priority")
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionCall:
-    """One `/v1/completions` request.
+class Message:
+    """One message of a chat."""
 
-    prompt            text or token ids
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiCall:
+    """One request.
+
+    prompt            text or token ids; a chat has messages instead
+    max_tokens        None: to the end of the context
+    sampling          all but the length, which waits for the prompt's
     include_usage     one more chunk with the token counts; continuous_usage: counts on every chunk
     return_token_ids  name each chunk's token ids
-    logprobs          return the log-probability of each token
+    top_logprobs      beside the chosen token's log-probability list the likeliest token's
+    truncate          keep only that many tokens at the prompt's end
     ignored           fields that mean nothing here
     """
 
     model: str | None
     prompt: str | list[int]
+    messages: tuple[Message, ...]
+    max_tokens: int | None
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    top_logprobs: bool
     truncate: int | None
     ignored: list[str]
 
@@ -60,27 +79,79 @@ class CompletionCall:
         return self.sampling.logprobs
 
 
-def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> CompletionCall:
-    """Read the body. Raises InputError naming the field that is wrong."""
+def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
+    """Read a completion's body. Raises InputError naming the field that is wrong."""
     top = Fields(load_json_object(body))
+    prompt = _read_prompt(top.raw("prompt"))
+    max_tokens = top.integer("max_tokens", DEFAULT_MAX_TOKENS, minimum=1)
+    num_logprobs = top.optional_integer("logprobs", minimum=0)
+    return _read_call(top, prompt, (), max_tokens, num_logprobs, eos_token_ids)
+
+
+def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
+    """Read a chat's body. Raises InputError naming the field that is wrong."""
+    top = Fields(load_json_object(body))
+    messages = _read_messages(top.raw("messages"))
+    max_tokens = top.optional_integer("max_tokens", minimum=1)  # the older name
+    if top.raw("max_completion_tokens") is not None:
+        max_tokens = top.integer("max_completion_tokens", 0, minimum=1)
+    num_logprobs = top.integer("top_logprobs", 0, minimum=0)
+    wants_logprobs = top.flag("logprobs", False)
+    num_wanted = num_logprobs if wants_logprobs else None
+    return _read_call(top, "", messages, max_tokens, num_wanted, eos_token_ids)
+
+
+def _read_call(
+    top: Fields,
+    prompt: str | list[int],
+    messages: tuple[Message, ...],
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    eos_token_ids: tuple[int, ...],
+) -> OpenAiCall:
+    """What both have in common. Only the chosen token's log-probability is known, so there are 0
+    others, or 1 where the chosen token is the likeliest.
+    """
     model = top.raw("model")
     if model is not None and not isinstance(model, str):
         raise InputError("model must be a string")
     top.refuse_unless_neutral(_NEUTRAL)
     for name in _WITHOUT_EFFECT:
         top.raw(name)
-    stream = top.flag("stream", False)
     options = top.section("stream_options")
     options.raw("include_obfuscation")
-    return CompletionCall(
+    temperature = top.number("temperature", 1.0)
+    if num_logprobs is not None and num_logprobs > (1 if temperature == 0 else 0):
+        raise InputError(
+            f"logprobs={num_logprobs} is not supported: 0 gives the chosen token's "
+            "log-probability, 1 needs temperature 0"
+        )
+    min_tokens = top.integer("min_tokens", 0, minimum=0)
+    sampling = SamplingParams(
+        max_new_tokens=max(1, min_tokens) if max_tokens is None else max_tokens,
+        ignore_eos=top.flag("ignore_eos", False),
+        eos_token_ids=eos_token_ids,
+        stop_token_ids=top.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
+        temperature=temperature,
+        top_k=max(0, top.integer("top_k", 0, minimum=-1)),
+        top_p=top.number("top_p", 1.0),
+        repetition_penalty=top.number("repetition_penalty", 1.0),
+        min_tokens=min_tokens,
+        seed=top.optional_integer("seed", minimum=0),
+        logprobs=num_logprobs is not None,
+    )
+    return OpenAiCall(
         model=model,
-        prompt=_read_prompt(top.raw("prompt")),
-        sampling=_read_sampling(top, eos_token_ids),
+        prompt=prompt,
+        messages=messages,
+        max_tokens=max_tokens,
+        sampling=sampling,
         stop_strings=top.strings("stop", at_most=MAX_STOP_STRINGS),
-        stream=stream,
+        stream=top.flag("stream", False),
         include_usage=options.flag("include_usage", False),
         continuous_usage=options.flag("continuous_usage_stats", False),
         return_token_ids=top.flag("return_token_ids", False),
+        top_logprobs=bool(num_logprobs),
         truncate=top.optional_integer("truncate_prompt_tokens", minimum=1),
         ignored=top.unread() + options.unread(),
     )
@@ -101,27 +172,25 @@ def _read_prompt(prompt: Any) -> str | list[int]:
     raise InputError("prompt must be a non-empty string or a non-empty list of token ids")
 
 
-def _read_sampling(top: Fields, eos_token_ids: tuple[int, ...]) -> SamplingParams:
-    """The sampling. Only the chosen token's log-probability is known, so `logprobs` is 0, or 1
-    where the chosen token is the likeliest.
-    """
-    temperature = top.number("temperature", 1.0)
-    logprobs = top.optional_integer("logprobs", minimum=0)
-    if logprobs is not None and logprobs > (1 if temperature == 0 else 0):
-        raise InputError(
-            f"logprobs={logprobs} is not supported: 0 gives the chosen token's log-probability, "
-            "1 needs temperature 0"
-        )
-    return SamplingParams(
-        max_new_tokens=top.integer("max_tokens", DEFAULT_MAX_TOKENS),
-        ignore_eos=top.flag("ignore_eos", False),
-        eos_token_ids=eos_token_ids,
-        stop_token_ids=top.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
-        temperature=temperature,
-        top_k=max(0, top.integer("top_k", 0, minimum=-1)),
-        top_p=top.number("top_p", 1.0),
-        repetition_penalty=top.number("repetition_penalty", 1.0),
-        min_tokens=top.integer("min_tokens", 0, minimum=0),
-        seed=top.optional_integer("seed", minimum=0),
-        logprobs=logprobs is not None,
-    )
+def _read_messages(messages: Any) -> tuple[Message, ...]:
+    if not isinstance(messages, list) or not messages:
+        raise InputError("messages must be a non-empty list")
+    read = []
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str):
+            raise InputError(f"messages[{number}] must be an object with a role and a content")
+        read.append(Message(role, _read_content(message.get("content"), number)))
+    return tuple(read)
+
+
+def _read_content(content: Any, number: int) -> str:
+    """A string, or a list of text parts."""
+    if isinstance(content, str):
+        return content
+    text = ""
+    for part in content if isinstance(content, list) else [content]:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise InputError(f"messages[{number}].content must be a string or a list of text parts")
+        text += part["text"]
+    return text

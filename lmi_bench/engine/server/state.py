@@ -10,27 +10,16 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from lmi_bench.engine.async_engine import AsyncEngine
-from lmi_bench.engine.server.answer import Answer, Prompt
+from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.totals import RequestTotals
 from lmi_bench.errors import CapacityError, InputError
 
 LOGGER = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16
-_OPENAI_FINISH_REASONS = {
-    "length": "length",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "cancelled": "abort",
-}
 _MAX_NAMES_LOGGED = 100
 _MAX_HEADER_CHARS = 1000
 _LONG_TEXT_CHARS = 8192  # encoding more would hold the loop for milliseconds
-
-
-def openai_finish_reason(answer: Answer) -> str:
-    """How an answer that has ended did so, in OpenAI's and vLLM's words."""
-    return _OPENAI_FINISH_REASONS.get(answer.finish_reason or "", "error")
 
 
 @dataclass(slots=True)
@@ -84,7 +73,9 @@ class ServerState:
     def count(self, answer: Answer) -> None:
         """Count a request that came to its end."""
         self.totals.add(
-            answer.generation, openai_finish_reason(answer), len(answer.prompt.token_ids)
+            answer.generation,
+            openai_finish_reason(answer.finish_reason),
+            len(answer.prompt.token_ids),
         )
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:

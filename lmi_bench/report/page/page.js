@@ -5,7 +5,7 @@
   const config = {
     responsive: true,
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   };
 
   const themed = (value, style) => {
@@ -33,6 +33,14 @@
   };
 
   draw();
+  const resized = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      window.Plotly.Plots.resize(entry.target);
+    }
+  });
+  for (const place of document.querySelectorAll(".chart")) {
+    resized.observe(place);
+  }
   media.addEventListener("change", draw);
   const forPrint = (printing) => () => {
     document.documentElement.classList.toggle("printing", printing);

@@ -91,6 +91,17 @@ class TestPreemption:
         assert len(prefills) == 1
         assert list(run.reasons) == [0, 1, 2, 3, 4, 5]  # first come, first finished
 
+    def test_the_youngest_is_the_last_to_arrive_even_if_it_was_added_first(self, drive):
+        run = drive(block_size=4, num_blocks=5)
+        run.now_s = 9.0
+        run.add(0, 4, 12)
+        run.now_s = 2.0
+        run.add(1, 4, 12)
+        run.run()
+        released = [seq_id for step in run.steps for seq_id in step.batch.released_seq_ids]
+        assert released[0] == 0
+        assert list(run.reasons) == [1, 0]
+
     def test_a_newcomer_leaves_one_block_for_each_that_runs(self, drive):
         """6 blocks: two prompts of one block run and hold 2; the third needs 3 and leaves 1 < 2."""
         run = drive(block_size=4, num_blocks=6)

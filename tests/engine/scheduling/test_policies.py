@@ -63,6 +63,14 @@ class TestDynamic:
         assert run.steps[10].start_s == 10.0
         assert list(run.steps[10].kinds) == [2]
 
+    def test_who_waits_for_the_next_batch_does_not_disturb_this_one(self, drive):
+        """One member left with 9 tokens to go, of which the last is not like the others."""
+        run = drive(policy="dynamic", batch_size=2, max_batch_delay_s=0.0)
+        run.add(0, 4, 10)
+        run.step()
+        run.add(1, 4, 10)
+        assert run.scheduler.identical_decode_steps() == 8
+
     def test_slots_of_ended_members_stand_idle_and_are_counted(self, drive):
         """Outputs of 10 and 2: 9 decode steps of 2 slots, of which 9 + 1 are used."""
         run = drive(policy="dynamic", batch_size=2).run([(0.0, 4, 10), (0.0, 4, 2)])

@@ -62,7 +62,7 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
         (b'{"prompt": [32000]}', "ids go from 0 to 31999"),
         (b'{"prompt": ["a", "b"]}', "prompt holds 2 prompts"),
         (b'{"prompt": "a", "model": 3}', "model must be a string"),
-        (b'{"prompt": "a", "max_tokens": 0}', "max_new_tokens must be at least 1"),
+        (b'{"prompt": "a", "max_tokens": 0}', "max_tokens must be at least 1"),
         (b'{"prompt": "a", "min_tokens": 17}', "min_tokens must be between"),
         (b'{"prompt": "a", "logprobs": 5}', "logprobs=5 is not supported"),
         (b'{"prompt": "a", "echo": true}', "echo=true is not supported"),
@@ -75,6 +75,24 @@ def test_a_bad_completion_request_gets_400_and_the_reason(serve_toy, body, messa
     assert message in reply["error"]["message"]
     assert reply["error"]["type"] == "BadRequestError"
     assert (reply["error"]["code"], reply["error"]["param"]) == (400, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{}", "messages must be a non-empty list"),
+        (b'{"messages": []}', "messages must be a non-empty list"),
+        (b'{"messages": ["a"]}', "messages[0] must be an object with a role"),
+        (b'{"messages": [{"role": "user"}]}', "messages[0].content must be a string"),
+        (b'{"messages": [{"role": "user", "content": [{"image": 1}]}]}', "list of text parts"),
+        (b'{"messages": [{"role": "user", "content": ""}]}', "the prompt has no tokens"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "tools": [1]}', "tools=[1] is not"),
+    ],
+)
+def test_a_bad_chat_request_gets_400_and_the_reason(serve_toy, body, message):
+    status, reply = post_raw(serve_toy, "/v1/chat/completions", body)
+    assert status == 400
+    assert message in reply["error"]["message"]
 
 
 @pytest.mark.parametrize(

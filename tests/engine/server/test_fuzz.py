@@ -35,6 +35,10 @@ def random_call(draw):
         prompt = text if draw.random() < 0.5 else list(range(num_words))
         body = {"prompt": prompt, "max_tokens": length, "stop": stop, "stream": stream}
         body |= parameters | {"stream_options": {"include_usage": True}}
+        if draw.random() < 0.3:
+            path = "/v1/chat/completions"
+            body |= {"messages": [{"role": "user", "content": text}], "top_logprobs": 0}
+            del body["prompt"]
         inner = body
     if draw.random() < 0.25:
         inner[draw.choice((*inner, "new\nfield", "n", "min_tokens", "logprobs"))] = draw.choice(

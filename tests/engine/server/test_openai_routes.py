@@ -166,12 +166,73 @@ def test_models_names_the_one_model_and_its_limit(serve_toy):
     assert (model["id"], model["object"], model["max_model_len"]) == ("toy", "model", 512)
 
 
+def test_a_chat_stream_starts_with_the_role_and_ends_with_usage(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11, 12])) as server:
+            call = {
+                "messages": [
+                    {"role": "system", "content": "a b"},
+                    {"role": "user", "content": [{"type": "text", "text": "c"}]},
+                ],
+                "max_completion_tokens": 2,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            return await server.post("/v1/chat/completions", call)
+
+    _, headers, body = asyncio.run(main())
+    assert headers["Content-Type"].startswith("text/event-stream")
+    role, *chunks, usage = events_of(body)
+    assert {event["object"] for event in (role, *chunks, usage)} == {"chat.completion.chunk"}
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"content": " t11"},
+        {"content": " t12"},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
+    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+def test_a_chat_goes_on_to_the_end_of_the_context_unless_told_otherwise(serve_toy):
+    async def main():
+        async with serve_toy(max_model_len=64) as server:
+            chat = {"messages": [{"role": "user", "content": "a b c d"}]}
+            whole = await server.post("/v1/chat/completions", chat)
+            return whole, await server.post("/v1/chat/completions", chat | {"max_tokens": 3})
+
+    whole, three = asyncio.run(main())
+    assert json.loads(whole[2])["usage"]["completion_tokens"] == 60
+    reply = json.loads(three[2])
+    assert reply["object"] == "chat.completion"
+    assert reply["id"].startswith("chatcmpl-")
+    (choice,) = reply["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert len(choice["message"]["content"].split()) == 3
+    assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
+
+
+def test_log_probabilities_of_a_chat(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11])) as server:
+            call = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+            call |= {"logprobs": True, "top_logprobs": 1, "temperature": 0}
+            return await server.post("/v1/chat/completions", call)
+
+    _, _, body = asyncio.run(main())
+    entry = {"token": " t11", "logprob": -0.5, "bytes": [32, 116, 49, 49]}
+    content = json.loads(body)["choices"][0]["logprobs"]["content"]
+    assert content == [entry | {"top_logprobs": [entry]}]
+
+
+@pytest.mark.parametrize("name", ["openai", "openai-chat"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_client_format_reads_its_own_server(serve_toy, stream):
-    openai = find_format("openai")
+def test_the_client_format_reads_its_own_server(serve_toy, stream, name):
+    openai = find_format(name)
 
     async def one(server, length):
-        planned = PlannedRequest(length, 0.0, length, length, prompt_token_ids=range(length))
+        text = " ".join(["word"] * length)
+        ids = range(length) if name == "openai" else ()
+        planned = PlannedRequest(length, 0.0, length, length, ids, prompt_text=text)
         body = openai.request_body(planned, model="toy", stream=stream)
         async with server.client.post(openai.path, data=body) as response:
             if not stream:

@@ -142,23 +142,34 @@ def test_requests_without_a_seed_draw_apart(steps):
     assert len(set(tokens)) > 10
 
 
-def test_a_penalised_request_repeats_nothing_that_it_has_seen(llama, steps):
-    """With an extreme penalty every seen token falls behind; transformers' rule, by hand."""
-    strict = SamplingParams(repetition_penalty=1000.0)
+def penalised_greedy(llama, count):
+    """Tokens under a penalty of 1000, where every seen token falls behind; the rule by hand."""
     history = list(PROMPT)
+    for _ in range(count):
+        logits = llama.logits(history)[-1].clone()
+        seen = list(set(history))
+        logits[seen] = torch.where(logits[seen] < 0, logits[seen] * 1000, logits[seen] / 1000)
+        history.append(int(logits.argmax()))
+    return history[len(PROMPT) :]
+
+
+def test_a_penalised_request_repeats_nothing_that_it_has_seen(llama, steps):
+    strict = SamplingParams(repetition_penalty=1000.0)
     got = [steps.tokens(entry(1, PROMPT, 0, (0, 1, 2, 3, 4), sampling=strict))[0][0]]
     got += [
         steps.tokens(entry(1, (LAST_SAMPLED,), position, sampling=strict))[0][0]
         for position in range(9, 14)
     ]
-    expected = []
-    for _ in got:
-        logits = llama.logits(history)[-1].clone()
-        seen = list(set(history))
-        logits[seen] = torch.where(logits[seen] < 0, logits[seen] * 1000, logits[seen] / 1000)
-        expected.append(int(logits.argmax()))
-        history.append(expected[-1])
-    assert got == expected
+    assert got == penalised_greedy(llama, 6)
+
+
+def test_a_rejected_draft_does_not_count_as_seen(llama, steps):
+    strict = SamplingParams(repetition_penalty=1000.0)
+    expected = penalised_greedy(llama, 3)
+    steps.run(entry(1, PROMPT, 0, (0, 1, 2, 3), sampling=strict))
+    early = (expected[0], expected[2])  # the draft is right one step too soon
+    assert steps.tokens(entry(1, early, 9, sampling=strict, drafts=1)) == [(expected[1],)]
+    assert steps.tokens(entry(1, (LAST_SAMPLED,), 10, sampling=strict)) == [(expected[2],)]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ SETTINGS = [
     {"temperature": 2.0, "top_k": 30, "top_p": 0.9},
     {"temperature": 0.9, "repetition_penalty": 1.8, "top_k": 12, "top_p": 0.5},
     {"temperature": 1.0, "top_k": 500, "top_p": 0.01},
+    {"temperature": 1.0, "top_p": 1e-9},
 ]
 
 

@@ -1,0 +1,163 @@
+"""A sweep's run folder as calibration cells, and the profile that explains it.
+
+Levels count if they are closed loops of equal requests that ended whole and without errors. The
+means are used, since a quickstart's few requests support no quantile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmi_bench.analysis.calibrate import Cell, calibrate_profile, predict_cell
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.engine.scheduling.config import KvLayout
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import ModelShape
+from lmi_bench.run_store import Run
+from lmi_bench.units import ms_to_s
+
+# Figures of a level's line that a profile predicts; the first two decide throughput and latency.
+_ACCURACY_KEYS = {
+    "throughput_tokens_per_s": ("throughput_tokens_per_s", 1.0),
+    "latency_ms_per_token": ("latency_mean_s_per_token", 1e3),
+    "ttft_ms": ("ttft_mean_s", 1e3),
+    "tpot_ms": ("tpot_mean_s", 1e3),
+}
+
+
+def run_lengths(run: Run) -> tuple[int, int]:
+    """Input and output tokens of the run's requests; raises InputError if they are not equal."""
+    workload = run.manifest["scenario"]["workload"]
+    if workload.get("mix") or workload.get("dataset"):
+        raise InputError(
+            f"{run.path}: its requests differ in length; calibration needs a sweep of equal "
+            "requests (--input-tokens N --output-tokens N)"
+        )
+    return int(workload["input_tokens"]), int(workload["output_tokens"])
+
+
+def run_dtype(run: Run) -> str:
+    """Number format of the weights that the run was made with."""
+    return str(run.manifest["scenario"]["engine"].get("dtype") or _default_dtype(run))
+
+
+def _default_dtype(run: Run) -> str:
+    return "bfloat16" if _target_facts(run).get("kind") == "engine" else "float16"
+
+
+def _target_facts(run: Run) -> Mapping[str, Any]:
+    target = run.manifest.get("target")
+    return target if isinstance(target, Mapping) else {}
+
+
+def cells_from_run(
+    run: Run, shape: ModelShape, instance: Instance, *, dtype: str | None = None
+) -> list[Cell]:
+    """The usable levels of a run as cells; raises InputError where there is none."""
+    input_tokens, output_tokens = run_lengths(run)
+    scenario = run.manifest["scenario"]
+    cells = []
+    for line in run.levels:
+        if line["concurrency"] is None or not line["valid"] or line["errors"] or line["stopped_by"]:
+            continue
+        cells.append(
+            Cell(
+                shape=shape,
+                instance=instance,
+                tensor_parallel=int(scenario["engine"]["tensor_parallel"]),
+                dtype=dtype or run_dtype(run),
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                concurrency=int(line["concurrency"]),
+                num_requests=int(line["requests"]),
+                throughput_tokens_per_s=line["throughput_tokens_per_s"],
+                latency_mean_s_per_token=_mean_s(line, "latency_ms_per_token"),
+                ttft_mean_s=_mean_s(line, "ttft_ms"),
+                tpot_mean_s=_mean_s(line, "tpot_ms"),
+                max_sequences=_max_sequences(run, input_tokens + output_tokens),
+            )
+        )
+    if not cells:
+        raise InputError(
+            f"{run.path}: no level can be calibrated on; sweep at least one concurrency without "
+            "errors (--concurrency 1,4,16)"
+        )
+    return cells
+
+
+def _mean_s(line: Mapping[str, Any], key: str) -> float | None:
+    mean_ms = line[key]["mean"]
+    return None if not mean_ms else ms_to_s(mean_ms)
+
+
+def _max_sequences(run: Run, total_tokens: int) -> int | None:
+    """Sequences that the run's own scheduler let run together, where its manifest says so."""
+    scheduler = _target_facts(run).get("scheduler")
+    if not scheduler:
+        return None
+    held = int(scheduler["num_blocks"]) * int(scheduler["block_size"]) // total_tokens
+    return max(1, min(held, int(scheduler["max_rolling_batch_size"])))
+
+
+def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
+    """The base with the scheduler settings that the run's engine had, where they are known."""
+    scheduler = _target_facts(run).get("scheduler")
+    if not scheduler:
+        return base
+    return replace(
+        base,
+        kv_layout=KvLayout(scheduler["kv_layout"]),
+        max_batch_size=int(scheduler["max_rolling_batch_size"]),
+        max_prefill_tokens=int(scheduler["max_rolling_batch_prefill_tokens"]),
+        chunked_prefill=bool(scheduler["chunked_prefill"]),
+        block_size=int(scheduler["block_size"]),
+    )
+
+
+def calibrate_on_runs(
+    base: EngineProfile,
+    runs: Sequence[Run],
+    shape: ModelShape,
+    instance: Instance,
+    *,
+    dtype: str | None = None,
+) -> tuple[EngineProfile, dict[str, Any]]:
+    """The profile fitted to all usable levels of the runs, and its accuracy on them.
+
+    instance  the machine that the runs were made on
+
+    The second value is `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`.
+    Raises InputError where no level can be used.
+    """
+    cells = [cell for run in runs for cell in cells_from_run(run, shape, instance, dtype=dtype)]
+    engine = profile_for_run(base, runs[-1])
+    fitted = calibrate_profile(
+        engine,
+        cells,
+        fitted_on=(
+            f"{len(cells)} levels of {shape.name} on {instance.instance_type} "
+            f"({', '.join(run.path.name for run in runs)})"
+        ),
+        fitted_date=str(runs[-1].manifest.get("created_at", ""))[:10],
+    )
+    return fitted, accuracy_on(fitted, cells)
+
+
+def accuracy_on(profile: EngineProfile, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Predicted against measured for each cell, in the units of a level's line."""
+    levels = []
+    for cell in cells:
+        predicted = predict_cell(profile, cell)
+        level: dict[str, Any] = {"concurrency": cell.concurrency}
+        for key, (name, unit) in _ACCURACY_KEYS.items():
+            measured = getattr(cell, name)
+            if measured is not None:
+                level[key] = {
+                    "measured": measured * unit,
+                    "predicted": getattr(predicted, name) * unit,
+                }
+        levels.append(level)
+    return {"levels": levels}

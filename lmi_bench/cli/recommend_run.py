@@ -1,0 +1,261 @@
+"""One recommendation from its question to its answer: calibrate, plan, print, save."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
+from lmi_bench.analysis.from_run import calibrate_on_runs, run_dtype, run_lengths
+from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.layouts import Workload
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.recommend_request import Objective, RecommendRequest
+from lmi_bench.analysis.recommendation import Candidate, Figure, Recommendation
+from lmi_bench.analysis.recommender import recommend
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import note, print_table, progress, say, warn
+from lmi_bench.errors import InputError
+from lmi_bench.run_store import Run, load_run
+from lmi_bench.slo import parse_slo
+
+_SHOWN_CANDIDATES = 12
+_SHOWN_REASONS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The command's flags; None and () are what was left out."""
+
+    runs: tuple[Path, ...]
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    dtype: str | None
+    rate_per_s: float | None
+    users: int | None
+    think_time_s: float | None
+    slos: tuple[str, ...]
+    objective: Objective
+    instances: tuple[str, ...]
+    degrees: tuple[int, ...]
+    price_usd_per_hour: float | None
+    blended_ratio: float
+    discount: float
+    seed: int
+    measured_on: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What the answer rests on: the profile, the machines to choose from, its accuracy."""
+
+    profile: EngineProfile
+    instances: tuple[Instance, ...] | None
+    workload: Workload
+    accuracy: dict[str, Any] | None = None
+
+
+def run(question: Question, *, json_file: Path | None) -> int:
+    """Answer, print, save; returns the exit code. Raises InputError for an unusable question."""
+    runs = [load_run(path) for path in question.runs]
+    basis = _calibrated(question, runs) if runs else _from_profile(question)
+    request = RecommendRequest(
+        workload=basis.workload,
+        profile=basis.profile,
+        rate_per_s=question.rate_per_s,
+        users=question.users,
+        think_time_s=question.think_time_s,
+        slos=tuple(parse_slo(text) for text in question.slos),
+        objective=question.objective,
+        instances=basis.instances,
+        degrees=question.degrees or None,
+        blended_ratio=question.blended_ratio,
+        discount=question.discount,
+        seed=question.seed,
+    )
+    with progress() as report:
+        answer = recommend(
+            request, progress=lambda text, share: report(text, round(100 * share), 100)
+        )
+    content = _content(answer, basis)
+    if json_file is not None:
+        _save(json_file, content)
+    _print(answer, request, basis)
+    if json_file is not None:
+        say(f"recommendation: {json_file}")
+    return answer.exit_code
+
+
+def _from_profile(question: Question) -> Basis:
+    missing = [
+        flag
+        for flag, value in (
+            ("--model", question.model),
+            ("--input-tokens", question.input_tokens),
+            ("--output-tokens", question.output_tokens),
+        )
+        if value is None
+    ]
+    if missing:
+        raise InputError(
+            f"{', '.join(missing)} is missing: give a run folder, or --model, --input-tokens and "
+            "--output-tokens"
+        )
+    assert question.model is not None
+    assert question.input_tokens is not None
+    assert question.output_tokens is not None
+    workload = Workload(
+        find_model(question.model),
+        question.dtype or "float16",
+        question.input_tokens,
+        question.output_tokens,
+    )
+    return Basis(TGI_2023, _machines(question, default=None), workload)
+
+
+def _calibrated(question: Question, runs: list[Run]) -> Basis:
+    """The profile fitted to the runs, and the machines that it can speak for."""
+    first = runs[0]
+    facts = first.manifest.get("target")
+    facts = facts if isinstance(facts, Mapping) else {}
+    kind = facts.get("kind")
+    model = str(facts.get("model") or first.manifest["scenario"]["model"])
+    shape = find_model(question.model or model)
+    default: tuple[Instance, ...] | None
+    if kind == "engine":
+        base = BUNDLED_CPU_PRIOR
+        measured_on = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
+        default = (measured_on,)
+    else:
+        base, default = TGI_2023, None
+        name = question.measured_on or facts.get("instance")
+        if name is None:
+            raise InputError(
+                f"{first.path} does not say which machine its endpoint runs on: add "
+                "--measured-on INSTANCE, such as --measured-on ml.g5.2xlarge"
+            )
+        measured_on = find_instance(str(name))
+    note(f"calibrating on {sum(len(run.levels) for run in runs)} measured level(s)")
+    measured_shape = find_model(model)
+    profile, accuracy = calibrate_on_runs(base, runs, measured_shape, measured_on)
+    input_tokens, output_tokens = run_lengths(first)
+    workload = Workload(
+        shape,
+        question.dtype or run_dtype(first),
+        question.input_tokens or input_tokens,
+        question.output_tokens or output_tokens,
+    )
+    return Basis(profile, _machines(question, default=default), workload, accuracy)
+
+
+def _machines(
+    question: Question, *, default: tuple[Instance, ...] | None
+) -> tuple[Instance, ...] | None:
+    """The machines named by the user; `local` is this one, measured."""
+    if not question.instances:
+        return default
+    machines = []
+    for name in question.instances:
+        if name != LOCAL_NAME:
+            machines.append(find_instance(name))
+        elif default is not None and default[0].instance_type == LOCAL_NAME:
+            machines.append(default[0])
+        else:
+            machines.append(probe_local_instance(price_usd_per_hour=question.price_usd_per_hour))
+    return tuple(machines)
+
+
+def _content(answer: Recommendation, basis: Basis) -> dict[str, Any]:
+    content = {"model": basis.workload.shape.name, **answer.to_json()}
+    if basis.accuracy is not None:
+        content["accuracy"] = basis.accuracy
+    return content
+
+
+def _save(path: Path, content: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".new")
+        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as exc:
+        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _print(answer: Recommendation, request: RecommendRequest, basis: Basis) -> None:
+    workload = basis.workload
+    say(
+        f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "
+        f"{workload.output_tokens} out, {request.describe_load()}, for {request.objective}"
+    )
+    say(basis.profile.provenance)
+    rows = [
+        {name: _cell(value) for name, value in row.items()}
+        for row in answer.rows(_SHOWN_CANDIDATES)
+    ]
+    print_table("Candidates, the best first", rows, left=("instance", "limited by", "basis"))
+    if len(answer.candidates) > _SHOWN_CANDIDATES:
+        say(f"and {len(answer.candidates) - _SHOWN_CANDIDATES} more, in the --json file")
+    if basis.accuracy is not None:
+        print_table("Predicted against measured", _accuracy_rows(basis.accuracy))
+    reasons = Counter(rejection.reason for rejection in answer.rejected)
+    if reasons:
+        say(f"{len(answer.rejected)} layouts are out:")
+        for reason, number in reasons.most_common(_SHOWN_REASONS):
+            say(f"  {number:>3}  {reason}")
+        if len(reasons) > _SHOWN_REASONS:
+            say(f"  and {len(reasons) - _SHOWN_REASONS} more reasons, in the --json file")
+    for text in answer.warnings:
+        warn(text)
+    if answer.recommended is not None:
+        say(f"recommended: {_describe(answer.recommended)}")
+    elif answer.nearest is not None:
+        say(f"no candidate keeps the SLOs; the nearest: {_describe(answer.nearest)}")
+        for outlook in answer.nearest.slos:
+            if outlook.confidence == "missed" and outlook.predicted_ms is not None:
+                say(f"  {outlook.slo}: predicted {outlook.predicted_ms:,.0f} ms")
+    else:
+        say("the model fits into none of these machines: see the reasons above")
+
+
+def _describe(candidate: Candidate) -> str:
+    copies = "copy" if candidate.copies == 1 else "copies"
+    text = (
+        f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}, "
+        f"{candidate.copies} {copies} a machine"
+    )
+    if candidate.price_usd_per_hour is None:
+        text += ", price unknown"
+    else:
+        text += f", USD {candidate.price_usd_per_hour:,.2f} per hour"
+        if candidate.price_provenance:
+            text += f" ({candidate.price_provenance})"
+    throughput = candidate.figures.get("throughput_tokens_per_s")
+    if throughput is not None:
+        text += f"; {_interval(throughput)} tok/s"
+    return f"{text}; {candidate.reason}" if candidate.reason else text
+
+
+def _interval(figure: Figure) -> str:
+    return f"{figure.predicted:,.4g} [{figure.low:,.4g} to {figure.high:,.4g}]"
+
+
+def _accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    for level in accuracy["levels"]:
+        row = {"concurrency": str(level["concurrency"])}
+        for key, pair in level.items():
+            if isinstance(pair, Mapping):
+                row[key] = f"{pair['predicted']:.4g} / {pair['measured']:.4g}"
+        rows.append(row)
+    return rows
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:,.4g}" if isinstance(value, float) else value

@@ -1,0 +1,170 @@
+"""One answer in OpenAI's words: chunks of a stream, or one body, as completion or as chat."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import orjson
+
+from lmi_bench.engine.server.answer import Answer, Piece, openai_finish_reason
+from lmi_bench.engine.server.failures import openai_failure
+from lmi_bench.engine.server.openai_request import OpenAiCall
+from lmi_bench.engine.server.state import ServerState
+from lmi_bench.errors import EngineError
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class OpenAiReply(ABC):
+    """What completions and chats share: the frame of a chunk, usage, the end, failures."""
+
+    id_prefix: ClassVar[str]
+    stream_object: ClassVar[str]
+    whole_object: ClassVar[str]
+
+    def __init__(self, call: OpenAiCall, answer: Answer, state: ServerState) -> None:
+        self._call = call
+        self._answer = answer
+        self._codec = state.codec
+        self._head = {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "object": self.stream_object,
+            "created": state.created,
+            "model": state.model_name,
+        }
+        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+
+    @abstractmethod
+    def _stream_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+        """What of a chunk's choice is the protocol's own."""
+
+    @abstractmethod
+    def _whole_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+        """What of an unstreamed reply's choice is the protocol's own."""
+
+    def event(self, pieces: list[Piece]) -> bytes:
+        """One chunk for one engine event, also where it adds no text."""
+        text = "".join([piece.text for piece in pieces])
+        return self._chunk(self._choice(self._stream_choice(text, pieces), pieces))
+
+    def last_events(self) -> bytes:
+        """The usage chunk, if it was asked for, and the end mark."""
+        if not self._call.include_usage:
+            return _DONE
+        usage = orjson.dumps(self._usage())
+        return self._prefix + b'[],"usage":' + usage + b"}\n\n" + _DONE
+
+    def failure_events(self, exc: EngineError) -> bytes:
+        """The event that ends a stream under status 200 when the engine fails."""
+        _, body = openai_failure(exc)
+        return b"data: " + orjson.dumps(body) + b"\n\n" + _DONE
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an unstreamed reply."""
+        pieces = self._answer.pieces
+        choice = self._choice(self._whole_choice(self._answer.text, pieces), pieces)
+        head = self._head | {"object": self.whole_object}
+        return head | {"choices": [choice], "usage": self._usage()}
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        tail = b"}\n\n"
+        if self._call.continuous_usage:
+            tail = b',"usage":' + orjson.dumps(self._usage()) + tail
+        return self._prefix + orjson.dumps([choice]) + tail
+
+    def _choice(self, own: dict[str, Any], pieces: list[Piece]) -> dict[str, Any]:
+        reason = self._answer.finish_reason
+        choice = {
+            "index": 0,
+            **own,
+            "finish_reason": None if reason is None else openai_finish_reason(reason),
+            "stop_reason": None if reason != "stop_sequence" else self._stop_reason(),
+        }
+        if self._call.return_token_ids:
+            choice["token_ids"] = [piece.token_id for piece in pieces]
+        return choice
+
+    def _stop_reason(self) -> str | int | None:
+        """The stop string, or the stop token's id."""
+        if self._answer.stop_string is not None or not self._answer.pieces:
+            return self._answer.stop_string
+        return self._answer.pieces[-1].token_id
+
+    def _own_text(self, piece: Piece) -> str:
+        """A token's own text, whatever part of it the answer shows already."""
+        return self._codec.decode([piece.token_id])
+
+    def _usage(self) -> dict[str, int]:
+        num_prompt = len(self._answer.prompt.token_ids)
+        num_output = len(self._answer.pieces)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+        }
+
+
+class CompletionReply(OpenAiReply):
+    """`/v1/completions`."""
+
+    id_prefix = "cmpl"
+    stream_object = "text_completion"
+    whole_object = "text_completion"
+    _text_offset = 0
+
+    def _stream_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+        return {"text": text, "logprobs": self._logprobs(pieces) if self._call.logprobs else None}
+
+    _whole_choice = _stream_choice
+
+    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any]:
+        tokens = [self._own_text(piece) for piece in pieces]
+        offsets = []
+        for piece in pieces:
+            offsets.append(self._text_offset)
+            self._text_offset += len(piece.text)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [piece.logprob for piece in pieces],
+            "tokens": tokens,
+            "top_logprobs": [
+                {token: piece.logprob} for token, piece in zip(tokens, pieces, strict=True)
+            ],
+        }
+
+
+class ChatReply(OpenAiReply):
+    """`/v1/chat/completions`. As in vLLM a chunk with the role alone comes with the first token."""
+
+    id_prefix = "chatcmpl"
+    stream_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+    _role_sent = False
+
+    def event(self, pieces: list[Piece]) -> bytes:
+        """One chunk for one engine event; the first has the role's chunk before it."""
+        events = super().event(pieces)
+        if self._role_sent:
+            return events
+        self._role_sent = True
+        role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return self._prefix + orjson.dumps([role | {"logprobs": None}]) + b"}\n\n" + events
+
+    def _stream_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+        return {"delta": {"content": text}, "logprobs": self._logprobs(pieces)}
+
+    def _whole_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        return {"message": message, "logprobs": self._logprobs(pieces)}
+
+    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
+        if not self._call.logprobs:
+            return None
+        return {"content": [self._logprob(piece) for piece in pieces]}
+
+    def _logprob(self, piece: Piece) -> dict[str, Any]:
+        token = self._own_text(piece)
+        entry = {"token": token, "logprob": piece.logprob, "bytes": list(token.encode())}
+        return entry | {"top_logprobs": [entry] if self._call.top_logprobs else []}

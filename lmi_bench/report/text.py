@@ -1,0 +1,165 @@
+"""A run as plain text: a block to paste in an issue, Markdown, and rows for the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain
+from lmi_bench.report.values import ReportView, RunView, Table
+
+_WIDTH = 62
+_SECTIONS = (
+    ("Time to first token", "ttft_ms", "TTFT (ms)"),
+    ("Inter-token latency", "itl_ms", "ITL (ms)"),
+    ("Time per output token", "tpot_ms", "TPOT (ms)"),
+    ("End-to-end latency", "e2e_ms", "E2E (ms)"),
+    ("Latency per token", "latency_ms_per_token", "Latency (ms/token)"),
+)
+_STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
+
+
+def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The levels as console rows, all with the same keys.
+
+    Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors
+    """
+    return [
+        {
+            **_load(line),
+            "tok/s": number(line.get("throughput_tokens_per_s")),
+            "ms/token mean": _statistic(line, "latency_ms_per_token", "mean"),
+            "ms/token p90": _statistic(line, "latency_ms_per_token", "p90"),
+            "TTFT ms mean": _statistic(line, "ttft_ms", "mean"),
+            "TTFT ms p90": _statistic(line, "ttft_ms", "p90"),
+            "ITL ms p50": _statistic(line, "itl_ms", "p50"),
+            "ITL ms p99": _statistic(line, "itl_ms", "p99"),
+            "errors": f"{line.get('errors', 0)}/{line.get('requests', 0)}",
+            "state": _state(line),
+        }
+        for line in levels
+    ]
+
+
+def knee_rows(knees: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The knees as console rows; the recommended one carries a star."""
+    rows = []
+    for knee in knees:
+        axis = str(knee.get("axis") or "concurrency")
+        value, low, high = knee.get(axis), knee.get("low"), knee.get("high")
+        unit = "" if axis == "concurrency" else " req/s"
+        rows.append(
+            {
+                "rule": f"{knee.get('rule')}{' *' if knee.get('recommended') else ''}",
+                "knee": MISSING if value is None else f"{value:.4g}{unit}",
+                "interval": MISSING if low is None or high is None else f"{low:g} to {high:g}",
+                "cause": str(knee.get("cause") or "unknown"),
+                "why": str(knee.get("why") or ""),
+            }
+        )
+    return rows
+
+
+def level_block(line: Mapping[str, Any]) -> str:
+    """One level as the block that people know from issues."""
+    rows: list[tuple[str, str]] = [
+        (name, value) for name, value in _load(line).items() if value != MISSING
+    ]
+    rows += [
+        ("Completed requests:", count((line.get("requests") or 0) - (line.get("errors") or 0))),
+        ("Failed requests:", count(line.get("errors"))),
+        ("Wall time (s):", number(line.get("wall_s"), 4)),
+        ("Input tokens:", count(line.get("input_tokens"))),
+        ("Output tokens:", count(line.get("output_tokens"))),
+        ("Request throughput (req/s):", number(line.get("request_throughput_per_s"), 4)),
+        ("Output token throughput (tok/s):", number(line.get("throughput_tokens_per_s"), 4)),
+        ("Total token throughput (tok/s):", number(line.get("total_throughput_tokens_per_s"), 4)),
+        ("Mean concurrency:", number(line.get("mean_concurrency"), 4)),
+        ("State:", _state(line)),
+    ]
+    text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
+    text += [_row(name, value) for name, value in rows]
+    for title, key, short in _SECTIONS:
+        text.append(f" {title} ".center(_WIDTH, "-"))
+        text += [
+            _row(f"{shown} {short}:", _statistic(line, key, name, 4)) for name, shown in _STATISTICS
+        ]
+    text.append("=" * _WIDTH)
+    return "\n".join(text)
+
+
+def render_markdown(view: ReportView) -> str:
+    """The report as Markdown: for a pull request, an issue, a wiki."""
+    parts = [f"# {_line(view.title)}", f"lmi-bench {view.version}, {view.generated_at}"]
+    for run in view.runs:
+        parts += _run_markdown(run)
+    if view.comparison is not None:
+        parts += ["## Side by side", table_markdown(view.comparison), view.comparison.note]
+    for advice in view.recommendations:
+        parts += [f"## {_line(advice.title)}", advice.subtitle]
+        parts.append(f"**{advice.headline.label}: {_line(advice.headline.value)}**, "
+                     f"{advice.headline.detail}")  # fmt: skip
+        if advice.candidates is not None:
+            parts.append(table_markdown(advice.candidates))
+        parts += [f"- {group.count} rejected: {_line(group.reason)}" for group in advice.rejected]
+    parts.append("## Definitions")
+    parts.append(
+        "\n".join(f"- **{each.title}** = {each.formula}" for each in view.definitions if each.unit)
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table_markdown(table: Table) -> str:
+    """A table of the report as Markdown; groups of columns go into their titles."""
+    titles = [
+        f"{column.group} {column.title}" if column.group else column.title
+        for column in table.columns
+    ]
+    rules = ["---:" if column.numeric else "---" for column in table.columns]
+    lines = [titles, rules, *([cell.text for cell in row.cells] for row in table.rows)]
+    return "\n".join("| " + " | ".join(_line(text) for text in line) + " |" for line in lines)
+
+
+def _run_markdown(run: RunView) -> list[str]:
+    headlines = "\n".join(
+        f"- {each.label}: **{' '.join(part for part in (each.value, each.unit) if part)}**, "
+        f"{each.detail}"
+        for each in run.headlines
+    )
+    predicted = "Predicted by the step-time model; nothing was measured." if run.simulated else ""
+    parts = [f"## {_line(run.label)}", _line(run.subtitle), predicted, headlines]
+    parts += [f"> warning: {_line(warning)}" for warning in run.warnings]
+    parts += [table_markdown(run.levels), table_markdown(run.knees)]
+    if run.slos is not None:
+        parts.append(table_markdown(run.slos))
+    return parts
+
+
+def _load(line: Mapping[str, Any]) -> dict[str, str]:
+    if line.get("concurrency") is not None:
+        return {"Concurrent requests": plain(line["concurrency"])}
+    return {"Request rate (req/s)": plain(line.get("rate_per_s"))}
+
+
+def _statistic(line: Mapping[str, Any], key: str, name: str, digits: int = 3) -> str:
+    statistics = line.get(key) or {}
+    if statistics.get(name) is not None:
+        return number(float(statistics[name]), digits)
+    return NOT_SUPPORTED if name in (statistics.get("unsupported") or {}) else MISSING
+
+
+def _state(line: Mapping[str, Any]) -> str:
+    if not line.get("valid", True):
+        return "invalid"
+    return f"stopped: {line['stopped_by']}" if line.get("stopped_by") else "valid"
+
+
+def _row(name: str, value: str) -> str:
+    return f"{name:<42}{value:>{_WIDTH - 42}}"
+
+
+def _line(text: str) -> str:
+    """Text that stays in its cell."""
+    for old, new in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("\r", " "), ("\n", " ")):
+        text = text.replace(old, new)
+    return text

@@ -1,0 +1,103 @@
+"""A run folder's levels become cells, and the profile fitted to them explains the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.from_run import calibrate_on_runs, cells_from_run, run_dtype
+from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.errors import InputError
+from lmi_bench.run_store import Run
+from lmi_bench.workload import LevelSpec, PlannedRequest
+
+SHAPE, INSTANCE = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
+
+
+def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
+    """What a sweep of an engine of that profile leaves behind."""
+    config = scheduler_config_for(SHAPE, INSTANCE, 1, "float16", profile, 512)
+    model = step_time_model_for(SHAPE, INSTANCE, 1, "float16", profile)
+    lines = [
+        summarise_level(
+            simulate_level(
+                LevelSpec(index, concurrency=users, num_requests=3 * users),
+                lambda i: PlannedRequest(i, 0.0, 256, 256),
+                config,
+                model,
+            )
+        )
+        for index, users in enumerate(levels)
+    ]
+    workload = {"input_tokens": 256, "output_tokens": 256, "mix": [], "dataset": None}
+    manifest = {
+        "created_at": "2026-11-21T11:00:00+00:00",
+        "scenario": {
+            "workload": workload | changes,
+            "engine": {"dtype": "float16", "tensor_parallel": 1},
+        },
+        "target": {
+            "kind": "simulated",
+            "scheduler": {
+                "num_blocks": config.num_blocks,
+                "block_size": config.block_size,
+                "kv_layout": config.kv_layout.value,
+                "max_rolling_batch_size": config.max_rolling_batch_size,
+                "max_rolling_batch_prefill_tokens": config.max_rolling_batch_prefill_tokens,
+                "chunked_prefill": config.chunked_prefill,
+            },
+        },
+    }
+    return Run(Path("runs/first"), manifest, lines, [() for _ in lines], None)
+
+
+def test_every_clean_level_becomes_a_cell_with_what_was_measured():
+    run = sweep_of(TGI_2023)
+    cells = cells_from_run(run, SHAPE, INSTANCE)
+    assert [cell.concurrency for cell in cells] == [1, 4, 16, 40]
+    assert [cell.num_requests for cell in cells] == [3, 12, 48, 120]
+    assert cells[0].throughput_tokens_per_s == run.levels[0]["throughput_tokens_per_s"]
+    assert cells[0].ttft_mean_s == pytest.approx(run.levels[0]["ttft_ms"]["mean"] / 1e3)
+    assert cells[0].max_sequences == 28
+    assert run_dtype(run) == "float16"
+
+
+def test_levels_that_missed_failed_or_stopped_are_left_out():
+    run = sweep_of(TGI_2023)
+    run.levels[1]["valid"] = False
+    run.levels[2]["errors"] = 1
+    run.levels[3]["stopped_by"] = "timeout"
+    assert [cell.concurrency for cell in cells_from_run(run, SHAPE, INSTANCE)] == [1]
+    run.levels[0]["valid"] = False
+    with pytest.raises(InputError, match="no level can be calibrated on"):
+        cells_from_run(run, SHAPE, INSTANCE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dataset": "prompts.jsonl"}, {"mix": [{"input_tokens": 20, "output_tokens": 500}]}]
+)
+def test_unequal_requests_are_refused(changes):
+    with pytest.raises(InputError, match="differ in length"):
+        cells_from_run(sweep_of(TGI_2023, **changes), SHAPE, INSTANCE)
+
+
+def test_a_profile_fitted_to_a_sweep_explains_it():
+    truth = replace(
+        TGI_2023,
+        parameters=replace(TGI_2023.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3),
+    )
+    profile, accuracy = calibrate_on_runs(EAGER_GPU_PRIOR, [sweep_of(truth)], SHAPE, INSTANCE)
+    assert profile.parameters.bandwidth_share == pytest.approx(0.6, rel=0.03)
+    assert profile.parameters.host_per_sequence_s == pytest.approx(0.4e-3, rel=0.05)
+    assert "4 levels of llama-2-7b on ml.g5.2xlarge (first)" in profile.provenance
+    assert [level["concurrency"] for level in accuracy["levels"]] == [1, 4, 16, 40]
+    for level in accuracy["levels"]:
+        pair = level["throughput_tokens_per_s"]
+        assert pair["predicted"] == pytest.approx(pair["measured"], rel=0.03)

@@ -1,0 +1,60 @@
+"""What the documents name exists, and what exists is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "lmi_bench"
+PATH = re.compile(r"(?<![\w/.])((?:lmi_bench/)?[a-z_]+(?:/[a-z_]+)*\.py)\b")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md", "README.md"])
+def test_every_module_that_a_page_names_exists(page):
+    named = PATH.findall((ROOT / page).read_text(encoding="utf-8"))
+    missing = [
+        name
+        for name in named
+        if not (PACKAGE / name.removeprefix("lmi_bench/")).is_file()
+        and not (ROOT / name).is_file()
+        and not list(PACKAGE.glob(f"*/{name}")) + list(PACKAGE.glob(f"*/*/{name}"))
+    ]
+    assert missing == []
+
+
+def test_the_architecture_page_names_every_folder_and_every_plain_module():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    folders = [f"lmi_bench/{p.parent.name}" for p in PACKAGE.glob("*/__init__.py")]
+    plain = [p.name for p in PACKAGE.glob("*.py") if not p.name.startswith("__")]
+    assert [name for name in (*folders, *plain) if name not in text] == []
+
+
+def test_every_feature_row_is_listed_once_and_in_order():
+    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/features.md").read_text("utf-8"), re.MULTILINE)
+    assert [int(row) for row in rows] == list(range(1, 226))
+
+
+def test_constraints_pin_plain_releases_only():
+    """No local builds, no files, no addresses: they would not install on another machine."""
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert "torch==2.13.0" in lines
+    plain = re.compile(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*")
+    assert [line for line in lines if not plain.fullmatch(line)] == []
+
+
+def test_links_between_pages_lead_somewhere():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+    broken = [
+        (page.name, target)
+        for page in pages
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
