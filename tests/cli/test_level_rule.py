@@ -66,9 +66,17 @@ def test_a_search_finds_the_users_that_ten_slots_answer_in_three_seconds(tmp_pat
     )
     assert 30 <= answer.value <= 33
     assert answer.value < answer.first_breach <= 34
-    cut = [line for line in run.levels if line["stopped_by"] == "decided"]
-    assert cut
-    assert all(line["requests"] < line["search"]["planned"] for line in cut)
+    assert run.levels[0]["concurrency"] == 1
+
+
+def test_a_level_that_cannot_be_saved_is_cut_short(tmp_path):
+    """200 users on ten slots, 400 requests: 40 over 3 s may be, the 41st comes at 8 s."""
+    load = {"search": "concurrency", "concurrency": 200}
+    run, answer = sweep(tmp_path / "run", Slots(10), load, slo=["e2e_p90<=3.05s"])
+    first = run.levels[0]
+    assert (first["stopped_by"], first["search"]["planned"]) == ("decided", 400)
+    assert first["requests"] == 200 + 70  # all users, and again those that were free by 7 s
+    assert 30 <= answer.value <= 33
 
 
 def test_a_search_over_rates_finds_the_capacity(tmp_path):
