@@ -208,6 +208,20 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    failures: Annotated[
+        str,
+        typer.Option(
+            help="For SLOs: exclude failed requests, or count them as infinite.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "exclude",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -261,7 +275,15 @@ def sweep(
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
-    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume)
+    outcome = run(
+        scenario,
+        overrides,
+        timeout=timeout,
+        out=out,
+        resume=resume,
+        goodput=" ".join(goodput or ()),
+        failures=failures,
+    )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.slo_missed:

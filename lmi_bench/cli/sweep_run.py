@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.checks import check_levels
-from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
+from lmi_bench.cli.slo_print import SloOptions, print_slos
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
@@ -23,7 +24,7 @@ from lmi_bench.report.slo_text import describe_answer
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, load_scenario, parse_scenario
-from lmi_bench.slo import parse_slo
+from lmi_bench.slo import parse_goodput, parse_slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,16 @@ def run(
     timeout: str | None,
     out: Path | None,
     resume: bool,
+    goodput: str = "",
+    failures: str = "exclude",
 ) -> SweepOutcome:
-    """Run a sweep and print its answer; raises InputError before anything is written."""
+    """Run a sweep and print its answer; raises InputError before anything is written.
+
+    goodput   limits of a good request, as `parse_goodput` reads them
+    failures  exclude or infinite: how failed requests count in the SLOs' latencies
+    """
+    limits = tuple(parse_goodput(goodput)) if goodput else ()
+    slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
     folder = out or _default_folder(scenario)
     rule = level_rule(scenario)
@@ -68,7 +77,13 @@ def run(
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return SweepOutcome(interrupted=True, slo_missed=False)
-    return SweepOutcome(False, _print_answer(scenario, levels, knees, answer, folder))
+    _print_measured(levels, knees)
+    missed = print_slos(load_run(folder), [parse_slo(text) for text in scenario.slo], slo_options)
+    if answer is not None:
+        say(describe_answer(answer))
+        missed = answer.value is None
+    say(f"run folder: {folder}   next: lmi-bench report {folder}")
+    return SweepOutcome(False, missed)
 
 
 def read_scenario(
@@ -180,14 +195,8 @@ def _print_levels(levels: list[dict[str, Any]]) -> None:
     print_table("Levels", level_rows(levels))
 
 
-def _print_answer(
-    scenario: Scenario,
-    levels: list[dict[str, Any]],
-    knees: list[Knee],
-    answer: SloAnswer | None,
-    folder: Path,
-) -> bool:
-    """Print what was found; returns whether every level missed a stated SLO."""
+def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
+    """Levels, knees, and what is to be doubted."""
     _print_levels(levels)
     print_table(
         "Knee by rule (* recommended)",
@@ -199,15 +208,3 @@ def _print_answer(
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
-    if answer is not None:
-        say(describe_answer(answer))
-        say(f"run folder: {folder}   next: lmi-bench report {folder}")
-        return answer.value is None
-    slos = [parse_slo(text) for text in scenario.slo]
-    missed = bool(slos) and not any(
-        all(check_slo(line, slo).verdict == "pass" for slo in slos) for line in levels
-    )
-    if missed:
-        say(f"SLO missed at every level: {', '.join(map(str, slos))}")
-    say(f"run folder: {folder}   next: lmi-bench report {folder}")
-    return missed
