@@ -29,8 +29,14 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e ".[engine,parquet,dev]"
 	@touch $@ $(VENV)/.engine
 
+# What the quickstart does is what a user types; a second call goes on where the first one ended.
 quickstart: $(VENV)/.engine
-	$(BIN)/lmi-bench quickstart --out $(QUICKSTART)
+	$(BIN)/lmi-bench sweep scenarios/quickstart.yaml --out $(QUICKSTART)/sweep --resume
+	$(BIN)/lmi-bench recommend $(QUICKSTART)/sweep --json $(QUICKSTART)/local.json
+	$(BIN)/lmi-bench recommend --model llama-2-7b --input-tokens 256 --output-tokens 256 \
+		--rate 2 --slo "latency_per_token_p90<=60ms" --json $(QUICKSTART)/gpu.json
+	$(BIN)/lmi-bench report $(QUICKSTART)/sweep --recommendation $(QUICKSTART)/local.json \
+		--recommendation $(QUICKSTART)/gpu.json -o $(QUICKSTART)/report.html
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

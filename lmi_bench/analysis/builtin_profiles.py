@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from lmi_bench.analysis.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.profiles import EngineProfile, StepParameters, unidentified_note
 from lmi_bench.engine.scheduling.config import KvLayout
 
 # Before any cell is seen: what kernels and hosts of this kind are known to reach, with wide room.
@@ -93,14 +93,8 @@ TGI_2023: Final = replace(
         (0.03, -0.06, -0.04, 0.04, -0.00, 0.06, -0.01, 0.03, 0.65, 1.00),
     ),
     residual_log_sd=0.065,
-    notes=tuple(
-        f"{name} is not identified by these cells: it stays near its prior"
-        for name in (
-            "compute_share",
-            "host_per_prompt_token_s",
-            "nvlink_latency_s",
-            "nvlink_share",
-        )
+    notes=unidentified_note(
+        ("compute_share", "host_per_prompt_token_s", "nvlink_latency_s", "nvlink_share")
     ),
 )
 

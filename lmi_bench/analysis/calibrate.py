@@ -17,7 +17,12 @@ from scipy.optimize import least_squares
 
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.closed_loop import ClosedLoopLoad, ClosedLoopRun, run_closed_loop
-from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
+from lmi_bench.analysis.profiles import (
+    PARAMETER_NAMES,
+    EngineProfile,
+    StepParameters,
+    unidentified_note,
+)
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
@@ -185,9 +190,7 @@ def calibrate_profile(
         log_sd=dict(zip(free, sd.tolist(), strict=True)),
         log_correlation=_embedded(covariance, free),
         residual_log_sd=max(spread, _NOISE),
-        notes=tuple(
-            f"{name} is not identified by these cells: it stays near its prior" for name in kept
-        ),
+        notes=unidentified_note(kept),
     )
 
 

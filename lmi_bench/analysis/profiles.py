@@ -8,7 +8,7 @@ parameters come from a fit, so each has an uncertainty, as a covariance of their
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -154,6 +154,13 @@ class EngineProfile:
             if name.endswith("_share"):  # no kernel is faster than its hardware
                 values[name] = min(values[name], 1.0)
         return StepParameters(**values)
+
+
+def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:
+    """The note of parameters that a fit has learnt nothing of; none for none."""
+    if not names:
+        return ()
+    return (f"not identified by the profile's cells, so near their priors: {', '.join(names)}",)
 
 
 def profile_to_json(profile: EngineProfile) -> str:

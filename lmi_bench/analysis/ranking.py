@@ -51,6 +51,17 @@ def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float,
     return (cost, latency)
 
 
+def _too_close(best: Candidate, second: Candidate) -> bool:
+    """Whether the second could be the cheaper one at saturation: costs at the intervals' ends."""
+    cost = best.usd_per_1m_output_tokens_at_saturation
+    other = second.usd_per_1m_output_tokens_at_saturation
+    ours, theirs = (c.figures["capacity_rate_per_s"] for c in (best, second))
+    if cost is None or other is None or ours is None or theirs is None:
+        return False
+    dearest = cost * ours.predicted / ours.low
+    return other * theirs.predicted / theirs.high < dearest
+
+
 def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
     """Why the first candidate leads, against the best one on another machine type."""
     best = ranked[0]
@@ -69,4 +80,6 @@ def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
     if second is not None and cost is not None and other is not None:
         text += f"; best on another accelerator: {second.instances} x {second.instance} at "
         text += f"{other:.2f} USD against {cost:.2f} for 1M output tokens"
+        if request.load_kind == "saturation" and _too_close(best, second):
+            text += ", within the intervals: a tie"
     return text

@@ -82,9 +82,13 @@ def simulate_level(
     return level.result()
 
 
-def _rounding_s(at_s: float) -> float:
-    """Times that differ by less are the same instant, as they are on the virtual loop."""
-    return 2 * math.ulp(at_s)
+def _slack_s(at_s: float, replicas: int) -> float:
+    """Times that differ by less are one instant.
+
+    One replica: two units in the last place, as on the virtual loop. Several: wide enough that
+    rounding errors, which grow with the number of steps, do not decide which of them comes first.
+    """
+    return 2 * math.ulp(at_s) if replicas == 1 else 1e-10 * at_s
 
 
 class _Request:
@@ -150,9 +154,9 @@ class _Replica:
         """Requests that it has not answered yet."""
         return len(self._requests)
 
-    def add(self, request: _Request, now_s: float) -> None:
+    def add(self, request: _Request, now_s: float, slack_s: float) -> None:
         """Take a request. Raises CapacityError or OverloadedError."""
-        self._break_run(now_s)
+        self._break_run(now_s, slack_s)
         planned = request.planned
         self.scheduler.add(
             request.seq_id,
@@ -163,9 +167,9 @@ class _Replica:
         self._requests[request.seq_id] = request
         request.replica = self
 
-    def cancel(self, request: _Request, now_s: float) -> None:
+    def cancel(self, request: _Request, now_s: float, slack_s: float) -> None:
         """Drop a request; a step that is under way does not stop for it."""
-        self._break_run(now_s)
+        self._break_run(now_s, slack_s)
         self.scheduler.finish(request.seq_id, "cancelled")
         request.finish_reason, request.ended_s = "cancelled", now_s
         del self._requests[request.seq_id]
@@ -190,15 +194,13 @@ class _Replica:
             self._batch = None
         return ended
 
-    def start_step(self, now_s: float, horizon_s: float) -> None:
-        """Begin the next step, or a run of steps that ends before `horizon_s`, unless in one."""
+    def start_step(self, now_s: float, before_s: float) -> None:
+        """Begin the next step, or a run of steps that ends before `before_s`, unless in one."""
         if self._batch is not None or self._run_ends_s:
             return
         steps = self.scheduler.identical_decode_steps()
-        if steps > 1 and self._start_run(steps, now_s, horizon_s):
+        if steps > 1 and self._start_run(steps, now_s, before_s):
             return
-        if self.next_s - _rounding_s(now_s) <= now_s < self.next_s:
-            now_s = self.next_s  # the time waited for has come, but for a rounding error
         planned = self.scheduler.plan(now_s)
         if isinstance(planned, StepBatch):
             self._batch = planned
@@ -206,11 +208,10 @@ class _Replica:
         else:
             self.next_s = planned.at_s if isinstance(planned, WaitUntil) else math.inf
 
-    def _start_run(self, steps: int, now_s: float, horizon_s: float) -> bool:
+    def _start_run(self, steps: int, now_s: float, before_s: float) -> bool:
         first = self.scheduler.decode_shape()
         rows, context = first.decode_sequences, first.decode_context_tokens
         predict = self._step_time.step_time_s
-        before_s = horizon_s - _rounding_s(horizon_s) if horizon_s < math.inf else horizon_s
         ends_s: list[float] = []
         at_s = now_s
         for context_tokens in range(context, context + steps * rows, rows):
@@ -230,16 +231,20 @@ class _Replica:
         self.next_s = ends_s[-1]
         return True
 
-    def _break_run(self, now_s: float) -> None:
-        """Something happens inside a run: from the step under way on, go step by step."""
-        if not self._run_ends_s:
-            return
+    def _break_run(self, now_s: float, slack_s: float) -> None:
+        """Something happens inside a run: from the step under way on, go step by step.
+
+        Inside means before its last step ends; a step that ends at this instant has ended.
+        """
         ends_s = self._run_ends_s
-        done = bisect_right(ends_s, now_s + _rounding_s(now_s))
-        if done == len(ends_s):
-            return  # it happens at the run's end
+        if not ends_s or ends_s[-1] <= now_s + slack_s:
+            return
+        done = bisect_right(ends_s, now_s + slack_s)
         start_s = ends_s[done - 1] if done else self._run_start_s
         self._take_run(done)
+        if done and start_s >= now_s - slack_s:
+            self.next_s = math.inf  # between two steps: the next one is begun at this instant
+            return
         batch = self.scheduler.plan(start_s)
         assert isinstance(batch, StepBatch)
         self._batch = batch
@@ -295,7 +300,7 @@ class _Level:
             now_s = min(next_start_s, deadline_s, *(r.next_s for r in self._replicas))
             if now_s == math.inf:
                 return
-            same_s = now_s + _rounding_s(now_s)
+            same_s = now_s + self._slack_s(now_s)
             if deadline_s <= same_s:
                 self._expire(now_s)
             while next_start_s <= same_s:
@@ -310,8 +315,9 @@ class _Level:
             if self._stopped_by is not None:
                 next_start_s = math.inf
             horizon_s = min(next_start_s, self._next_deadline_s())
+            before_s = horizon_s - self._slack_s(horizon_s) if horizon_s < math.inf else horizon_s
             for replica in self._replicas:
-                replica.start_step(now_s, horizon_s)
+                replica.start_step(now_s, before_s)
 
     def result(self) -> LevelRun:
         """The level as the load generator would hand it over."""
@@ -343,7 +349,7 @@ class _Level:
         self._sent.append(request)
         replica = self._replicas[self._router.pick([r.outstanding for r in self._replicas])]
         try:
-            replica.add(request, now_s)
+            replica.add(request, now_s, self._slack_s(now_s))
         except CapacityError as exc:
             self._fail(request, "refused", str(exc))
             return False
@@ -354,6 +360,9 @@ class _Level:
             self._deadlines.append((now_s + self._timeout_s, request))
         return True
 
+    def _slack_s(self, at_s: float) -> float:
+        return _slack_s(at_s, len(self._replicas))
+
     def _next_deadline_s(self) -> float:
         deadlines = self._deadlines
         while deadlines and deadlines[0][1].ended_s is not None:
@@ -361,11 +370,11 @@ class _Level:
         return deadlines[0][0] if deadlines else math.inf
 
     def _expire(self, now_s: float) -> None:
-        same_s = now_s + _rounding_s(now_s)
+        same_s = now_s + self._slack_s(now_s)
         while self._next_deadline_s() <= same_s:
             _, request = self._deadlines.popleft()
             assert request.replica is not None
-            request.replica.cancel(request, now_s)
+            request.replica.cancel(request, now_s, self._slack_s(now_s))
             self._fail(request, "timeout", f"no complete answer within {self._timeout_s:g} s")
             self._user_sends(now_s)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from lmi_bench.errors import InputError
+
+if TYPE_CHECKING:
+    from lmi_bench.analysis.recommend_request import Objective
 
 _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices"
 
@@ -114,7 +117,7 @@ def recommend(
             users=users,
             think_time_s=think_time,
             slos=tuple(slo or ()),
-            objective=objective,
+            objective=cast("Objective", objective),
             instances=tuple(instance or ()),
             degrees=tuple(tensor_parallel or ()),
             price_usd_per_hour=price_per_hour,

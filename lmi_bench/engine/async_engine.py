@@ -7,6 +7,7 @@ on a real and on a virtual clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -239,12 +240,11 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         overlap = self._executor.max_in_flight > 1
         steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
-        not_before_s = 0.0
         async with asyncio.TaskGroup() as group:
             while True:
                 await settle()  # requests that arrive at this instant join this step
                 self._news.clear()
-                start_s = max(loop.time(), not_before_s)
+                start_s = loop.time()
                 planned = self._scheduler.plan(start_s)
                 if isinstance(planned, StepBatch):
                     if planned.shape.prefill_sequences:
@@ -260,9 +260,7 @@ class AsyncEngine:
                     batch, start_s, task = steps.popleft()
                     self._commit(batch, start_s, await task)
                 else:
-                    not_before_s = await self._wait(
-                        planned.at_s if isinstance(planned, WaitUntil) else None
-                    )
+                    await self._wait(planned.at_s if isinstance(planned, WaitUntil) else None)
 
     def _commit(self, batch: StepBatch, start_s: float, outputs: list[StepOutput]) -> None:
         end_s = asyncio.get_running_loop().time()
@@ -270,17 +268,11 @@ class AsyncEngine:
         if self._on_step is not None:
             self._on_step(batch, start_s, end_s)
 
-    async def _wait(self, at_s: float | None) -> float:
-        """Until a request arrives or ends, or until `at_s`.
-
-        Returns the time that has come at least: a timer may be early by a rounding error.
-        """
-        try:
+    async def _wait(self, at_s: float | None) -> None:
+        """Until a request arrives or ends, or until `at_s`."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(at_s):
                 await self._news.wait()
-        except TimeoutError:
-            return at_s or 0.0
-        return 0.0
 
     def _mark_scheduled(self, batch: StepBatch, start_s: float) -> None:
         for entry in batch.entries:

@@ -119,7 +119,7 @@ class TestReplicas:
         chance_s = mean_first_token_s(RandomChoice(iter(draws.random, None)))
         assert mean_first_token_s(LeastOutstanding()) < 0.7 * chance_s
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(
         st.integers(1, 4),
         st.integers(1, 9),
@@ -141,7 +141,6 @@ class TestReplicas:
                 config,
                 Growing(),
                 timeout_s=timeout_s,
-                spacing_s=0.00731,  # or steps of two replicas end together but for a rounding error
                 replicas=replicas,
                 router=router(),
             )
@@ -156,8 +155,8 @@ class TestReplicas:
         assert in_runs.stopped_by == stepped.stopped_by
         assert len(in_runs.records) == len(stepped.records)
         for ours, theirs in zip(in_runs.records, stepped.records, strict=True):
-            assert ours.token_times_s == pytest.approx(theirs.token_times_s, rel=1e-12)
-            assert ours.sent_s == pytest.approx(theirs.sent_s, rel=1e-12)
+            assert ours.token_times_s == pytest.approx(theirs.token_times_s, rel=1e-9)
+            assert ours.sent_s == pytest.approx(theirs.sent_s, rel=1e-9)
             assert (ours.request_id, ours.status) == (theirs.request_id, theirs.status)
 
     def test_no_replica_at_all_is_bad_input(self):

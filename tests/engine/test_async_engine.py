@@ -102,6 +102,39 @@ def test_time_in_the_queue_is_told_apart_from_prefill():
     assert second.first_token_s - second.first_scheduled_s == pytest.approx(1.0)
 
 
+def test_a_split_prompt_was_scheduled_when_its_first_part_was():
+    async def main():
+        running, _ = engine(max_rolling_batch_prefill_tokens=10)
+        async with running:
+            await asyncio.sleep(2.0)
+            generation = running.submit(range(25), tokens(1))
+            await generation.wait()
+        return generation
+
+    generation = run_virtual(main())
+    assert (generation.first_scheduled_s, generation.first_token_s) == (2.0, 5.0)
+
+
+def test_an_idle_engine_lets_everyone_of_the_instant_come_before_it_starts():
+    """The second request comes some turns of the loop after the first, but at the same time."""
+    executor = Recording()
+
+    async def main():
+        running, _ = engine(executor)
+        async with running:
+
+            async def later(turns):
+                await asyncio.sleep(1.0)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await running.submit(range(10), tokens(1)).wait()
+
+            await asyncio.gather(later(0), later(20))
+
+    run_virtual(main())
+    assert [len(batch.entries) for batch in executor.batches] == [2]
+
+
 def test_arrivals_up_to_the_end_of_a_step_join_at_that_boundary_in_their_order():
     """One arrives inside the first step, two exactly at its end: one prefill takes all three."""
     executor = Recording()
@@ -137,7 +170,7 @@ def test_an_idle_engine_starts_at_once_when_a_request_comes():
     assert run_virtual(main()) == 6.0
 
 
-@pytest.mark.parametrize("submitted_s", [0.0, 0.3, 1e6 / 3])
+@pytest.mark.parametrize("submitted_s", [0.0, 0.3, 0.001 / 3, 1e6 / 3])
 def test_a_dynamic_batch_leaves_after_its_delay_however_late_the_clock(submitted_s):
     async def main():
         running, _ = engine(policy="dynamic", batch_size=4, max_batch_delay_s=0.1)

@@ -153,6 +153,7 @@ def test_a_broken_tokenizer_is_named(tmp_path):
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    byte_level(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InputError, match=r"pip install 'lmi-bench\[engine\]'"):
         Tokenizer.from_folder(tmp_path)

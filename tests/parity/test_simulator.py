@@ -165,21 +165,21 @@ def possible(spec, timeout_s):
     return None if spec.warmup_requests else timeout_s
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(closed_loops, lengths, configs, timeouts, st.sampled_from([0.0, 0.083]))
 def test_closed_loops_give_the_same_records(spec, lengths, config, timeout_s, spacing_s):
     timeout_s = possible(spec, timeout_s)
     assert_same_level(spec, lengths, config, StepTimes(), timeout_s=timeout_s, spacing_s=spacing_s)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(open_loops, lengths, configs, timeouts, st.integers(0, 5))
 def test_open_loops_give_the_same_records(spec, lengths, config, timeout_s, seed):
     timeout_s = possible(spec, timeout_s)
     assert_same_level(spec, lengths, config, StepTimes(), timeout_s=timeout_s, seed=seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from([1.0, 2.0, 4.0]),
     lengths,

@@ -100,9 +100,11 @@ class TestFinish:
     def test_in_the_middle_of_a_split_prompt_it_leaves_a_sound_scheduler(self, drive):
         run = drive(max_rolling_batch_prefill_tokens=10)
         run.add(0, 35, 3)
-        run.add(1, 5, 2)
+        run.add(1, 5, 4)
         run.step()
         run.scheduler.finish(0, "cancelled")
+        run.step()
+        assert run.scheduler.identical_decode_steps() == 2  # no prompt is left to wait for
         run.run()
         assert run.reasons == {1: "length"}
         assert run.scheduler.free_blocks == 1000
