@@ -9,7 +9,9 @@ import typer
 
 from lmi_bench import __version__
 from lmi_bench.cli.compare import compare
+from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
+from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -29,6 +31,8 @@ app.command()(recommend)
 app.command()(report)
 app.command()(compare)
 app.command()(gate)
+app.command()(export)
+app.command("import")(import_results)
 app.command()(serve)
 
 

@@ -78,3 +78,11 @@ def test_goodput_is_printed_as_vllm_users_ask_for_it(tmp_path):
     done = lmi_bench(*SIM, *LEVELS, "--goodput", "ttft:5000", "tpot:500", "--out", tmp_path / "run")
     assert "goodput req/s" in done.stdout
     assert "100 %" in done.stdout
+
+
+def test_a_run_goes_out_as_an_llm_d_report_and_comes_back(runs, tmp_path):
+    lmi_bench("export", runs / "wide", "--format", "llm-d", "--out", tmp_path / "reports")
+    lmi_bench("import", tmp_path / "reports" / "level-0.yaml", "--out", tmp_path / "back")
+    lmi_bench("gate", tmp_path / "back", "--slo", "ttft_p90<=1s")
+    lmi_bench("report", tmp_path / "back", "--out", tmp_path / "report.html")
+    lmi_bench("import", runs / "wide" / "manifest.json", "--out", tmp_path / "no", expect=2)
