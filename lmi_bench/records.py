@@ -110,7 +110,7 @@ class RequestRecord:
     ) -> RequestRecord:
         """The record of a request that failed, with what had arrived before."""
         partial = error.exchange
-        if partial is not None:
+        if isinstance(partial, Exchange):
             return replace(
                 cls.completed(request, due_s, partial), status=error.kind, error=str(error)
             )

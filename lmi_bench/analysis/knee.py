@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lmi_bench.analysis.knee_cause import KneeFacts, find_cause
 from lmi_bench.analysis.kneedle import kneedle_index
 from lmi_bench.analysis.sweep_curve import LevelPoint, SweepCurve, sweep_curve, upper_quantile
-from lmi_bench.analysis.uncertainty import DEFAULT_RESAMPLES, central_interval
+from lmi_bench.analysis.uncertainty import DEFAULT_RESAMPLES, central_interval, resample_indices
 from lmi_bench.records import RequestRecord
 
 KneeRule = Literal["latency_limit", "half_latency", "kneedle", "theory"]
@@ -253,7 +253,7 @@ def _resample(point: LevelPoint, rng: np.random.Generator) -> tuple[FloatArray, 
     assert point.request_ms_per_token is not None  # the caller looked
     assert point.request_tokens is not None
     latency, tokens = point.request_ms_per_token, point.request_tokens
-    drawn = rng.integers(0, len(latency), size=(DEFAULT_RESAMPLES, len(latency)))
+    drawn = resample_indices(len(latency), rng=rng)
     upper = np.array([upper_quantile(row, 0.9) for row in latency[drawn]])
     e2e = np.where(tokens > 0, latency, 0.0) * tokens
     pace = float(tokens.sum() / e2e.sum())

@@ -6,8 +6,6 @@ runs; `--repeat` is what measures that. Seeded, so that the same records give th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,23 +20,6 @@ def resample_indices(
 ) -> NDArray[np.int64]:
     """Indices of bootstrap samples, shape (resamples, n)."""
     return rng.integers(0, n, size=(resamples, n))
-
-
-def bootstrap_interval(
-    values: FloatArray,
-    statistic: Callable[[FloatArray], float],
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile-bootstrap interval of a statistic of independent values.
-
-    values  shape (n,), n at least 1
-    """
-    rng = np.random.default_rng(seed)
-    drawn = values[resample_indices(len(values), resamples=resamples, rng=rng)]
-    return central_interval(np.array([statistic(sample) for sample in drawn]), confidence)
 
 
 def central_interval(draws: FloatArray, confidence: float = CONFIDENCE) -> tuple[float, float]:

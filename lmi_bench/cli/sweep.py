@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmi_bench.errors import EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
+from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 
 _TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
     "Target",
@@ -286,6 +286,8 @@ def sweep(
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if outcome.nothing_answered:
+        raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
 

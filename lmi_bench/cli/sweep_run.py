@@ -31,8 +31,9 @@ from lmi_bench.slo import parse_goodput, parse_slo
 class SweepOutcome:
     """How a sweep ended, for the exit code."""
 
-    interrupted: bool
-    slo_missed: bool
+    interrupted: bool = False
+    slo_missed: bool = False
+    nothing_answered: bool = False
 
 
 def run(
@@ -76,14 +77,18 @@ def run(
         _print_levels(levels)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
-        return SweepOutcome(interrupted=True, slo_missed=False)
+        return SweepOutcome(interrupted=True)
+    if all(line["requests"] == line["errors"] for line in levels):
+        _print_levels(levels)
+        warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
+        return SweepOutcome(nothing_answered=True)
     _print_measured(levels, knees)
     missed = print_slos(load_run(folder), [parse_slo(text) for text in scenario.slo], slo_options)
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
-    return SweepOutcome(False, missed)
+    return SweepOutcome(slo_missed=missed)
 
 
 def read_scenario(
@@ -125,7 +130,7 @@ def _default_folder(scenario: Scenario) -> Path:
 
 
 def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = ["lmi-bench", *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(
@@ -189,6 +194,15 @@ def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
     if not run.levels:
         return []
     return find_knees(run.levels, records=run.records, facts=bench.knee_facts(run.levels))
+
+
+def _first_error(folder: Path) -> str:
+    """The first failed request's message, as the middle of a sentence."""
+    for records in load_run(folder).records:
+        for record in records:
+            if not record.ok:
+                return f": {record.status}: {record.error}"
+    return ""
 
 
 def _print_levels(levels: list[dict[str, Any]]) -> None:

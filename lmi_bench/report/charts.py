@@ -7,13 +7,22 @@ Names of runs go through `chart_text`: plotly reads a few HTML tags in its texts
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.report.formats import load_name, number
+from lmi_bench.report.chart_parts import (
+    base_layout,
+    chart_text,
+    draw_knees,
+    draw_limit,
+    finite,
+    hover_names,
+    knee_points,
+    log_loads,
+    markers,
+)
+from lmi_bench.report.formats import load_name
 from lmi_bench.report.values import Curve, ReportView
 
 # Told apart by people with any colour vision, on white and on near-black (after Okabe and Ito).
@@ -61,11 +70,6 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def chart_text(text: str) -> str:
-    """Text that plotly shows as it is."""
-    return html.escape(text, quote=False)
-
-
 def _colour(curves: Sequence[Curve], curve: Curve) -> str:
     index = next(i for i, each in enumerate(curves) if each is curve)
     return PALETTE[index % len(PALETTE)]
@@ -90,27 +94,27 @@ def _latency_throughput(curves: Sequence[Curve], limit_ms: float) -> Chart:
                 "type": "scatter",
                 "mode": "lines+markers+text",
                 "name": _name(curve),
-                "x": _finite(curve.throughput_tokens_per_s),
-                "y": _finite(latency),
+                "x": finite(curve.throughput_tokens_per_s),
+                "y": finite(latency),
                 "text": [f"{load:g}" for load in curve.loads],
                 "textposition": "top left",
                 "textfont": {"size": 11, "color": "var(--muted)"},
-                "customdata": _notes(curve, names),
+                "customdata": hover_names(curve, names),
                 "line": {
                     "color": colour,
                     "width": 2.5,
                     "dash": "dash" if curve.simulated else "solid",
                 },
-                "marker": _markers(curve, colour),
+                "marker": markers(curve, colour),
                 "hovertemplate": "%{customdata}<br>%{x:,.4g} tok/s<br>%{y:,.4g} ms/token"
                 "<extra>%{fullData.name}</extra>",
             }
         )
-        data += _knee_points(curve, colour, latency, only_recommended=len(curves) > 1)
-    layout = _layout("Throughput, output tok/s", "Latency p90, ms/token")
+        data += knee_points(curve, colour, latency, only_recommended=len(curves) > 1)
+    layout = base_layout("Throughput, output tok/s", "Latency p90, ms/token")
     layout["yaxis"] |= {"rangemode": "tozero"}
     layout["xaxis"] |= {"rangemode": "tozero"}
-    _draw_limit(layout, limit_ms, [curve.latencies["latency_ms_per_token", "upper"]
+    draw_limit(layout, limit_ms, [curve.latencies["latency_ms_per_token", "upper"]
                                    for curve in curves])  # fmt: skip
     return Chart(
         "chart-latency-throughput",
@@ -134,22 +138,22 @@ def _throughput(curves: Sequence[Curve], colours: dict[str, str], suffix: str) -
                 "mode": "lines+markers",
                 "name": _name(curve),
                 "x": list(curve.loads),
-                "y": _finite(curve.throughput_tokens_per_s),
-                "customdata": _notes(curve, names),
+                "y": finite(curve.throughput_tokens_per_s),
+                "customdata": hover_names(curve, names),
                 "line": {
                     "color": colour,
                     "width": 2.5,
                     "dash": "dash" if curve.simulated else "solid",
                 },
-                "marker": _markers(curve, colour),
+                "marker": markers(curve, colour),
                 "hovertemplate": "%{customdata}<br>%{y:,.4g} tok/s<extra>%{fullData.name}</extra>",
             }
         )
-    layout = _layout(_load_title(curves), "Throughput, output tok/s")
-    _log_loads(layout, curves)
+    layout = base_layout(_load_title(curves), "Throughput, output tok/s")
+    log_loads(layout, curves)
     layout["yaxis"] |= {"rangemode": "tozero"}
     if len(curves) == 1:
-        _draw_knees(layout, curves[0])
+        draw_knees(layout, curves[0])
     return Chart(
         f"chart-throughput{suffix}",
         "Throughput against load",
@@ -189,8 +193,8 @@ def _percentiles(
                     "mode": "lines+markers",
                     "name": label,
                     "x": list(curve.loads),
-                    "y": _finite(values),
-                    "customdata": _notes(curve, names),
+                    "y": finite(values),
+                    "customdata": hover_names(curve, names),
                     "connectgaps": False,
                     "legendgroup": str(number_of_curve if several else statistic),
                     "showlegend": not several or statistic == "mean",
@@ -200,11 +204,11 @@ def _percentiles(
                     "<extra>%{fullData.name}</extra>",
                 }
             )
-    layout = _layout(_load_title(curves), f"{title}, {unit}")
-    _log_loads(layout, curves)
+    layout = base_layout(_load_title(curves), f"{title}, {unit}")
+    log_loads(layout, curves)
     layout["yaxis"] |= {"rangemode": "tozero"}
     if limit is not None:
-        _draw_limit(layout, limit, shown)
+        draw_limit(layout, limit, shown)
     return Chart(
         f"chart-{metric.replace('_', '-')}{suffix}",
         f"{title} against load",
@@ -215,185 +219,6 @@ def _percentiles(
     )
 
 
-def _markers(curve: Curve, colour: str) -> dict[str, Any]:
-    """Round where the level counts, a cross where it is invalid or was cut short."""
-    return {
-        "color": colour,
-        "size": [8 if valid else 11 for valid in curve.valid],
-        "symbol": [
-            ("circle-open" if curve.simulated else "circle") if valid else "x-thin-open"
-            for valid in curve.valid
-        ],
-        "line": {"width": 2, "color": colour},
-    }
-
-
-def _notes(curve: Curve, names: Sequence[str]) -> list[str]:
-    return [
-        name if valid else f"{name} (invalid or cut short)"
-        for name, valid in zip(names, curve.valid, strict=True)
-    ]
-
-
-def _knee_points(
-    curve: Curve, colour: str, latency: Sequence[float | None], *, only_recommended: bool
-) -> list[dict[str, Any]]:
-    """Diamonds at the levels that are knees; rules with the same knee share one."""
-    by_load: dict[float, list[str]] = {}
-    recommended = {knee.load for knee in curve.knees if knee.recommended}
-    for knee in curve.knees:
-        if knee.load in curve.loads and (knee.load in recommended or not only_recommended):
-            by_load.setdefault(knee.load, []).append(knee.title)
-    traces = []
-    for load, titles in by_load.items():
-        index = curve.loads.index(load)
-        is_chosen = load in recommended
-        title = " + ".join(titles)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": chart_text(
-                    f"{'Recommended knee' if is_chosen else 'Knee'}: {load:g} ({title})"
-                    if not only_recommended
-                    else f"Knee of {curve.label}: {load:g}"
-                ),
-                "showlegend": not only_recommended,
-                "x": [curve.throughput_tokens_per_s[index]],
-                "y": [_finite(latency)[index]],
-                "marker": {
-                    "symbol": "diamond" if is_chosen else "diamond-open",
-                    "size": 17 if is_chosen else 15,
-                    "color": "var(--accent)" if not only_recommended else colour,
-                    "line": {"width": 2, "color": "var(--ink)" if is_chosen else "var(--accent)"},
-                },
-                "hovertemplate": f"{load_name(curve.axis, load)}<br>{title}<extra></extra>",
-            }
-        )
-    return traces
-
-
-def _draw_knees(layout: dict[str, Any], curve: Curve) -> None:
-    by_load: dict[float, list[str]] = {}
-    for knee in curve.knees:
-        by_load.setdefault(knee.load, []).append(knee.title)
-    chosen = {knee.load for knee in curve.knees if knee.recommended}
-    for level, (load, titles) in enumerate(sorted(by_load.items())):
-        layout["shapes"].append(
-            {
-                "type": "line",
-                "x0": load,
-                "x1": load,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "layer": "below",
-                "line": {
-                    "color": "var(--accent)" if load in chosen else "var(--muted)",
-                    "width": 2 if load in chosen else 1,
-                    "dash": "dash",
-                },
-            }
-        )
-        layout["annotations"].append(
-            {
-                "x": math.log10(load),
-                "y": 0.02 + 0.08 * (level % 3),
-                "yref": "paper",
-                "xanchor": "right",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "text": chart_text(f"{' + '.join(titles)} {load:.4g} "),
-                "font": {
-                    "size": 11,
-                    "color": "var(--accent)" if load in chosen else "var(--muted)",
-                },
-            }
-        )
-
-
-def _draw_limit(
-    layout: dict[str, Any], limit: float, series: Sequence[Sequence[float | None]]
-) -> None:
-    """The latency limit, where it is near enough not to flatten the curve under it."""
-    top = max((value for values in series for value in _finite(values) if value), default=0.0)
-    if top is None or top < limit / 3:
-        return
-    layout["shapes"].append(
-        {
-            "type": "line",
-            "x0": 0,
-            "x1": 1,
-            "xref": "paper",
-            "y0": limit,
-            "y1": limit,
-            "layer": "below",
-            "line": {"color": "var(--bad)", "width": 1.5, "dash": "dot"},
-        }
-    )
-    layout["annotations"].append(
-        {
-            "x": 0.01,
-            "xref": "paper",
-            "y": limit,
-            "xanchor": "left",
-            "yanchor": "bottom",
-            "showarrow": False,
-            "text": f"limit {number(limit)} ms/token",
-            "font": {"size": 11, "color": "var(--bad)"},
-        }
-    )
-
-
 def _load_title(curves: Sequence[Curve]) -> str:
     by_concurrency = curves[0].axis == "concurrency"
     return "Concurrent requests" if by_concurrency else "Request rate, req/s"
-
-
-def _log_loads(layout: dict[str, Any], curves: Sequence[Curve]) -> None:
-    loads = sorted({load for curve in curves for load in curve.loads})
-    pad = 0.08
-    layout["xaxis"] |= {
-        "type": "log",
-        "tickvals": loads,
-        "ticktext": [f"{load:g}" for load in loads],
-        "range": [math.log10(loads[0]) - pad, math.log10(loads[-1]) + pad],
-    }
-
-
-def _layout(x_title: str, y_title: str) -> dict[str, Any]:
-    axis = {
-        "gridcolor": "var(--grid)",
-        "zerolinecolor": "var(--grid)",
-        "linecolor": "var(--line)",
-        "tickfont": {"color": "var(--muted)", "size": 12},
-        "automargin": True,
-        "fixedrange": False,
-    }
-
-    def with_title(text: str) -> dict[str, Any]:
-        return axis | {"title": {"text": text, "font": {"size": 13, "color": "var(--ink)"}}}
-
-    return {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12,
-                 "color": "var(--ink)"},
-        "margin": {"l": 60, "r": 16, "t": 8, "b": 48},
-        "xaxis": with_title(x_title),
-        "yaxis": with_title(y_title),
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom",
-                   "font": {"size": 12}, "bgcolor": "rgba(0,0,0,0)"},
-        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)",
-                       "font": {"color": "var(--ink)"}, "namelength": -1},
-        "hovermode": "closest",
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)",
-                    "activecolor": "var(--accent)"},
-        "shapes": [],
-        "annotations": [],
-    }  # fmt: skip
-
-
-def _finite(values: Sequence[float | None]) -> list[float | None]:
-    """JSON has no infinity: such a point is not drawn."""
-    return [value if value is not None and math.isfinite(value) else None for value in values]

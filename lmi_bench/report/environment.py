@@ -27,7 +27,6 @@ def environment_facts(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
         ("Created", plain(manifest.get("created_at"))),
         ("Schema version", plain(manifest.get("schema_version"))),
         ("Scenario hash", plain(manifest.get("scenario_hash"))),
-        ("Target", plain(manifest.get("target"))),
     ]
     commands = manifest.get("commands") or []
     for command in commands:
@@ -36,6 +35,7 @@ def environment_facts(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
     run += [(_words(key), plain(value)) for key, value in manifest.items() if key not in _SHOWN]
     return (
         Facts("Run", tuple(run)),
+        Facts("Target", tuple(_words_pairs(manifest.get("target")))),
         Facts("Host", tuple(_host_facts(manifest.get("host")))),
         Facts("Versions", tuple(_pairs(manifest.get("versions")))),
     )
@@ -50,6 +50,12 @@ def _host_facts(host: object) -> list[tuple[str, str]]:
         else (_words(str(key)), plain(value))
         for key, value in host.items()
     ]
+
+
+def _words_pairs(values: object) -> list[tuple[str, str]]:
+    if isinstance(values, Mapping):
+        return [(_words(str(key)), plain(value)) for key, value in values.items()]
+    return _pairs(values)
 
 
 def _pairs(values: object) -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ def write_figures(
 
     Raises InputError for another format, or where the report has no run to draw.
     """
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,7 +59,8 @@ def write_figures(
         draw(axes)
         _dress(axes)
         path = folder / f"{name}.{file_format}"
-        figure.savefig(path, dpi=dots_per_inch, metadata=_metadata(file_format))
+        with rc_context({"svg.hashsalt": name}):  # the same report gives the same ids
+            figure.savefig(path, dpi=dots_per_inch, metadata=_metadata(file_format))
         paths.append(path)
     return paths
 

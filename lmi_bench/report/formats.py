@@ -86,6 +86,7 @@ def key_title(key: str) -> str:
         "_ms": "ms",
         "_s": "s",
         "_bytes": "bytes",
+        "_gib": "GiB",
         "_frac": "share",
     }
     unit = ""

@@ -167,8 +167,12 @@ def _rates_table(axis: str, lines: Lines) -> Table:
 def knees_table(axis: str, knees: Lines) -> Table:
     """Each rule's knee, its interval, its cause and what moves it."""
     rows = []
+    told: set[str] = set()
     for knee in knees:
         value = knee.get(axis)
+        change = str(knee.get("change") or MISSING)
+        repeated = change in told and change != MISSING
+        told.add(change)
         low, high = knee.get("low"), knee.get("high")
         interval = MISSING if low is None or high is None else f"{low:g} to {high:g}"
         rule = str(knee.get("rule"))
@@ -180,7 +184,7 @@ def knees_table(axis: str, knees: Lines) -> Table:
                     Cell(MISSING if value is None else f"{value:.4g}"),
                     Cell(interval),
                     Cell(CAUSE_TITLES.get(cause, cause) if value is not None else MISSING),
-                    Cell(str(knee.get("change") or MISSING)),
+                    Cell("as above", change) if repeated else Cell(change),
                     Cell(str(knee.get("why") or "")),
                 ),
                 strong=_chosen(knee),

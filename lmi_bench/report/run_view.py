@@ -128,7 +128,7 @@ def _subtitle(manifest: Mapping[str, Any], scenario: Mapping[str, Any]) -> str:
 
 
 def _target_text(manifest: Mapping[str, Any]) -> str:
-    target = manifest.get("target") or _mapping(manifest.get("scenario")).get("target")
+    target = _mapping(manifest.get("scenario")).get("target") or manifest.get("target")
     if isinstance(target, Mapping):
         for key in ("url", "instance", "endpoint", "name", "kind"):
             if target.get(key):
@@ -159,7 +159,10 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Hea
             f"{number(here.throughput_tokens_per_s)} tok/s at "
             f"{number(here.latency_ms_per_token)} ms/token, {detail}"
         )
-    return Headline("Knee", f"{load:g}", unit, detail)
+    reached = curve.beyond(load) is not None
+    if not reached:
+        detail += "; the highest level of the sweep, so the knee may lie above it"
+    return Headline("Knee", f"{load:g}" if reached else f"≥ {load:g}", unit, detail)
 
 
 def _extremes(curve: SweepCurve) -> list[Headline]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmi_bench.analysis.knee import Knee
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain
 from lmi_bench.report.values import ReportView, RunView, Table
 
@@ -41,10 +42,11 @@ def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def knee_rows(knees: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The knees as console rows; the recommended one carries a star."""
+def knee_rows(knees: Sequence[Knee | Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The knees, found now or read from knees.json, as console rows; a star recommends."""
     rows = []
-    for knee in knees:
+    for each in knees:
+        knee = each.to_dict() if isinstance(each, Knee) else each
         axis = str(knee.get("axis") or "concurrency")
         value, low, high = knee.get(axis), knee.get("low"), knee.get("high")
         unit = "" if axis == "concurrency" else " req/s"
@@ -63,7 +65,7 @@ def knee_rows(knees: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 def level_block(line: Mapping[str, Any]) -> str:
     """One level as the block that people know from issues."""
     rows: list[tuple[str, str]] = [
-        (name, value) for name, value in _load(line).items() if value != MISSING
+        (f"{name}:", value) for name, value in _load(line).items() if value != MISSING
     ]
     rows += [
         ("Completed requests:", count((line.get("requests") or 0) - (line.get("errors") or 0))),

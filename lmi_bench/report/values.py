@@ -152,9 +152,13 @@ class RecommendationView:
     title: str
     subtitle: str
     met: bool
+    why: str
     headline: Headline
     headlines: tuple[Headline, ...]
+    figures: Table | None
     candidates: Table | None
+    more_candidates: Table | None
+    slos: Table | None
     rejected: tuple[RejectedGroup, ...]
     accuracy: Table | None
     provenance: tuple[Facts, ...]

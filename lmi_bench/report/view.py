@@ -49,7 +49,8 @@ def build_view(
         headlines += run_views[0].headlines
     else:
         headlines += [run_headline(run) for run in run_views]
-    headlines += [each.headline for each in advice]
+    if run_views:  # a recommendation alone says it in its own section, right below
+        headlines += [each.headline for each in advice]
     return ReportView(
         title=title or (run_views[0].label if len(run_views) == 1 else _title(run_views)),
         generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),

@@ -152,3 +152,27 @@ def faster_sweep():
 def runs_of():
     """`make_run`, for tests that need a run of their own."""
     return make_run
+
+
+@pytest.fixture
+def level_statistics():
+    """One metric of a level's line with round numbers and no p99."""
+    return {
+        "mean": 40.0,
+        "p50": 39.0,
+        "p90": 45.5,
+        "p95": None,
+        "p99": None,
+        "min": 30.0,
+        "max": 50.0,
+        "std": 4.0,
+        "n": 48,
+        "unsupported": {"p95": "needs 59 samples, has 48", "p99": "needs 299 samples, has 48"},
+    }
+
+
+@pytest.fixture
+def golden():
+    """The text of a file that was written by hand and is compared whole."""
+    folder = Path(__file__).parent.parent / "golden"
+    return lambda name: (folder / name).read_text(encoding="utf-8")

@@ -95,6 +95,7 @@ class TestPreemption:
         run = drive(block_size=4, num_blocks=5)
         run.now_s = 9.0
         run.add(0, 4, 12)
+        run.step()
         run.now_s = 2.0
         run.add(1, 4, 12)
         run.run()

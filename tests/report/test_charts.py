@@ -1,0 +1,86 @@
+"""Charts: plotly takes them, and they hold the run's own numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from lmi_bench.report.charts import build_charts
+from lmi_bench.report.view import build_view
+
+
+def with_colours(figure):
+    """The figure as the page draws it, with some colour for each of the theme's."""
+    return json.loads(re.sub(r"var\(--[a-z]+\)", "#123456", json.dumps(figure, allow_nan=False)))
+
+
+def test_plotly_accepts_every_figure(sweep, faster_sweep):
+    """plotly.py checks each property's name and value, which plotly.js would pass over."""
+    from plotly.graph_objects import Figure
+
+    for runs in ([sweep], [sweep, faster_sweep]):
+        for chart in build_charts(build_view(runs)):
+            Figure(with_colours(chart.figure))
+
+
+def test_themed_colours_are_those_that_the_style_defines(sweep):
+    from importlib.resources import files
+
+    style = (files("lmi_bench.report") / "page" / "style.css").read_text(encoding="utf-8")
+    text = json.dumps([chart.figure for chart in build_charts(build_view([sweep]))])
+    names = set(re.findall(r"var\((--[a-z]+)\)", text))
+    light, dark = style.split("prefers-color-scheme: dark", 1)
+    for name in names:
+        assert f"{name}:" in light
+        assert f"{name}:" in dark
+
+
+def test_the_curve_is_latency_over_throughput_in_order_of_load(sweep):
+    (first, *_) = build_charts(build_view([sweep]))
+    trace = first.figure["data"][0]
+    assert trace["text"] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert trace["x"] == [line["throughput_tokens_per_s"] for line in sweep.levels]
+    assert trace["y"][-1] == sweep.levels[-1]["latency_ms_per_token"]["p90"]
+
+
+def test_knees_are_marked_at_their_level(sweep):
+    (first, *_) = build_charts(build_view([sweep]))
+    knees = [trace for trace in first.figure["data"][1:] if "Recommended" in trace["name"]]
+    assert [trace["x"][0] for trace in knees] == [sweep.levels[4]["throughput_tokens_per_s"]]
+
+
+def test_the_limit_is_drawn_only_where_it_would_not_flatten_the_curve(runs_of):
+    def lines(**server):
+        (first, *_) = build_charts(build_view([runs_of("", loads=(1, 2), **server)]))
+        return [shape["y0"] for shape in first.figure["layout"]["shapes"]]
+
+    assert lines(step_s=0.05) == [100.0]
+    assert lines(step_s=0.005) == []
+
+
+def test_an_unsupported_percentile_is_a_gap_not_a_zero(sweep):
+    charts = {chart.anchor: chart for chart in build_charts(build_view([sweep]))}
+    p90 = next(t for t in charts["chart-ttft-ms"].figure["data"] if t["name"] == "p90")
+    assert p90["y"][0] is None
+    assert p90["y"][-1] == pytest.approx(sweep.levels[-1]["ttft_ms"]["p90"])
+
+
+def test_runs_keep_their_colour_in_every_chart_and_predictions_are_dashed(sweep, runs_of):
+    predicted = runs_of("", path="runs/sim", more={"target": "sim:ml.g5.2xlarge"})
+    charts = build_charts(build_view([sweep, predicted]))
+    for chart in charts[:2]:
+        measured, simulated = [t for t in chart.figure["data"] if "lines" in t["mode"]]
+        assert measured["line"]["dash"] == "solid"
+        assert simulated["line"]["dash"] == "dash"
+    colours = {chart.figure["data"][0]["line"]["color"] for chart in charts}
+    assert len(colours) == 1
+
+
+def test_concurrencies_and_rates_get_charts_of_their_own(sweep, runs_of):
+    rates = runs_of("rates", loads=(1, 2))
+    for line in rates.levels:
+        line |= {"rate_per_s": 1.0 * line["concurrency"], "concurrency": None}
+    anchors = [chart.anchor for chart in build_charts(build_view([sweep, rates]))]
+    assert len(anchors) == len(set(anchors)) == 9

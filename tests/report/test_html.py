@@ -1,0 +1,215 @@
+"""The page: whole in itself, sound for any run, and no text of a user can become a tag."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from lmi_bench.report.charts import build_charts
+from lmi_bench.report.html import render_html
+from lmi_bench.report.view import build_view
+
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>{{ 7*7 }}"
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and texts of a page; complains where tags do not nest."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.stack, self.elements, self.texts = [], [], []
+        self.scripts, self.styles = [], []
+        self.feed(text)
+        self.close()
+        assert self.stack == [], f"unclosed: {self.stack}"
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        assert self.stack, f"</{tag}> closes nothing"
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] == "script":
+            self.scripts[-1] += data
+        elif self.stack and self.stack[-1] == "style":
+            self.styles.append(data)
+        else:
+            self.texts.append(data)
+
+    def having(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def page(sweep):
+    return Page(render_html(build_view([sweep])))
+
+
+def test_nothing_is_loaded_from_anywhere(page):
+    """Every src, href and the like is a place in the page itself or data in it."""
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "srcset", "action", "poster", "data", "background"):
+            value = attributes.get(name)
+            if value is not None:
+                assert value.startswith(("#", "data:")), f"<{tag} {name}={value!r}>"
+    assert page.styles
+    for style in page.styles:
+        assert "@import" not in style
+        assert "url(" not in style
+
+
+def test_the_policy_allows_exactly_the_scripts_that_are_there(page):
+    """A browser computes the same hashes over the text between the tags."""
+    (policy,) = [
+        each["content"]
+        for each in page.having("meta")
+        if each.get("http-equiv") == "Content-Security-Policy"
+    ]
+    kinds = [attributes.get("type") for attributes in page.having("script")]
+    run = [text for text, kind in zip(page.scripts, kinds, strict=True) if kind is None]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run]
+    assert len(run) == 2
+    assert "default-src 'none'" in policy
+    assert re.findall(r"sha256-([^']+)", policy) == digests
+
+
+def test_plotly_is_inlined_once(page):
+    assert sum(len(script) > 1_000_000 for script in page.scripts) == 1
+
+
+def test_every_chart_has_its_figure_as_json_and_words_for_those_who_cannot_see_it(page):
+    charts = [a for a in page.having("div") if a.get("class") == "chart"]
+    assert len(charts) == 5
+    kinds = [attributes.get("type") for attributes in page.having("script")]
+    figures = [
+        json.loads(text)
+        for text, kind in zip(page.scripts, kinds, strict=True)
+        if kind == "application/json"
+    ]
+    assert len(figures) == len(charts)
+    assert all(chart["aria-label"] for chart in charts)
+
+
+def test_anchors_lead_somewhere(page):
+    ids = {attributes["id"] for _, attributes in page.elements if attributes.get("id")}
+    links = {a["href"][1:] for a in page.having("a") if a["href"].startswith("#")}
+    assert links
+    assert links <= ids
+
+
+def test_the_page_holds_all_its_parts(page):
+    for part in (
+        "Knee", "Best throughput", "Concurrent requests", "Latency, ms/token", "TTFT, ms",
+        "ITL, ms", "errors", "Service-level objectives", "Load generator's self-check",
+        "Definitions", "(last token - first token) / (output tokens - 1)", "Environment",
+        "Schema version", "Scenario hash", "2026-01-02T03:04:05+00:00", "llama-2-7b",
+        "lmi-bench sweep --out runs/a", "32 GiB",
+    ):  # fmt: skip
+        assert part in page.text, part
+
+
+def test_a_percentile_without_support_says_why_on_hover(page):
+    hints = [a["title"] for a in page.having("span") if "na" in (a.get("class") or "")]
+    assert "needs 29 samples, has 3" in hints
+
+
+def test_hostile_names_stay_text(runs_of, recommendation):
+    """In the title, model, target, label, SLO, host, reasons and the charts' JSON."""
+    run = runs_of(HOSTILE, loads=(1, 2), more={"model": HOSTILE, "target": HOSTILE,
+                                               "slo": [HOSTILE]})  # fmt: skip
+    run.manifest["host"][HOSTILE] = HOSTILE
+    run.levels[1] |= {"valid": False, "invalid_reason": HOSTILE}
+    recommendation["recommended"]["instance"] = HOSTILE
+    recommendation["rejected"][0]["reason"] = HOSTILE
+    recommendation[HOSTILE] = HOSTILE
+    page = Page(render_html(build_view([run], [recommendation], labels=[HOSTILE])))
+    assert page.having("img") == []
+    plain = [a for a in page.having("script") if a.get("type") is None]
+    assert len(plain) == 2
+    assert not any(name.startswith("on") for _, a in page.elements for name in a)
+    assert HOSTILE in page.text
+
+
+def test_names_in_charts_are_not_read_as_tags_by_plotly(runs_of):
+    view = build_view([runs_of("<b>bold</b>", loads=(1, 2))])
+    names = [trace["name"] for chart in build_charts(view) for trace in chart.figure["data"]]
+    assert any("&lt;b&gt;" in name for name in names)
+    assert not any("<b>" in name for name in names)
+
+
+def test_a_single_level_works(runs_of):
+    page = Page(render_html(build_view([runs_of("one", loads=(8,))])))
+    assert "needs at least two usable levels" in page.text
+    assert len([a for a in page.having("div") if a.get("class") == "chart"]) == 5
+
+
+def test_a_run_without_a_finished_level_works(runs_of):
+    page = Page(render_html(build_view([runs_of("empty", loads=())])))
+    assert "no level was valid and complete" in page.text
+    assert page.scripts == []
+
+
+def test_levels_of_failures_work(runs_of):
+    run = runs_of("failed", loads=(1, 2))
+    for line in run.levels:
+        line |= {
+            "errors": line["requests"],
+            "errors_by_kind": {"connect": line["requests"]},
+            "throughput_tokens_per_s": None,
+            "latency_ms_per_token": {},
+            "ttft_ms": {},
+            "itl_ms": {},
+            "mean_concurrency": None,
+        }
+    run.records.clear()
+    text = Page(render_html(build_view([run]))).text
+    assert "3 of 3 requests failed (3 connect)" in text
+
+
+def test_a_rate_sweep_is_shown_over_its_rates(runs_of):
+    run = runs_of("rates", loads=(1, 2, 4))
+    for line in run.levels:
+        line |= {"rate_per_s": line["concurrency"] / 2, "concurrency": None}
+    text = Page(render_html(build_view([run]))).text
+    assert "Request rate, req/s" in text
+    assert "0.5 req/s" in text
+
+
+def test_several_runs_are_compared_with_own_labels(sweep, faster_sweep):
+    page = Page(render_html(build_view([sweep, faster_sweep], labels=["old", "new"])))
+    assert "2 runs compared" in page.text
+    assert "Runs side by side" in [
+        a["aria-label"] for a in page.having("div") if a.get("role") == "region"
+    ]
+    assert {"run-1", "run-2"} <= {a.get("id") for a in page.having("section")}
+    assert "old" in page.text
+    assert "new" in page.text
+
+
+def test_a_recommendation_alone_needs_no_script(recommendation):
+    page = Page(render_html(build_view([], [recommendation])))
+    assert page.scripts == []
+    for part in ("2 × ml.g5.12xlarge", "$14.18/h", "$1.62 per 1M output tokens", "2,430",
+                 "interval 300 to 610", "weights need 25.1 GiB", "tgi-2023"):  # fmt: skip
+        assert part in page.text, part
+
+
+def test_the_same_view_gives_the_same_page(sweep):
+    view = build_view([sweep])
+    assert render_html(view) == render_html(view)

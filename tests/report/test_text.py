@@ -1,0 +1,91 @@
+"""Text forms: the block, the rows, Markdown and the static figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.analysis.knee import find_knees
+from lmi_bench.errors import InputError
+from lmi_bench.report.figures import write_figures
+from lmi_bench.report.text import knee_rows, level_block, level_rows, render_markdown
+from lmi_bench.report.view import build_view
+
+
+def test_the_block_is_the_one_people_paste(level_statistics, golden):
+    """Every line is as wide as the frame; the numbers are those of the line."""
+    line = {
+        "concurrency": 8,
+        "requests": 50,
+        "errors": 2,
+        "wall_s": 12.5,
+        "input_tokens": 12288,
+        "output_tokens": 6144,
+        "request_throughput_per_s": 3.84,
+        "throughput_tokens_per_s": 491.52,
+        "total_throughput_tokens_per_s": 1474.56,
+        "mean_concurrency": 7.75,
+        "valid": True,
+        "stopped_by": None,
+    } | dict.fromkeys(
+        ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "latency_ms_per_token"), level_statistics
+    )
+    block = level_block(line)
+    assert {len(row) for row in block.splitlines()} == {62}
+    assert block + "\n" == golden("level_block.txt")
+
+
+def test_console_rows_all_have_the_same_keys(sweep):
+    rows = level_rows(sweep.levels)
+    assert [row["Concurrent requests"] for row in rows] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert len({tuple(row) for row in rows}) == 1
+    assert rows[0]["TTFT ms p90"] == "n/a"
+    assert rows[0]["errors"] == "0/3"
+
+
+def test_knee_rows_take_knees_found_now_and_knees_read_from_a_file(sweep):
+    knees = find_knees(sweep.levels)
+    rows = knee_rows(knees)
+    assert rows == knee_rows([knee.to_dict() for knee in knees])
+    assert [row["rule"].endswith("*") for row in rows].count(True) == 1
+
+
+def test_markdown_tables_have_as_many_cells_as_columns_whatever_the_names(runs_of):
+    run = runs_of("a | b\n# c", loads=(1, 2))
+    text = render_markdown(build_view([run]))
+    assert "\n# c" not in text
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            cells = {line.replace("\\|", "").count("|") for line in block.splitlines()}
+            assert len(cells) == 1
+
+
+def test_markdown_names_the_recommendation_and_what_was_rejected(recommendation):
+    text = render_markdown(build_view([], [recommendation]))
+    assert "**Recommended: 2 × ml.g5.12xlarge**" in text
+    assert "- 1 rejected: no accelerator in the catalog" in text
+
+
+@pytest.mark.parametrize(("file_format", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_static_figures_are_written_and_alike_each_time(
+    tmp_path, sweep, runs_of, file_format, magic
+):
+    other = runs_of("$x_1$ _hidden", loads=(1, 4), path="runs/sim", more={"target": "sim:x"})
+    view = build_view([sweep, other])
+    first = write_figures(view, tmp_path / "a", file_format=file_format)
+    second = write_figures(view, tmp_path / "b", file_format=file_format)
+    assert [path.stem for path in first] == [
+        "latency-throughput", "throughput", "latency", "ttft", "itl",
+    ]  # fmt: skip
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes().startswith(magic)
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_an_unknown_figure_format_names_the_known_ones(tmp_path, sweep):
+    with pytest.raises(InputError, match="png, svg, pdf"):
+        write_figures(build_view([sweep]), tmp_path, file_format="gif")
+
+
+def test_figures_of_no_run_are_refused(tmp_path, recommendation):
+    with pytest.raises(InputError, match="no run"):
+        write_figures(build_view([], [recommendation]), tmp_path)

@@ -1,0 +1,202 @@
+"""What the report says, before it is rendered."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from lmi_bench.errors import InputError
+from lmi_bench.report.formats import key_title, number, statistic_cell, usd
+from lmi_bench.report.view import build_view
+
+
+def texts(table):
+    return [[cell.text for cell in row.cells] for row in table.rows]
+
+
+def test_an_unsupported_percentile_is_not_available_with_its_reason(level_statistics):
+    cell = statistic_cell(level_statistics, "p99")
+    assert (cell.text, cell.tone) == ("n/a", "na")
+    assert cell.hint == "needs 299 samples, has 48"
+    assert statistic_cell(level_statistics, "p90").text == "45.5"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.012345, "0.0123"), (99.95, "100"), (1234567.0, "1,234,567"), (None, "–"), (0, "0"),
+     (float("inf"), "∞"), (-2.5, "-2.5")],
+)  # fmt: skip
+def test_numbers_keep_three_digits_and_group_thousands(value, text):
+    assert number(value) == text
+
+
+def test_a_missing_price_is_never_a_number():
+    assert usd(None) == "no price"
+    assert usd(0.0312) == "$0.0312"
+
+
+def test_keys_of_newer_files_still_make_headings():
+    assert key_title("energy_j_per_token") == "Energy j per token"
+    assert key_title("capacity_rate_per_s") == "Capacity rate, req/s"
+
+
+def test_the_headlines_are_knee_throughput_and_first_token(sweep):
+    """24 slots: 16 users run at once within the limit, 32 wait for a slot."""
+    view = build_view([sweep])
+    values = {each.label: (each.value, each.unit) for each in view.headlines}
+    assert values["Knee"] == ("16", "concurrent requests")
+    assert set(values) == {"Knee", "Best throughput", "Fastest first token"}
+    assert "346 tok/s" in view.headlines[0].detail
+
+
+def test_a_knee_at_the_top_of_the_sweep_is_a_lower_bound(runs_of):
+    """All levels are within the limit, so the knee was not seen."""
+    (knee, *_) = build_view([runs_of("low", loads=(1, 2, 4))]).headlines
+    assert (knee.label, knee.value) == ("Knee", "≥ 4")
+    assert "may lie above" in knee.detail
+
+
+def test_the_throughput_in_the_table_is_tokens_over_wall(sweep):
+    """One user, 3 requests of 48 tokens: each 20 ms of prefill and 48 steps of 30.6 ms."""
+    row = texts(build_view([sweep]).runs[0].levels)[0]
+    wall_s = 3 * (0.020 + 48 * 0.0306)
+    assert row[0] == "1"
+    assert float(row[1]) == pytest.approx(3 * 48 / wall_s, rel=0.005)
+
+
+def test_the_recommended_knee_is_the_row_to_read(sweep):
+    strong = [row.cells[0].text for row in build_view([sweep]).runs[0].levels.rows if row.strong]
+    assert strong == ["16"]
+
+
+def test_saved_knees_are_shown_as_they_were_found(runs_of):
+    run = runs_of("saved", loads=(1, 2, 4))
+    saved = {"rule": "half_latency", "concurrency": 2, "low": 1, "high": 4, "cause": "host",
+             "recommended": True, "why": "by hand", "change": "graphs"}  # fmt: skip
+    view = build_view([type(run)(run.path, run.manifest, run.levels, run.records, [saved])])
+    assert texts(view.runs[0].knees) == [
+        ["Half-latency", "2", "1 to 4", "host time per step", "graphs", "by hand"]
+    ]
+
+
+def test_invalid_levels_are_flagged_and_warned_about(runs_of):
+    run = runs_of("bad", loads=(1, 2))
+    run.levels[1] |= {"valid": False, "invalid_reason": "client: late"}
+    view = build_view([run]).runs[0]
+    assert view.levels.rows[1].tone == "bad"
+    assert view.levels.rows[1].cells[-1].hint == "client: late"
+    assert any("concurrency 2 is invalid: client: late" in w for w in view.warnings)
+    assert view.curve.valid == (True, False)
+
+
+def test_slos_of_the_scenario_are_judged_level_by_level(sweep):
+    """48 requests at 16 users support a p90 and no p99; a level of 3 supports neither."""
+    table = build_view([sweep]).runs[0].slos
+    cells = {row.cells[0].text: row.cells for row in table.rows}
+    assert cells["1"][1].text == "n/a"
+    assert cells["16"][1].text.startswith("pass")
+    assert cells["64"][1].text.startswith("fail")
+    assert cells["16"][2].hint == "needs 299 samples, has 48"
+    assert cells["16"][3].text == "100 %"
+
+
+def test_a_prediction_is_compared_with_the_measurement_and_not_the_other_way_round(sweep, runs_of):
+    """The simulated run comes first and is still not the base."""
+    predicted = runs_of("", path="runs/sim", step_s=0.033, more={"target": "sim:ml.g5.2xlarge"})
+    view = build_view([predicted, sweep])
+    assert view.runs[0].simulated
+    assert not view.runs[1].simulated
+    titles = [column.title for column in view.comparison.columns]
+    assert titles[1:3] == ["TGI on g5.2xlarge", "llama-2-7b on sim:ml.g5.2xlarge (predicted)"]
+    assert "(-9%)" in texts(view.comparison)[0][2]
+
+
+def test_runs_over_unlike_loads_are_not_compared(sweep, runs_of):
+    rates = runs_of("rates", loads=(1, 2))
+    for line in rates.levels:
+        line |= {"rate_per_s": 1.0 * line["concurrency"], "concurrency": None}
+    assert build_view([sweep, rates]).comparison is None
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folder(runs_of):
+    runs = [runs_of("same", loads=(1,), path=f"runs/{name}") for name in ("a", "b", "b")]
+    labels = [run.label for run in build_view(runs).runs]
+    assert labels == ["same [a]", "same [b]", "same [b] #2"]
+
+
+def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendation):
+    recommendation["fitted_on"] = "runs/a"
+    recommendation["recommended"]["limited_by"] = "kv_memory"
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert advice.met
+    assert advice.headline.value == "2 × ml.g5.12xlarge"
+    assert [group.count for group in advice.rejected] == [2, 1]
+    assert "weights need … GiB" in advice.rejected[0].reason
+    assert advice.rejected[1].reason == "no accelerator in the catalog"
+    assert ("Fitted on", "runs/a") in advice.provenance[0].items
+    unpriced = texts(advice.candidates)[2]
+    assert unpriced[0] == "ml.trn1.32xlarge"
+    assert not any("$" in cell for cell in unpriced)
+
+
+def test_slos_out_of_reach_name_the_nearest(recommendation):
+    recommendation |= {"nearest": recommendation["recommended"], "recommended": None}
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert not advice.met
+    assert advice.headline.label == "Nearest, no candidate meets the SLOs"
+    assert advice.headline.tone == "bad"
+
+
+def test_a_recommendation_with_nothing_in_it_says_so():
+    (advice,) = build_view([], [{"recommended": None, "nearest": None}]).recommendations
+    assert advice.headline.value == "none"
+    assert advice.candidates is None
+
+
+def test_a_withheld_figure_shows_the_reason(recommendation):
+    recommendation["candidates"][0] |= {
+        "ttft_p90_ms": None,
+        "withheld": {"ttft_p90_ms": "above 80 % of capacity"},
+    }
+    (advice,) = build_view([], [recommendation]).recommendations
+    cells = [cell for cell in advice.candidates.rows[0].cells if cell.text == "n/a"]
+    assert [cell.hint for cell in cells] == ["above 80 % of capacity"]
+
+
+def test_accuracy_is_predicted_over_measured(recommendation):
+    """31.2 / 30 - 1 = 4 %."""
+    pair = {"measured": 30.0, "predicted": 31.2}
+    recommendation["accuracy"] = {"levels": [{"concurrency": 1, "throughput_tokens_per_s": pair}]}
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert texts(advice.accuracy) == [["1", "30", "31.2", "+4%"]]
+
+
+def test_the_planner_s_own_answer_can_be_shown(recommendation):
+    """What it asks is under `question`, and each SLO comes with its confidence."""
+    question = {"model": "llama-2-7b", "load": "8 req/s, Poisson", "objective": "cost"}
+    outlook = {"slo": "ttft_p90<=1s", "predicted_ms": 420.0, "limit_ms": 1000.0,
+               "slack_ms": 580.0, "confidence": "likely"}  # fmt: skip
+    chosen = recommendation["recommended"] | {"slos": [outlook], "reason": "least cost"}
+    content = {"question": question, "recommended": chosen, "candidates": [chosen]}
+    (advice,) = build_view([], [content]).recommendations
+    assert advice.title == "Recommendation for llama-2-7b"
+    assert advice.subtitle == "8 req/s, Poisson · ranked by cost"
+    assert advice.why == "least cost"
+    assert texts(advice.slos) == [["ttft_p90<=1s", "420", "1,000", "580", "likely"]]
+
+
+def test_nothing_to_report_on_is_an_error():
+    with pytest.raises(InputError, match="name a run folder"):
+        build_view([])
+
+
+def test_more_labels_than_runs_is_an_error(sweep):
+    with pytest.raises(InputError, match="2 labels for 1 runs"):
+        build_view([sweep], labels=["a", "b"])
+
+
+def test_the_report_says_when_and_by_which_version_it_was_written(sweep):
+    view = build_view([sweep], generated_at=datetime(2026, 5, 6, 7, 8, tzinfo=UTC))
+    assert view.generated_at == "2026-05-06 07:08 UTC"
+    assert view.version
