@@ -128,7 +128,8 @@ def sweep(
         typer.Option(
             "--concurrency",
             "--max-concurrency",
-            help="Closed loop: users at once, a level each: 1,2,4,8.",
+            help="Closed loop: users at once, a level each: 1,2,4,8; or auto (doubling until full, "
+            "then finer round the knee).",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -138,6 +139,13 @@ def sweep(
             "--rate",
             "--request-rate",
             help="Open loop: requests per second, a level each: 0.5,1,2.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the highest concurrency or rate that meets every --slo, to 5 %.",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -246,6 +254,20 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    failures: Annotated[
+        str,
+        typer.Option(
+            help="For SLOs: exclude failed requests, or count them as infinite.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "exclude",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -278,8 +300,9 @@ def sweep(
         "workload.dataset": None if dataset is None else str(dataset),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
-        "load.concurrency": None if concurrency is None else _numbers("--concurrency", concurrency),
+        "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
+        "load.search": search,
         "load.arrivals": arrivals,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
@@ -305,13 +328,26 @@ def sweep(
         "slo": None if not slo else tuple(slo),
     }
     access = Access(api_key, read_headers(header or ()))
-    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume, access=access)
+    outcome = run(
+        scenario,
+        overrides,
+        timeout=timeout,
+        out=out,
+        resume=resume,
+        access=access,
+        goodput=" ".join(goodput or ()),
+        failures=failures,
+    )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.nothing_answered:
         raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
+
+
+def _concurrency(text: str | None) -> list[float | int] | str | None:
+    return text if text in (None, "auto") else _numbers("--concurrency", text)
 
 
 def _numbers(flag: str, text: str) -> list[float | int]:

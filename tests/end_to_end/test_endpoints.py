@@ -109,7 +109,8 @@ def test_a_wrong_key_shows_in_the_records_and_not_the_key(tmp_path, monkeypatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     run = tmp_path / "run"
     with runtime_server() as url:
-        lmi_bench("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, *SMALL, "--out", run)
+        args = ("sagemaker:mine", "--sagemaker-endpoint-url", url, *SMALL, "--out", run)
+        lmi_bench("sweep", *args, expect=1)
     (level,) = lines_of(run, "levels.jsonl")
     assert level["errors_by_kind"] == {"client_error": 3}
     assert "InvalidSignatureException" in (run / "requests.jsonl").read_text()
