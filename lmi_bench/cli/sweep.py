@@ -239,6 +239,18 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
+    ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -254,6 +266,7 @@ def sweep(
     Flags win over the scenario file, which wins over the defaults.
     """
     from lmi_bench.cli.access import Access, read_headers
+    from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import run
 
     overrides: dict[str, Any] = {
@@ -297,7 +310,16 @@ def sweep(
         "slo": None if not slo else tuple(slo),
     }
     access = Access(api_key, read_headers(header or ()))
-    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume, access=access)
+    budget = Budget(price_per_hour, instance, max_spend)
+    outcome = run(
+        scenario,
+        overrides,
+        timeout=timeout,
+        out=out,
+        resume=resume,
+        access=access,
+        budget=budget,
+    )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.nothing_answered:

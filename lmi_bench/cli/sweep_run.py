@@ -16,8 +16,9 @@ from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import levels_of
+from lmi_bench.loadgen.levels import in_order, levels_of
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
 from lmi_bench.report.text import knee_rows, level_rows
@@ -43,19 +44,26 @@ def run(
     out: Path | None,
     resume: bool,
     access: Access = NO_ACCESS,
+    budget: Budget = NO_BUDGET,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
     interrupted = False
     bench = open_bench(scenario, access)
     scenario = bench.scenario
+    spend = Spend(
+        budget.price(bench.usd_per_hour),
+        max_usd=budget.max_usd,
+        count_instances=bench.count_instances,
+        note=note,
+    )
     folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store)
+            _run_levels(scenario, bench, store, spend)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
@@ -128,7 +136,7 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResult:
+def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, spend: Spend) -> SweepResult:
     levels = levels_of(scenario)
     with progress() as report:
 
@@ -144,11 +152,11 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
 
         result: SweepResult = bench.run(
             lambda target: run_sweep(
-                levels,
+                spend.levels(in_order(levels)),
                 target,
                 store,
                 prompts=bench.prompts(str(store.manifest.get("salt", ""))),
-                summarise=summarise_level,
+                summarise=spend.summarise(summarise_level),
                 on_progress=on_progress,
                 on_level=on_level,
                 timeout_s=scenario.timeout_s,
@@ -200,5 +208,7 @@ def _print_answer(
     )
     if missed:
         say(f"SLO missed at every level: {', '.join(map(str, slos))}")
+    if (cost := cheapest(levels)) is not None:
+        say(cost)
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return missed

@@ -55,10 +55,15 @@ def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
     assert (run / "knees.json").exists()
 
 
-def test_a_key_is_sent_and_never_written(tmp_path):
+def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     run = tmp_path / "run"
     with runtime_server() as url:
-        lmi_bench("sweep", url, *SMALL, "--api-key", KEY, "-H", "X-Team: a", "--out", run)
+        args = ("sweep", url, *SMALL, "--api-key", KEY, "-H", "X-Team: a", "--out", run)
+        done = lmi_bench(*args, "--price-per-hour", "2.5")
+    for line in lines_of(run, "levels.jsonl"):
+        usd = 2.5 / 3600 / line["throughput_tokens_per_s"] * 1e6
+        assert line["usd_per_1m_output_tokens"] == pytest.approx(usd)
+    assert "USD per 1M output tokens" in done.stdout
     assert not files_hold(run, KEY)
     assert manifest_of(run)["target"]["headers"] == ["Authorization", "X-Team"]
 
