@@ -302,15 +302,22 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
     try:
         return Scenario.model_validate(content)
     except ValidationError as exc:
-        lines = [
-            _describe(dict(e))
-            for e in exc.errors()
-            if e["type"] != "literal_error" or "literal['auto']" not in e["loc"]
-        ]
+        lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
         noun = "mistake" if len(lines) == 1 else "mistakes"
         raise InputError(
             f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
         ) from exc
+
+
+def _follows(error: Mapping[str, Any]) -> bool:
+    """Whether a mistake only follows from another that is reported.
+
+    `auto` is the other branch of a list of levels; a default that depends on other fields waits
+    for them to be right.
+    """
+    if error["type"] == "default_factory_not_called":
+        return True
+    return error["type"] == "literal_error" and "literal['auto']" in error["loc"]
 
 
 def load_scenario(path: Path) -> Scenario:
