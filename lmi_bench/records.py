@@ -175,7 +175,7 @@ class LevelRun:
     """A level that ran: its records in request order, and why it ended early if it did.
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
-                "interrupted")
+                "interrupted", "decided": a search knew its verdict)
     """
 
     spec: LevelSpec

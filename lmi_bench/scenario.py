@@ -51,6 +51,13 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _levels_or_auto(value: object) -> object:
+    """Levels as a list, or the word auto."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError("write levels such as [1, 2, 4], or auto")
+    return _as_list(value)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -90,6 +97,9 @@ class WorkloadSection(_Section):
 class LoadSection(_Section):
     """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
 
+    concurrency         levels, or auto: doubling until the server is full, finer round the knee
+    search              find the highest concurrency or rate that meets the SLOs; one value of
+                        `concurrency` or `rate_per_s` is then where it starts
     requests_per_user   closed loop: a level sends concurrency times this many
     requests_per_level  requests of every level instead
     duration_s          a level hands out nothing after this long; with requests_per_level,
@@ -97,8 +107,11 @@ class LoadSection(_Section):
     warmup_requests     sent before each level and left out of it
     """
 
-    concurrency: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_as_list)] = None
+    concurrency: Annotated[
+        tuple[PositiveInt, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
+    ] = None
     rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
+    search: Literal["concurrency", "rate"] | None = None
     arrivals: Literal["constant", "poisson"] = "poisson"
     requests_per_user: PositiveInt = 3
     requests_per_level: PositiveInt | None = None
@@ -112,12 +125,27 @@ class LoadSection(_Section):
         for name in ("concurrency", "rate_per_s"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
+        if self.search is not None:
+            self._check_search(self.search)
         return self
+
+    def _check_search(self, over: str) -> None:
+        start = self.concurrency if over == "concurrency" else self.rate_per_s
+        other = self.rate_per_s if over == "concurrency" else self.concurrency
+        if other is not None:
+            raise ValueError(f"search over {over} picks its own levels; leave the others out")
+        if isinstance(start, tuple) and len(start) > 1:
+            raise ValueError(f"search over {over} takes one value to start from, got {len(start)}")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a rule picks the levels from those before."""
+        return self.search is not None or self.concurrency == "auto"
 
     @property
     def concurrency_levels(self) -> tuple[int, ...]:
-        """Levels of the closed loop; empty when the load is a rate."""
-        if self.rate_per_s is not None:
+        """Levels of the closed loop; empty when the load is a rate or found as the sweep goes."""
+        if self.rate_per_s is not None or self.search is not None or self.concurrency == "auto":
             return ()
         return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
 
@@ -139,6 +167,7 @@ class EngineSection(_Section):
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    kv_dtype: Literal["float32", "bfloat16"] | None = None
     tensor_parallel: PositiveInt = 1
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
@@ -210,6 +239,14 @@ class Scenario(_Section):
                 raise ValueError(str(exc)) from exc
         return value
 
+    @model_validator(mode="after")
+    def _a_search_has_a_limit(self) -> Scenario:
+        if self.load.search is not None and not self.slo:
+            raise ValueError(
+                f"a search over {self.load.search} needs an SLO (slo, --slo), such as ttft_p90<=1s"
+            )
+        return self
+
     def canonical(self) -> dict[str, Any]:
         """All fields with their defaults filled in, as plain JSON values."""
         return self.model_dump(mode="json")
@@ -217,10 +254,11 @@ class Scenario(_Section):
     def hash(self) -> str:
         """SHA-256 of what decides the measurement: names and SLOs may change, the rest may not.
 
-        A data set counts with its bytes. Raises InputError when it cannot be read.
+        SLOs count where they pick the levels, a data set with its bytes. Raises InputError when it
+        cannot be read.
         """
         content = self.canonical()
-        for free in ("name", "slo"):
+        for free in ("name",) if self.load.is_adaptive else ("name", "slo"):
             del content[free]
         dataset = content["workload"]["dataset"]
         if dataset is not None:
@@ -264,11 +302,22 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
     try:
         return Scenario.model_validate(content)
     except ValidationError as exc:
-        lines = [_describe(dict(error)) for error in exc.errors()]
+        lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
         noun = "mistake" if len(lines) == 1 else "mistakes"
         raise InputError(
             f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
         ) from exc
+
+
+def _follows(error: Mapping[str, Any]) -> bool:
+    """Whether a mistake only follows from another that is reported.
+
+    `auto` is the other branch of a list of levels; a default that depends on other fields waits
+    for them to be right.
+    """
+    if error["type"] == "default_factory_not_called":
+        return True
+    return error["type"] == "literal_error" and "literal['auto']" in error["loc"]
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -128,7 +128,8 @@ def sweep(
         typer.Option(
             "--concurrency",
             "--max-concurrency",
-            help="Closed loop: users at once, a level each: 1,2,4,8.",
+            help="Closed loop: users at once, a level each: 1,2,4,8; or auto (doubling until full, "
+            "then finer round the knee).",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -138,6 +139,13 @@ def sweep(
             "--rate",
             "--request-rate",
             help="Open loop: requests per second, a level each: 0.5,1,2.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the highest concurrency or rate that meets every --slo, to 5 %.",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -209,6 +217,13 @@ def sweep(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     num_blocks: Annotated[
         int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
     ] = None,
@@ -251,6 +266,20 @@ def sweep(
         float | None,
         typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
     ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    failures: Annotated[
+        str,
+        typer.Option(
+            help="For SLOs: exclude failed requests, or count them as infinite.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "exclude",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -284,8 +313,9 @@ def sweep(
         "workload.dataset": None if dataset is None else str(dataset),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
-        "load.concurrency": None if concurrency is None else _numbers("--concurrency", concurrency),
+        "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
+        "load.search": search,
         "load.arrivals": arrivals,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
@@ -300,6 +330,7 @@ def sweep(
         "engine.chunked_prefill": chunked_prefill,
         "engine.max_concurrent_requests": max_concurrent_requests,
         "engine.dtype": dtype,
+        "engine.kv_dtype": kv_dtype,
         "engine.tensor_parallel": tensor_parallel,
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,
@@ -319,6 +350,8 @@ def sweep(
         resume=resume,
         access=access,
         budget=budget,
+        goodput=" ".join(goodput or ()),
+        failures=failures,
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -326,6 +359,10 @@ def sweep(
         raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
+
+
+def _concurrency(text: str | None) -> list[float | int] | str | None:
+    return text if text in (None, "auto") else _numbers("--concurrency", text)
 
 
 def _numbers(flag: str, text: str) -> list[float | int]:
