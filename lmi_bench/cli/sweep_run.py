@@ -58,10 +58,10 @@ def run(
     limits = tuple(parse_goodput(goodput)) if goodput else ()
     slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
-    rule = level_rule(scenario)
     interrupted = False
     bench = open_bench(scenario, access)
     scenario = bench.scenario
+    rule = level_rule(scenario)
     spend = Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
