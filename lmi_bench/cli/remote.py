@@ -23,6 +23,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
 
     Raises InputError where nothing that is known here answers, or the workload does not fit.
     """
+    scenario = _with_levels(scenario)
     notes: tuple[str, ...] = ()
     found = None
     if AUTO in (scenario.protocol, scenario.model):
@@ -69,6 +70,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
     from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
     from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
 
+    scenario = _with_levels(scenario)
     settings = scenario.sagemaker
     invocation = Invocation(
         scenario.target.removeprefix(SAGEMAKER_PREFIX),
@@ -122,6 +124,14 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         count_instances=found.count_instances,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
+
+
+def _with_levels(scenario: Scenario) -> Scenario:
+    """Levels found as the sweep goes where none are stated: nobody knows a new server's limit."""
+    load = scenario.load
+    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
+        return scenario
+    return scenario.with_overrides({"load.concurrency": AUTO})
 
 
 def _discover(scenario: Scenario, access: Access) -> Discovery:
