@@ -91,6 +91,10 @@ class LoadSection(_Section):
     concurrency         levels, or auto: doubling until the server is full, finer round the knee
     search              find the highest concurrency or rate that meets the SLOs; one value of
                         `concurrency` or `rate_per_s` is then where it starts
+    burstiness          of gamma arrivals: 1 is Poisson, below it they come in bursts
+    ramp_s              an open loop's rate rises from 0 over the first seconds of a level
+    repeat              how often each level runs; with `until` at least
+    until               repeat until a metric is known well enough: `ttft_p90 +-5%`
     requests_per_user   closed loop: a level sends concurrency times this many
     requests_per_level  requests of every level instead
     duration_s          a level hands out nothing after this long; with requests_per_level,
@@ -103,7 +107,11 @@ class LoadSection(_Section):
     ] = None
     rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
     search: Literal["concurrency", "rate"] | None = None
-    arrivals: Literal["constant", "poisson"] = "poisson"
+    arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
+    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    ramp_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    repeat: PositiveInt = 1
+    until: str | None = None
     requests_per_user: PositiveInt = 3
     requests_per_level: PositiveInt | None = None
     duration_s: PositiveSeconds | None = None
@@ -118,6 +126,8 @@ class LoadSection(_Section):
                 raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
         if self.search is not None:
             self._check_search(self.search)
+        if self.is_adaptive and (self.repeat > 1 or self.until is not None):
+            raise ValueError("repeat and until need listed levels, not auto or a search")
         return self
 
     def _check_search(self, over: str) -> None:

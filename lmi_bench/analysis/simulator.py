@@ -74,9 +74,11 @@ def simulate_level(
             arrival_times_s(
                 spec.rate_per_s,
                 process=spec.arrivals,
-                seed=seed,
+                seed=seed + spec.repeat,
                 num_requests=spec.num_requests,
                 duration_s=spec.duration_s,
+                burstiness=spec.burstiness,
+                ramp_s=spec.ramp_s,
             )
         )
     return level.result()

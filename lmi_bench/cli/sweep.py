@@ -113,7 +113,32 @@ def sweep(
     ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Of an open loop: poisson or constant.", rich_help_panel=_LOAD),
+        typer.Option(help="Of an open loop: poisson, constant or gamma.", rich_help_panel=_LOAD),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help="Of gamma arrivals: 1 is Poisson, less is burstier.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    ramp: Annotated[
+        float | None,
+        typer.Option(
+            "--ramp",
+            help="Seconds over which an open loop's rate rises from 0.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Run every level this often, in rounds.", rich_help_panel=_LOAD),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Repeat until a metric is known well enough: 'ttft_p90 +-5%'.",
+            rich_help_panel=_LOAD,
+        ),
     ] = None,
     requests_per_user: Annotated[
         int | None,
@@ -252,7 +277,11 @@ def sweep(
         "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
         "load.search": search,
-        "load.arrivals": arrivals,
+        "load.arrivals": "gamma" if arrivals is None and burstiness is not None else arrivals,
+        "load.burstiness": burstiness,
+        "load.ramp_s": ramp,
+        "load.repeat": repeat,
+        "load.until": until,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
         "load.duration_s": duration,

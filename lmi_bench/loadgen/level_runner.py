@@ -195,9 +195,11 @@ class LevelRunner:
         times = arrival_times_s(
             spec.rate_per_s,
             process=spec.arrivals,
-            seed=seed,
+            seed=seed + spec.repeat,
             num_requests=spec.num_requests,
             duration_s=spec.duration_s,
+            burstiness=spec.burstiness,
+            ramp_s=spec.ramp_s,
         )
         for number, arrival_s in enumerate(times):
             yield replace(self._request(number), arrival_s=arrival_s)

@@ -43,6 +43,8 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
                 index=len(levels),
                 rate_per_s=rate_per_s,
                 arrivals=load.arrivals,
+                burstiness=load.burstiness,
+                ramp_s=load.ramp_s,
                 num_requests=num_requests,
                 duration_s=load.duration_s,
                 warmup_requests=load.warmup_requests,
