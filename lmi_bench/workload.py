@@ -13,7 +13,7 @@ from typing import Literal
 
 from lmi_bench.errors import InputError
 
-ArrivalProcess = Literal["constant", "poisson", "gamma"]
+ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class LevelSpec:
     Exactly one of `concurrency` (closed loop: users that wait for their answer) and `rate_per_s`
     (open loop) is given, and at least one of `num_requests` and `duration_s`.
 
+    arrivals    of an open loop; with "trace" each request holds its own arrival_s
     repeat      how often the level ran before: the same lengths, but other prompts and arrivals
     burstiness  of gamma arrivals: 1 is Poisson, below it they come in bursts, above it evenly
     ramp_s      an open loop's rate rises from 0 over these first seconds
@@ -157,6 +158,8 @@ def arrival_times_s(
 
     Ends after `num_requests` or before `duration_s`, whichever comes first.
     """
+    if process == "trace":
+        raise ValueError("a trace's requests hold their own arrival times")
     draw = random.Random(seed)
     steady_s = 0.0
     index = 0

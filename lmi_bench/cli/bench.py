@@ -38,8 +38,15 @@ from lmi_bench.loadgen.prompts import (
     load_dataset,
 )
 from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.loadgen.shaped_prompts import (
+    DrawnPrompts,
+    TracePrompts,
+    distributions,
+    mean_lengths,
+)
 from lmi_bench.loadgen.target import Target
 from lmi_bench.scenario import Scenario
+from lmi_bench.traces import read_trace
 from lmi_bench.wire.format import find_format
 
 Main = Callable[[Target], Awaitable[Any]]
@@ -115,7 +122,7 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
         )
-    total = max(kind.input_tokens + kind.output_tokens for kind in _lengths(scenario))
+    total = _longest(scenario)
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=total
     )
@@ -137,9 +144,22 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
 
 def _lengths(scenario: Scenario) -> list[Lengths]:
     workload = scenario.workload
+    if workload.trace is not None:
+        return [mean_lengths(read_trace(Path(workload.trace)))]
     if not workload.mix:
-        return [Lengths(workload.input_tokens, workload.output_tokens)]
+        return [Lengths(*(round(each.mean) for each in distributions(workload)))]
     return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
+
+
+def _longest(scenario: Scenario) -> int:
+    """Most tokens, input and output, of one request."""
+    workload = scenario.workload
+    if workload.trace is not None:
+        requests = read_trace(Path(workload.trace)).requests
+        return max(request.input_tokens + request.output_tokens for request in requests)
+    if workload.mix:
+        return max(kind.input_tokens + kind.output_tokens for kind in workload.mix)
+    return sum(each.most for each in distributions(workload))
 
 
 def _prompts(
@@ -155,6 +175,15 @@ def _prompts(
             salt=salt,
             ignore_eos=workload.ignore_eos,
         )
+    options: dict[str, Any] = {
+        "seed": scenario.seed,
+        "salt": salt,
+        "ignore_eos": workload.ignore_eos,
+    }
+    if workload.trace is not None:
+        return TracePrompts(read_trace(Path(workload.trace)), text, **options)
+    if workload.input_lengths is not None or workload.output_lengths is not None:
+        return DrawnPrompts(*distributions(workload), text, **options)
     return SyntheticPrompts(
         _lengths(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
     )

@@ -69,6 +69,31 @@ def sweep(
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
+    input_lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD).",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    output_lengths: Annotated[
+        str | None,
+        typer.Option(help="Likewise, of the answers.", rich_help_panel=_WORKLOAD),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded traffic: Azure's CSV or Mooncake's JSON lines.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    speed: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a trace, a level each: 1 as recorded, 2 twice as fast.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
@@ -272,6 +297,10 @@ def sweep(
         "workload.output_tokens": output_tokens,
         "workload.mix": None if mix is None else parse_mix(mix),
         "workload.dataset": None if dataset is None else str(dataset),
+        "workload.input_lengths": input_lengths,
+        "workload.output_lengths": output_lengths,
+        "workload.trace": None if trace is None else str(trace),
+        "load.speed": None if speed is None else _numbers("--speed", speed),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
         "load.concurrency": _concurrency(concurrency),
