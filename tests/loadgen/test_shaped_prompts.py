@@ -108,3 +108,8 @@ def test_a_trace_counts_with_its_bytes(trace_file):
     before = parse_scenario({"workload": {"trace": str(trace_file)}}).hash()
     trace_file.write_text(TRACE.replace("5", "9"))
     assert parse_scenario({"workload": {"trace": str(trace_file)}}).hash() != before
+
+
+def test_a_length_on_the_command_line_replaces_a_distribution():
+    drawn = parse_scenario({"workload": {"input_lengths": "normal(622,50)"}})
+    assert drawn.with_overrides({"workload.input_tokens": 8}).workload.input_lengths is None
