@@ -205,6 +205,7 @@ class EngineSection(_Section):
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    kv_dtype: Literal["float32", "bfloat16"] | None = None
     tensor_parallel: PositiveInt = 1
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
@@ -352,11 +353,22 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
     try:
         return Scenario.model_validate(content)
     except ValidationError as exc:
-        lines = [_describe(dict(e)) for e in exc.errors() if not _is_echo(dict(e))]
+        lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
         noun = "mistake" if len(lines) == 1 else "mistakes"
         raise InputError(
             f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
         ) from exc
+
+
+def _follows(error: Mapping[str, Any]) -> bool:
+    """Whether a mistake only follows from another that is reported.
+
+    `auto` is the other branch of a list of levels; a default that depends on other fields waits
+    for them to be right.
+    """
+    if error["type"] == "default_factory_not_called":
+        return True
+    return error["type"] == "literal_error" and "literal['auto']" in error["loc"]
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -386,12 +398,6 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         raise InputError(f"cannot read {path}: {exc.strerror}") from exc
-
-
-def _is_echo(error: Mapping[str, Any]) -> bool:
-    """Whether an error only follows from another one, which is reported too."""
-    not_auto = error["type"] == "literal_error" and "literal['auto']" in error["loc"]
-    return not_auto or error["type"] == "default_factory_not_called"
 
 
 def _describe(error: Mapping[str, Any]) -> str:

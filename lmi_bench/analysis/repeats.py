@@ -186,6 +186,7 @@ def _pool(
         num_requests=len(pooled),
     )
     line = summarise_level(LevelRun(spec, last["attempt"], tuple(pooled)))
+    line = {**last, **line}  # what others added to a line, such as its price, is the last one's
     spreads = {metric: spread_of(lines, metric) for metric in SHOWN}
     stopped = next((each["stopped_by"] for each in lines if each.get("stopped_by")), None)
     line |= {

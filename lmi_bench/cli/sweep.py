@@ -267,6 +267,13 @@ def sweep(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     num_blocks: Annotated[
         int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
     ] = None,
@@ -311,6 +318,18 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = "exclude",
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
+    ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -326,6 +345,7 @@ def sweep(
     Flags win over the scenario file, which wins over the defaults.
     """
     from lmi_bench.cli.access import Access, read_headers
+    from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import run
 
     overrides: dict[str, Any] = {
@@ -368,6 +388,7 @@ def sweep(
         "engine.chunked_prefill": chunked_prefill,
         "engine.max_concurrent_requests": max_concurrent_requests,
         "engine.dtype": dtype,
+        "engine.kv_dtype": kv_dtype,
         "engine.tensor_parallel": tensor_parallel,
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,
@@ -378,6 +399,7 @@ def sweep(
         "slo": None if not slo else tuple(slo),
     }
     access = Access(api_key, read_headers(header or ()))
+    budget = Budget(price_per_hour, instance, max_spend)
     outcome = run(
         scenario,
         overrides,
@@ -387,6 +409,7 @@ def sweep(
         access=access,
         goodput=" ".join(goodput or ()),
         failures=failures,
+        budget=budget,
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
