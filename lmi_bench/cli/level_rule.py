@@ -9,6 +9,7 @@ from typing import Any
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.next_level import auto_levels
+from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.loadgen.levels import NextLevel, levels_of
@@ -41,6 +42,10 @@ def level_rule(scenario: Scenario) -> LevelRule:
     load = scenario.load
     if not load.is_adaptive:
         levels = levels_of(scenario)
+        if load.repeat > 1 or load.until is not None:
+            until = None if load.until is None else parse_until(load.until)
+            rule = repeat_rule(levels, repeats=load.repeat, until=until)
+            return LevelRule(rule, None, StopRules(), summarise_level)
         return LevelRule(levels, len(levels), StopRules(), summarise_level)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = LevelSizes(
@@ -49,6 +54,8 @@ def level_rule(scenario: Scenario) -> LevelRule:
         duration_s=load.duration_s,
         warmup_requests=load.warmup_requests,
         arrivals=load.arrivals,
+        burstiness=load.burstiness,
+        ramp_s=load.ramp_s,
     )
     if load.search is None:
         rules = StopRules(ends_sweep=False)

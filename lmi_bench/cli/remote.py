@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.bench import Bench, Main, lengths_of, make_prompts
+from lmi_bench.cli.bench import Bench, Main, longest_request, make_prompts
 from lmi_bench.cli.compose import find_tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.discover import Discovery, discover
@@ -155,12 +155,12 @@ def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str
             "shorter than planned"
         )
     if found.max_model_len is not None and scenario.workload.dataset is None:
-        longest = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
-        if longest.input_tokens + longest.output_tokens > found.max_model_len:
+        longest = longest_request(scenario)
+        if longest > found.max_model_len:
             raise InputError(
                 f"{scenario.target} takes {found.max_model_len:,} tokens a request, but the "
-                f"workload has {longest.input_tokens:,} + {longest.output_tokens:,}: lower "
-                "--input-tokens or --output-tokens"
+                f"workload has up to {longest:,}, input and output: lower --input-tokens or "
+                "--output-tokens"
             )
     return scenario.with_overrides(overrides), tuple(notes)
 

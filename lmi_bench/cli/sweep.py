@@ -107,6 +107,31 @@ def sweep(
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
+    input_lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD).",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    output_lengths: Annotated[
+        str | None,
+        typer.Option(help="Likewise, of the answers.", rich_help_panel=_WORKLOAD),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded traffic: Azure's CSV or Mooncake's JSON lines.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    speed: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a trace, a level each: 1 as recorded, 2 twice as fast.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
@@ -151,7 +176,32 @@ def sweep(
     ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Of an open loop: poisson or constant.", rich_help_panel=_LOAD),
+        typer.Option(help="Of an open loop: poisson, constant or gamma.", rich_help_panel=_LOAD),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help="Of gamma arrivals: 1 is Poisson, less is burstier.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    ramp: Annotated[
+        float | None,
+        typer.Option(
+            "--ramp",
+            help="Seconds over which an open loop's rate rises from 0.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Run every level this often, in rounds.", rich_help_panel=_LOAD),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Repeat until a metric is known well enough: 'ttft_p90 +-5%'.",
+            rich_help_panel=_LOAD,
+        ),
     ] = None,
     requests_per_user: Annotated[
         int | None,
@@ -311,12 +361,20 @@ def sweep(
         "workload.output_tokens": output_tokens,
         "workload.mix": None if mix is None else parse_mix(mix),
         "workload.dataset": None if dataset is None else str(dataset),
+        "workload.input_lengths": input_lengths,
+        "workload.output_lengths": output_lengths,
+        "workload.trace": None if trace is None else str(trace),
+        "load.speed": None if speed is None else _numbers("--speed", speed),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
         "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
         "load.search": search,
-        "load.arrivals": arrivals,
+        "load.arrivals": "gamma" if arrivals is None and burstiness is not None else arrivals,
+        "load.burstiness": burstiness,
+        "load.ramp_s": ramp,
+        "load.repeat": repeat,
+        "load.until": until,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
         "load.duration_s": duration,

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.knee import Knee, find_knees
+from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
@@ -22,7 +23,7 @@ from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
-from lmi_bench.report.slo_text import describe_answer
+from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
@@ -58,6 +59,7 @@ def run(
     limits = tuple(parse_goodput(goodput)) if goodput else ()
     slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
+    level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     interrupted = False
     bench = open_bench(scenario, access)
     scenario = bench.scenario
@@ -89,12 +91,14 @@ def run(
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return SweepOutcome(interrupted=True)
-    if all(line["requests"] == line["errors"] for line in levels):
+    if levels and all(line["requests"] == line["errors"] for line in levels):
         _print_levels(levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(nothing_answered=True)
-    _print_measured(levels, knees)
-    missed = print_slos(load_run(folder), [parse_slo(text) for text in scenario.slo], slo_options)
+    pooled = pooled_run(load_run(folder))
+    _print_measured(pooled.levels, knees)
+    print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
+    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], slo_options)
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
@@ -203,7 +207,7 @@ def _search_answer(
 
 
 def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
-    run = load_run(folder)
+    run = pooled_run(load_run(folder))
     if not run.levels:
         return []
     return find_knees(run.levels, records=run.records, facts=bench.knee_facts(run.levels))

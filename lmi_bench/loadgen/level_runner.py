@@ -192,15 +192,29 @@ class LevelRunner:
         spec = self._spec
         if spec.rate_per_s is None:
             raise ValueError("an open loop needs a rate")
+        if spec.arrivals == "trace":
+            yield from self._recorded()
+            return
         times = arrival_times_s(
             spec.rate_per_s,
             process=spec.arrivals,
-            seed=seed,
+            seed=seed + spec.repeat,
             num_requests=spec.num_requests,
             duration_s=spec.duration_s,
+            burstiness=spec.burstiness,
+            ramp_s=spec.ramp_s,
         )
         for number, arrival_s in enumerate(times):
             yield replace(self._request(number), arrival_s=arrival_s)
+
+    def _recorded(self) -> Iterator[PlannedRequest]:
+        """The trace's requests, each due when its prompt says."""
+        for number in range(self._spec.num_requests or 0):
+            request = self._request(number)
+            limit_s = self._spec.duration_s
+            if limit_s is not None and request.arrival_s >= limit_s:
+                return
+            yield request
 
     def _ended(self, measured: Measured) -> bool:
         """Count a request that ended; False when a rule ends the level."""
