@@ -213,8 +213,8 @@ class GeneratorCheck:
 class LevelRun:
     """A level that ran: its records in request order, and why it ended early if it did.
 
-    stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
-                "interrupted")
+        stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
+                    "interrupted", "decided": a search knew its verdict)
     connect_s   what each connection opened for the level took, TLS included; tls_s: its handshake
     server      what the server said of itself on `/metrics`, where it was asked
     """
