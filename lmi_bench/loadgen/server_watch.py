@@ -6,9 +6,9 @@ A thread of its own asks every second, so the loop that sends and receives never
 from __future__ import annotations
 
 import asyncio
+import http.client
 import statistics
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from lmi_bench.units import MS_PER_S
 
 EVERY_S = 1.0
 TIMEOUT_S = 2.0
+MAX_PAGE_BYTES = 8 * 2**20
 MAX_PREFIX_HIT_RATE = 0.01
 """Share of the prompt tokens that a prefix cache may have known before: more flatters the TTFT."""
 MAX_SKEW = 1.2
@@ -141,14 +142,27 @@ class ServerWatch:
         return [self._page(url) for url in self._urls]
 
     def _page(self, url: str) -> ServerSample | None:
-        request = urllib.request.Request(url, headers=self._headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
-                return read_page(reply.read().decode("utf-8", errors="replace"))
-        except (OSError, ValueError) as exc:
+            return _fetch(url, self._headers)
+        except (OSError, ValueError, http.client.HTTPException) as exc:
             reason = getattr(exc, "reason", None) or exc
             self._failed[url] = str(reason)[:200]
             return None
+
+
+def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page is there and says anything that is known here."""
+    try:
+        sample = _fetch(url, headers)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    return bool(sample.gauges or sample.counters)
+
+
+def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
+    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
+        return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
 
 
 def _of_servers(replicas: Sequence[_Replica], records: Sequence[RequestRecord]) -> dict[str, Any]:
