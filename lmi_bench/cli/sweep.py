@@ -254,18 +254,6 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
-    price_per_hour: Annotated[
-        float | None,
-        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
-    ] = None,
-    instance: Annotated[
-        str | None,
-        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
-    ] = None,
-    max_spend: Annotated[
-        float | None,
-        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
-    ] = None,
     goodput: Annotated[
         list[str] | None,
         typer.Option(
@@ -280,6 +268,18 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = "exclude",
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
+    ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -349,9 +349,9 @@ def sweep(
         out=out,
         resume=resume,
         access=access,
-        budget=budget,
         goodput=" ".join(goodput or ()),
         failures=failures,
+        budget=budget,
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.levels import in_order
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer
@@ -46,9 +47,9 @@ def run(
     out: Path | None,
     resume: bool,
     access: Access = NO_ACCESS,
-    budget: Budget = NO_BUDGET,
     goodput: str = "",
     failures: str = "exclude",
+    budget: Budget = NO_BUDGET,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written.
 
@@ -74,7 +75,7 @@ def run(
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store, rule, spend)
+            _run_levels(scenario, bench, store, _priced(rule, spend))
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
@@ -89,7 +90,7 @@ def run(
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return SweepOutcome(interrupted=True)
-    if all(line["requests"] == line["errors"] for line in levels):
+    if levels and all(line["requests"] == line["errors"] for line in levels):
         _print_levels(levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(nothing_answered=True)
@@ -155,9 +156,13 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _run_levels(
-    scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule, spend: Spend
-) -> SweepResult:
+def _priced(rule: LevelRule, spend: Spend) -> LevelRule:
+    """The same rule as far as the money goes, with what each level cost in its line."""
+    levels = rule.levels if callable(rule.levels) else in_order(rule.levels)
+    return replace(rule, levels=spend.levels(levels), summarise=spend.summarise(rule.summarise))
+
+
+def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule) -> SweepResult:
     of_all = "" if rule.total is None else f"/{rule.total}"
 
     with progress() as report:
@@ -174,11 +179,11 @@ def _run_levels(
 
         result: SweepResult = bench.run(
             lambda target: run_sweep(
-                spend.levels(rule.levels),
+                rule.levels,
                 target,
                 store,
                 prompts=bench.prompts(str(store.manifest.get("salt", ""))),
-                summarise=spend.summarise(rule.summarise),
+                summarise=rule.summarise,
                 on_progress=on_progress,
                 on_level=on_level,
                 stop_rules=rule.stop_rules,
