@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Bench:
     knee_facts  what is known of the server, for the levels' lines given
     usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
     secrets     values that must never reach a file
+    open_target, metrics_url, metrics_headers  of a server elsewhere: a connection of one's own to
+                it, for worker processes, and where it may keep its metrics
     """
 
     scenario: Scenario
@@ -72,6 +75,9 @@ class Bench:
     salted: bool = True
     usd_per_hour: float | None = None
     count_instances: Callable[[], int | None] | None = None
+    open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
+    metrics_url: str | None = None
+    metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:
         """What makes this run's prompts unlike those of every other run."""
