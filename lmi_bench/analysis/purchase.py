@@ -87,6 +87,9 @@ class Purchase:
         return text
 
 
+ON_DEMAND = Purchase()
+
+
 @dataclass(frozen=True, slots=True)
 class HoursCost:
     """What a stretch of hours costs, in USD.

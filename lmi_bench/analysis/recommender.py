@@ -16,12 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from lmi_bench.analysis.availability import NO_SPARES
+from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
 from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
-from lmi_bench.analysis.ranking import Fleet, final_order, screen_order, why_first
+from lmi_bench.analysis.ranking import (
+    Fleet,
+    final_order,
+    screen_order,
+    why_first,
+    with_winning_prices,
+)
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
+from lmi_bench.analysis.requirements import NO_REQUIREMENTS
 from lmi_bench.catalog.accelerators import Link
 from lmi_bench.units import s_to_ms
 
@@ -42,13 +51,15 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
     """
     tell = progress or (lambda _text, _share: None)
     tell("fitting the model into machines", 0.0)
+    allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
-        request.considered,
+        allowed,
         request.workload,
         request.profile,
         degrees=request.degrees,
         open_loop=request.open_loop,
     )
+    rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
     engines: dict[tuple[str, Link, int], Engine] = {}
     for layout, plan in possible:
@@ -66,13 +77,18 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
         candidates.append(
             build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
         )
-    met = [candidate for candidate in candidates if candidate.meets_slos]
-    met.sort(key=lambda candidate: final_order(request, candidate))
     missed = [candidate for candidate in candidates if not candidate.meets_slos]
     rejected.extend(_missed(candidate) for candidate in missed)
+    in_time = [candidate for candidate in candidates if candidate.meets_slos]
+    met, too_dear = split_by_budget(request, in_time)
+    rejected.extend(too_dear)
+    met.sort(key=lambda candidate: final_order(request, candidate))
     nearest = None
     if met:
+        met = with_winning_prices(request, met)
         met[0] = replace(met[0], reason=why_first(request, met))
+    elif in_time:
+        nearest = nearest_to_budget(request, in_time)
     else:
         nearest = _nearest(request, layouts)
     tell("done", 1.0)
@@ -158,6 +174,8 @@ def _fleets(
     fleets = []
     for layout, engine in layouts:
         machines = machines_needed(request, layout, engine)
+        if machines is not None:
+            machines = request.availability.machines(machines)
         if machines is None:
             rejected.append(_rejection(layout, _slo_reason(request, engine)))
         elif machines > _MOST_MACHINES:
@@ -212,7 +230,14 @@ def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) ->
             pair[0].instance.price_usd_per_hour or math.inf,
         ),
     )
-    alone = replace(request, rate_per_s=None, users=None, think_time_s=None)
+    alone = replace(
+        request,
+        rate_per_s=None,
+        users=None,
+        think_time_s=None,
+        availability=NO_SPARES,
+        requirements=NO_REQUIREMENTS,
+    )
     engine.concurrency = 1
     engine.rate_per_s = engine.plan.steady.rate_per_s(1.0)
     candidate = build_candidate(alone, layout, engine, 1, simulate=False)
@@ -240,6 +265,8 @@ def _question(request: RecommendRequest) -> dict[str, Any]:
         "load": request.describe_load(),
         "slos": [str(slo) for slo in request.slos],
         "objective": request.objective,
+        "purchase": request.purchase.describe(),
+        "availability": request.availability.describe(),
         "profile": request.profile.provenance,
         "interval": "80 %",
     }
