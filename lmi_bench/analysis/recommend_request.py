@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lmi_bench.analysis.attainment import ROUTINGS, Routing
 from lmi_bench.analysis.availability import NO_SPARES, Availability
 from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.profiles import EngineProfile
@@ -30,6 +31,7 @@ class RecommendRequest:
     engine_version       the version that will serve, where it is not the profile's
     objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
                          a token at saturation; latency; throughput
+    routing              which copy a request goes to, where the planned load is simulated long
     blended_ratio, discount   of the blended price as published
     """
 
@@ -49,6 +51,7 @@ class RecommendRequest:
     purchase: Purchase = ON_DEMAND
     availability: Availability = NO_SPARES
     requirements: Requirements = NO_REQUIREMENTS
+    routing: Routing = "random"
 
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.users is not None:
@@ -68,6 +71,8 @@ class RecommendRequest:
             raise InputError(
                 f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
             )
+        if self.routing not in ROUTINGS:
+            raise InputError(f"--routing {self.routing}: use {', '.join(ROUTINGS)}")
         if not 0 <= self.discount < 1:
             raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
 

@@ -60,6 +60,7 @@ class Candidate:
     limited_by           what caps a copy: kv_memory, compute, bandwidth, host, link, or the SLO
     basis                `simulated` or `closed form`
     cost                 how the price comes about: purchase, spare machines, the price's date
+    attainment           share of requests within all SLOs, worst five minutes; of the best only
     """
 
     instance: str
@@ -86,6 +87,7 @@ class Candidate:
     warnings: tuple[str, ...] = ()
     reason: str = ""
     cost: Mapping[str, Any] = field(default_factory=dict)
+    attainment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def meets_slos(self) -> bool:
@@ -122,6 +124,7 @@ class Candidate:
             "basis": self.basis,
             "price_source": self.price_provenance,
             "cost": dict(self.cost),
+            "attainment": dict(self.attainment),
             "profile": self.profile_provenance,
             "warnings": list(self.warnings),
             "reason": self.reason,

@@ -19,6 +19,7 @@ import numpy as np
 from lmi_bench.analysis.availability import NO_SPARES
 from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
+from lmi_bench.analysis.fleet_attainment import look_at
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
 from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
 from lmi_bench.analysis.ranking import (
@@ -38,6 +39,7 @@ Progress = Callable[[str, float], None]
 
 _SIMULATED_ENGINES = 8
 _SIMULATED_FLEETS = 12
+_LOOKED_AT = 2
 _DRAWS = 8
 _Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 _UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the fit has not seen
@@ -50,6 +52,45 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
     Raises InputError where the request cannot be understood.
     """
     tell = progress or (lambda _text, _share: None)
+    layouts, rejected = prepare(request, tell)
+    fleets = best_fleets(request, layouts, rejected)
+    candidates = []
+    for index, (layout, engine, machines) in enumerate(fleets):
+        tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
+        candidates.append(
+            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
+        )
+    missed = [candidate for candidate in candidates if not candidate.meets_slos]
+    rejected.extend(_missed(candidate) for candidate in missed)
+    in_time = [candidate for candidate in candidates if candidate.meets_slos]
+    met, too_dear = split_by_budget(request, in_time)
+    rejected.extend(too_dear)
+    met.sort(key=lambda candidate: final_order(request, candidate))
+    nearest = None
+    if met:
+        met = with_winning_prices(request, met)
+        met[0] = replace(met[0], reason=why_first(request, met))
+        tell("the planned load for fifteen minutes", 0.9)
+        met[:_LOOKED_AT] = look_at(request, met[:_LOOKED_AT], fleets)
+    elif in_time:
+        nearest = nearest_to_budget(request, in_time)
+    else:
+        nearest = _nearest(request, layouts)
+    tell("done", 1.0)
+    return Recommendation(
+        recommended=met[0] if met else None,
+        nearest=nearest,
+        candidates=tuple(met),
+        rejected=tuple(rejected),
+        question=_question(request),
+        warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
+    )
+
+
+def prepare(
+    request: RecommendRequest, tell: Progress
+) -> tuple[list[tuple[Layout, Engine]], list[Rejection]]:
+    """Every layout that can run with what a copy of it carries, the best of them simulated."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
@@ -66,40 +107,11 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
         if layout.engine_key not in engines:
             engines[layout.engine_key] = _screened(request, layout, plan)
     layouts = [(layout, engines[layout.engine_key]) for layout, _ in possible]
-    finalists = _finalists(request, layouts)
+    finalists = best_engines(request, layouts)
     for index, engine in enumerate(finalists):
-        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.6 * index / len(finalists))
-        _simulate_capacity(request, engine)
-    fleets = _fleets(request, layouts, rejected)
-    candidates = []
-    for index, (layout, engine, machines) in enumerate(fleets):
-        tell("latencies at the planned load", 0.7 + 0.3 * index / len(fleets))
-        candidates.append(
-            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
-        )
-    missed = [candidate for candidate in candidates if not candidate.meets_slos]
-    rejected.extend(_missed(candidate) for candidate in missed)
-    in_time = [candidate for candidate in candidates if candidate.meets_slos]
-    met, too_dear = split_by_budget(request, in_time)
-    rejected.extend(too_dear)
-    met.sort(key=lambda candidate: final_order(request, candidate))
-    nearest = None
-    if met:
-        met = with_winning_prices(request, met)
-        met[0] = replace(met[0], reason=why_first(request, met))
-    elif in_time:
-        nearest = nearest_to_budget(request, in_time)
-    else:
-        nearest = _nearest(request, layouts)
-    tell("done", 1.0)
-    return Recommendation(
-        recommended=met[0] if met else None,
-        nearest=nearest,
-        candidates=tuple(met),
-        rejected=tuple(rejected),
-        question=_question(request),
-        warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
-    )
+        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
+        simulate_capacity(request, engine)
+    return layouts, rejected
 
 
 def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engine:
@@ -145,17 +157,17 @@ def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
     return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer)
 
 
-def _finalists(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
+def best_engines(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
     """The engines of the best layouts by the closed form, each once."""
     chosen: dict[int, Engine] = {}
-    for _, engine, _ in _fleets(request, layouts, []):
+    for _, engine, _ in best_fleets(request, layouts, []):
         chosen.setdefault(id(engine), engine)
         if len(chosen) == _SIMULATED_ENGINES:
             break
     return list(chosen.values())
 
 
-def _simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
+def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     """Replace the closed form's rate by the one that simulated levels keep.
 
     In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
@@ -165,7 +177,7 @@ def _simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
         engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.slo_factor)
 
 
-def _fleets(
+def best_fleets(
     request: RecommendRequest,
     layouts: list[tuple[Layout, Engine]],
     rejected: list[Rejection],

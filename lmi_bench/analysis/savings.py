@@ -34,7 +34,8 @@ def saving(cheap: Instance, dear: Instance) -> Saving:
             raise InputError(
                 f"no price of {instance.instance_type} is known: give it with --prices"
             )
-    assert cheap.price_usd_per_hour and dear.price_usd_per_hour
+    assert cheap.price_usd_per_hour
+    assert dear.price_usd_per_hour
     return Saving(cheap, dear, 1 - cheap.price_usd_per_hour / dear.price_usd_per_hour)
 
 

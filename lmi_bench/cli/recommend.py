@@ -10,6 +10,7 @@ import typer
 from lmi_bench.errors import InputError
 
 if TYPE_CHECKING:
+    from lmi_bench.analysis.attainment import Routing
     from lmi_bench.analysis.recommend_request import Objective
     from lmi_bench.catalog.prices import Platform
 
@@ -56,6 +57,21 @@ def recommend(
             rich_help_panel=_LIMITS,
         ),
     ] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rate=A..B",
+            help="Also print the cheapest layout for every load from A to B req/s.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="Which copy answers: random, round-robin or least-outstanding.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "random",
     objective: Annotated[
         str,
         typer.Option(
@@ -155,6 +171,9 @@ def recommend(
         float,
         typer.Option(help="Of the blended price, 0 to 1.", rich_help_panel=_MACHINES),
     ] = 0.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print what would change the answer.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the simulated load's draws.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the recommendation to this file.")
@@ -193,6 +212,9 @@ def recommend(
             discount=discount,
             seed=seed,
             measured_on=measured_on,
+            vary=vary,
+            routing=cast("Routing", routing),
+            explain=explain,
             money=Money(
                 prices=prices,
                 platform=cast("Platform", platform),
