@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lmi_bench import __version__
+from lmi_bench.cli.plan_day import plan_day
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(recommend)
+app.command()(plan_day)
 app.command()(report)
 app.command()(serve)
 
