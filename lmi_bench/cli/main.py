@@ -17,6 +17,7 @@ from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
+from lmi_bench.cli.verify import verify
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.slo import join_goodput
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(recommend)
+app.command()(verify)
 app.command()(plan_day)
 app.command()(report)
 app.command()(compare)
