@@ -33,8 +33,7 @@ class Engine:
     """One copy as the recommender knows it so far; shared by layouts of equal speed.
 
     time_factor    s of the 80 % interval: times are within / s and * s
-    slo_factor     that the SLOs were held against: time_factor (sure) or 1 (likely)
-    rate_per_s     highest rate of a copy within the SLOs raised by slo_factor
+    rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
     central_ratio  by how much that rate rises if the SLOs are held against the prediction itself
     concurrency    most users waiting at a copy within the SLOs; 0 if none
     """
@@ -42,7 +41,6 @@ class Engine:
     plan: CopyPlan
     simulation: CopySimulation
     time_factor: float
-    slo_factor: float
     rate_per_s: float
     central_ratio: float
     concurrency: int

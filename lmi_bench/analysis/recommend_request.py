@@ -31,7 +31,8 @@ class RecommendRequest:
     engine_version       the version that will serve, where it is not the profile's
     objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
                          a token at saturation; latency; throughput
-    routing              which copy a request goes to, where the planned load is simulated long
+    look_long            simulate the best fleets for fifteen minutes (`attainment`), with this
+                         routing of requests to copies
     blended_ratio, discount   of the blended price as published
     """
 
@@ -52,6 +53,7 @@ class RecommendRequest:
     availability: Availability = NO_SPARES
     requirements: Requirements = NO_REQUIREMENTS
     routing: Routing = "random"
+    look_long: bool = False
 
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.users is not None:

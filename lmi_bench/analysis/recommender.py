@@ -20,6 +20,7 @@ from lmi_bench.analysis.availability import NO_SPARES
 from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
 from lmi_bench.analysis.fleet_attainment import look_at
+from lmi_bench.analysis.held_limits import held_slos
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
 from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
 from lmi_bench.analysis.ranking import (
@@ -70,8 +71,9 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
     if met:
         met = with_winning_prices(request, met)
         met[0] = replace(met[0], reason=why_first(request, met))
-        tell("the planned load for fifteen minutes", 0.9)
-        met[:_LOOKED_AT] = look_at(request, met[:_LOOKED_AT], fleets)
+        if request.look_long:
+            tell("the planned load for fifteen minutes", 0.9)
+            met[:_LOOKED_AT] = look_at(request, met[:_LOOKED_AT], fleets)
     elif in_time:
         nearest = nearest_to_budget(request, in_time)
     else:
@@ -118,20 +120,18 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engi
     """One copy in closed form: what it carries within the SLOs, and how sure that is."""
     steady = plan.steady
     factor = math.exp(_Z80 * _log_sd(request, layout, plan))
-    # limits that not even a lone request keeps for sure are held against the prediction itself
-    slo_factor = factor if unloaded_ratio(steady, request.slos, factor) <= 1 else 1.0
+    held = held_slos(steady, request.slos, factor)
     batch = central = float(steady.slots)
     if request.slos:
-        batch = screen_batch(steady, request.slos, slo_factor)
+        batch = screen_batch(steady, held, 1.0)
         central = screen_batch(steady, request.slos, 1.0)
     limited_by = steady.limiting_part(batch)
     if request.slos and batch < 0.9 * steady.slots:
         limited_by = f"SLO ({limited_by})"
     return Engine(
         plan=plan,
-        simulation=CopySimulation(plan, request.slos, request.seed),
+        simulation=CopySimulation(plan, held, request.seed),
         time_factor=factor,
-        slo_factor=slo_factor,
         rate_per_s=steady.rate_per_s(batch),
         central_ratio=steady.rate_per_s(central) / steady.rate_per_s(batch) if batch else 1.0,
         concurrency=math.floor(batch + 1e-6),
@@ -174,7 +174,7 @@ def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     random arrivals need it.
     """
     if request.open_loop and request.slos:
-        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.slo_factor)
+        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.time_factor)
 
 
 def best_fleets(

@@ -101,6 +101,7 @@ def run(question: Question, *, json_file: Path | None) -> int:
         availability=question.money.availability_wanted(),
         requirements=question.money.requirements(),
         routing=question.routing,
+        look_long=True,
     )
     span = None if question.vary is None else parse_range(question.vary)
     with progress() as report:
