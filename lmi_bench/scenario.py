@@ -33,6 +33,15 @@ DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 DEFAULT_OPEN_LOOP_REQUESTS = 100
 """Requests of an open-loop level that names neither a number nor a duration."""
 
+AUTO = "auto"
+DEFAULT_MODEL = "demo-15m"
+SAGEMAKER_PREFIX = "sagemaker:"
+DEFAULT_TIMEOUT_S = 60.0
+SAGEMAKER_STREAMING_TIMEOUT_S = 480.0
+"""How long SageMaker lets a response stream take; without one it gives up after 60 s."""
+_DERIVED = ("model", "timeout_s")
+"""Fields whose default depends on the others."""
+
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -40,6 +49,13 @@ PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 def _as_list(value: object) -> object:
     """One level may be written without brackets."""
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _levels_or_auto(value: object) -> object:
+    """Levels as a list, or the word auto."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError("write levels such as [1, 2, 4], or auto")
+    return _as_list(value)
 
 
 class _Section(BaseModel):
@@ -81,6 +97,9 @@ class WorkloadSection(_Section):
 class LoadSection(_Section):
     """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
 
+    concurrency         levels, or auto: doubling until the server is full, finer round the knee
+    search              find the highest concurrency or rate that meets the SLOs; one value of
+                        `concurrency` or `rate_per_s` is then where it starts
     requests_per_user   closed loop: a level sends concurrency times this many
     requests_per_level  requests of every level instead
     duration_s          a level hands out nothing after this long; with requests_per_level,
@@ -88,8 +107,11 @@ class LoadSection(_Section):
     warmup_requests     sent before each level and left out of it
     """
 
-    concurrency: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_as_list)] = None
+    concurrency: Annotated[
+        tuple[PositiveInt, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
+    ] = None
     rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
+    search: Literal["concurrency", "rate"] | None = None
     arrivals: Literal["constant", "poisson"] = "poisson"
     requests_per_user: PositiveInt = 3
     requests_per_level: PositiveInt | None = None
@@ -103,12 +125,27 @@ class LoadSection(_Section):
         for name in ("concurrency", "rate_per_s"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
+        if self.search is not None:
+            self._check_search(self.search)
         return self
+
+    def _check_search(self, over: str) -> None:
+        start = self.concurrency if over == "concurrency" else self.rate_per_s
+        other = self.rate_per_s if over == "concurrency" else self.concurrency
+        if other is not None:
+            raise ValueError(f"search over {over} picks its own levels; leave the others out")
+        if isinstance(start, tuple) and len(start) > 1:
+            raise ValueError(f"search over {over} takes one value to start from, got {len(start)}")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a rule picks the levels from those before."""
+        return self.search is not None or self.concurrency == "auto"
 
     @property
     def concurrency_levels(self) -> tuple[int, ...]:
-        """Levels of the closed loop; empty when the load is a rate."""
-        if self.rate_per_s is not None:
+        """Levels of the closed loop; empty when the load is a rate or found as the sweep goes."""
+        if self.rate_per_s is not None or self.search is not None or self.concurrency == "auto":
             return ()
         return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
 
@@ -130,6 +167,7 @@ class EngineSection(_Section):
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    kv_dtype: Literal["float32", "bfloat16"] | None = None
     tensor_parallel: PositiveInt = 1
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
@@ -138,22 +176,51 @@ class EngineSection(_Section):
     threads: PositiveInt | None = None
 
 
+class SageMakerSection(_Section):
+    """Which part of a SageMaker endpoint, and where its runtime is if not at AWS."""
+
+    endpoint_url: str | None = None
+    inference_component: str | None = None
+    target_variant: str | None = None
+    custom_attributes: str | None = None
+
+
+def is_endpoint(target: str) -> bool:
+    """Whether the target is a server somewhere: a URL or `sagemaker:NAME`."""
+    return "://" in target or target.startswith(SAGEMAKER_PREFIX)
+
+
+def _default_model(fields: dict[str, Any]) -> str:
+    return AUTO if is_endpoint(fields.get("target", "")) else DEFAULT_MODEL
+
+
+def _default_timeout_s(fields: dict[str, Any]) -> float:
+    streamed_by_sagemaker = fields.get("stream", True) and str(fields.get("target", "")).startswith(
+        SAGEMAKER_PREFIX
+    )
+    return SAGEMAKER_STREAMING_TIMEOUT_S if streamed_by_sagemaker else DEFAULT_TIMEOUT_S
+
+
 class Scenario(_Section):
     """A whole sweep.
 
-    model     a catalog name, a folder, or the name that the endpoint knows
-    target    `engine` (bundled, in this process), `sim:INSTANCE`, or a URL
-    protocol  wire format of a URL
+    target     `engine` (bundled, in this process), `sim:INSTANCE`, a URL, or `sagemaker:NAME`
+    model      a catalog name, a folder, or the name that the endpoint knows; auto: what it serves
+    protocol   wire format of an endpoint; auto: found by asking it
+    stream     False asks an endpoint for whole answers: their total time alone is known
+    timeout_s  of one request; by default 60, and 480 for a stream from SageMaker
     """
 
     name: str = ""
-    model: Annotated[str, Field(min_length=1)] = "demo-15m"
     target: Annotated[str, Field(min_length=1)] = "engine"
-    protocol: Literal["openai", "openai-chat", "lmi"] = "openai"
+    model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
+    protocol: Literal["auto", "openai", "openai-chat", "lmi", "tgi"] = "auto"
+    stream: bool = True
+    sagemaker: SageMakerSection = SageMakerSection()
     workload: WorkloadSection = WorkloadSection()
     load: LoadSection = LoadSection()
     engine: EngineSection = EngineSection()
-    timeout_s: PositiveSeconds | None = 60.0
+    timeout_s: PositiveSeconds | None = Field(default_factory=_default_timeout_s)
     seed: int = 0
     slo: tuple[str, ...] = ()
 
@@ -172,6 +239,14 @@ class Scenario(_Section):
                 raise ValueError(str(exc)) from exc
         return value
 
+    @model_validator(mode="after")
+    def _a_search_has_a_limit(self) -> Scenario:
+        if self.load.search is not None and not self.slo:
+            raise ValueError(
+                f"a search over {self.load.search} needs an SLO (slo, --slo), such as ttft_p90<=1s"
+            )
+        return self
+
     def canonical(self) -> dict[str, Any]:
         """All fields with their defaults filled in, as plain JSON values."""
         return self.model_dump(mode="json")
@@ -179,10 +254,11 @@ class Scenario(_Section):
     def hash(self) -> str:
         """SHA-256 of what decides the measurement: names and SLOs may change, the rest may not.
 
-        A data set counts with its bytes. Raises InputError when it cannot be read.
+        SLOs count where they pick the levels, a data set with its bytes. Raises InputError when it
+        cannot be read.
         """
         content = self.canonical()
-        for free in ("name", "slo"):
+        for free in ("name",) if self.load.is_adaptive else ("name", "slo"):
             del content[free]
         dataset = content["workload"]["dataset"]
         if dataset is not None:
@@ -197,6 +273,9 @@ class Scenario(_Section):
         replaces a concurrency and the other way round; a length replaces a mix.
         """
         content = self.model_dump()
+        for name in _DERIVED:
+            if name not in self.model_fields_set:
+                del content[name]
         for dotted, value in overrides.items():
             if value is None:
                 continue
@@ -223,11 +302,22 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
     try:
         return Scenario.model_validate(content)
     except ValidationError as exc:
-        lines = [_describe(dict(error)) for error in exc.errors()]
+        lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
         noun = "mistake" if len(lines) == 1 else "mistakes"
         raise InputError(
             f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
         ) from exc
+
+
+def _follows(error: Mapping[str, Any]) -> bool:
+    """Whether a mistake only follows from another that is reported.
+
+    `auto` is the other branch of a list of levels; a default that depends on other fields waits
+    for them to be right.
+    """
+    if error["type"] == "default_factory_not_called":
+        return True
+    return error["type"] == "literal_error" and "literal['auto']" in error["loc"]
 
 
 def load_scenario(path: Path) -> Scenario:

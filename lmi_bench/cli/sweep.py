@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmi_bench.errors import EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
+from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 
 _TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
     "Target",
@@ -21,17 +21,25 @@ _TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
 def sweep(
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="[SCENARIO.yaml|URL]", help="A scenario file, or a URL to measure."),
+        typer.Argument(
+            metavar="[SCENARIO.yaml|URL|sagemaker:NAME]",
+            help="A scenario file, a URL, or a SageMaker endpoint to measure.",
+        ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            help="engine (bundled, this machine), sim:INSTANCE (virtual time), or a URL.",
+            help="engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
+            "sagemaker:NAME.",
             rich_help_panel=_TARGET,
         ),
     ] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="Of a URL: openai or lmi.", rich_help_panel=_TARGET)
+        str | None,
+        typer.Option(
+            help="Of an endpoint: openai, openai-chat, lmi or tgi. [found by asking]",
+            rich_help_panel=_TARGET,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -44,6 +52,36 @@ def sweep(
     ] = None,
     tensor_parallel: Annotated[
         int | None, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_TARGET)
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LMI_BENCH_API_KEY",
+            help="Sent as a bearer token; never written down.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", help="'Name: value'; repeatable.", rich_help_panel=_TARGET),
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Without streaming only the total time of an answer is known.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    sagemaker_endpoint_url: Annotated[
+        str | None,
+        typer.Option(help="SageMaker's runtime elsewhere than at AWS.", rich_help_panel=_TARGET),
+    ] = None,
+    inference_component: Annotated[
+        str | None, typer.Option(help="Of a SageMaker endpoint.", rich_help_panel=_TARGET)
+    ] = None,
+    target_variant: Annotated[
+        str | None, typer.Option(help="Of a SageMaker endpoint.", rich_help_panel=_TARGET)
     ] = None,
     input_tokens: Annotated[
         int | None,
@@ -90,7 +128,8 @@ def sweep(
         typer.Option(
             "--concurrency",
             "--max-concurrency",
-            help="Closed loop: users at once, a level each: 1,2,4,8.",
+            help="Closed loop: users at once, a level each: 1,2,4,8; or auto (doubling until full, "
+            "then finer round the knee).",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -100,6 +139,13 @@ def sweep(
             "--rate",
             "--request-rate",
             help="Open loop: requests per second, a level each: 0.5,1,2.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the highest concurrency or rate that meets every --slo, to 5 %.",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -131,7 +177,8 @@ def sweep(
     timeout: Annotated[
         str | None,
         typer.Option(
-            help="Seconds after which a request fails and the sweep ends, or none. [60]",
+            help="Seconds after which a request fails and the sweep ends, or none. "
+            "[60; 480 for a stream from SageMaker]",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -170,6 +217,13 @@ def sweep(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     num_blocks: Annotated[
         int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
     ] = None,
@@ -200,6 +254,20 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    failures: Annotated[
+        str,
+        typer.Option(
+            help="For SLOs: exclude failed requests, or count them as infinite.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "exclude",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -214,6 +282,7 @@ def sweep(
 
     Flags win over the scenario file, which wins over the defaults.
     """
+    from lmi_bench.cli.access import Access, read_headers
     from lmi_bench.cli.sweep_run import run
 
     overrides: dict[str, Any] = {
@@ -221,14 +290,19 @@ def sweep(
         "model": model,
         "target": target,
         "protocol": protocol,
+        "stream": stream,
+        "sagemaker.endpoint_url": sagemaker_endpoint_url,
+        "sagemaker.inference_component": inference_component,
+        "sagemaker.target_variant": target_variant,
         "workload.input_tokens": input_tokens,
         "workload.output_tokens": output_tokens,
         "workload.mix": None if mix is None else parse_mix(mix),
         "workload.dataset": None if dataset is None else str(dataset),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
-        "load.concurrency": None if concurrency is None else _numbers("--concurrency", concurrency),
+        "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
+        "load.search": search,
         "load.arrivals": arrivals,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
@@ -243,6 +317,7 @@ def sweep(
         "engine.chunked_prefill": chunked_prefill,
         "engine.max_concurrent_requests": max_concurrent_requests,
         "engine.dtype": dtype,
+        "engine.kv_dtype": kv_dtype,
         "engine.tensor_parallel": tensor_parallel,
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,
@@ -252,11 +327,27 @@ def sweep(
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
-    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume)
+    access = Access(api_key, read_headers(header or ()))
+    outcome = run(
+        scenario,
+        overrides,
+        timeout=timeout,
+        out=out,
+        resume=resume,
+        access=access,
+        goodput=" ".join(goodput or ()),
+        failures=failures,
+    )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if outcome.nothing_answered:
+        raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
+
+
+def _concurrency(text: str | None) -> list[float | int] | str | None:
+    return text if text in (None, "auto") else _numbers("--concurrency", text)
 
 
 def _numbers(flag: str, text: str) -> list[float | int]:

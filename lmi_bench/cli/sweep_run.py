@@ -10,27 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.checks import check_levels
-from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
+from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.gate_run import read_failures
+from lmi_bench.cli.level_rule import LevelRule, level_rule
+from lmi_bench.cli.slo_print import SloOptions, print_slos
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
+from lmi_bench.report.slo_text import describe_answer
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
-from lmi_bench.scenario import Scenario, load_scenario, parse_scenario
-from lmi_bench.slo import parse_slo
+from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
+from lmi_bench.slo import parse_goodput, parse_slo
 
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
     """How a sweep ended, for the exit code."""
 
-    interrupted: bool
-    slo_missed: bool
+    interrupted: bool = False
+    slo_missed: bool = False
+    nothing_answered: bool = False
 
 
 def run(
@@ -40,31 +44,54 @@ def run(
     timeout: str | None,
     out: Path | None,
     resume: bool,
+    access: Access = NO_ACCESS,
+    goodput: str = "",
+    failures: str = "exclude",
 ) -> SweepOutcome:
-    """Run a sweep and print its answer; raises InputError before anything is written."""
+    """Run a sweep and print its answer; raises InputError before anything is written.
+
+    goodput   limits of a good request, as `parse_goodput` reads them
+    failures  exclude or infinite: how failed requests count in the SLOs' latencies
+    """
+    limits = tuple(parse_goodput(goodput)) if goodput else ()
+    slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
-    folder = out or _default_folder(scenario)
+    rule = level_rule(scenario)
     interrupted = False
-    bench = open_bench(scenario)
+    bench = open_bench(scenario, access)
+    scenario = bench.scenario
+    folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store)
+            _run_levels(scenario, bench, store, rule)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
         knees: list[Knee] = []
+        answer: SloAnswer | None = None
         if levels and not interrupted:
+            answer = _search_answer(folder, rule, store, seed=scenario.seed)
             knees = _find_knees(folder, bench)
             store.write_knees([knee.to_dict() for knee in knees])
     if interrupted:
         _print_levels(levels)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
-        return SweepOutcome(interrupted=True, slo_missed=False)
-    return SweepOutcome(False, _print_answer(scenario, levels, knees, folder))
+        return SweepOutcome(interrupted=True)
+    if all(line["requests"] == line["errors"] for line in levels):
+        _print_levels(levels)
+        warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
+        return SweepOutcome(nothing_answered=True)
+    _print_measured(levels, knees)
+    missed = print_slos(load_run(folder), [parse_slo(text) for text in scenario.slo], slo_options)
+    if answer is not None:
+        say(describe_answer(answer))
+        missed = answer.value is None
+    say(f"run folder: {folder}   next: lmi-bench report {folder}")
+    return SweepOutcome(slo_missed=missed)
 
 
 def read_scenario(
@@ -74,7 +101,7 @@ def read_scenario(
     overrides = dict(overrides)
     if scenario_or_url is None:
         scenario = parse_scenario({})
-    elif "://" in scenario_or_url:
+    elif is_endpoint(scenario_or_url):
         if overrides.get("target") is not None:
             raise InputError(
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
@@ -106,7 +133,7 @@ def _default_folder(scenario: Scenario) -> Path:
 
 
 def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = ["lmi-bench", *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(
@@ -120,12 +147,13 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResult:
-    levels = levels_of(scenario)
+def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule) -> SweepResult:
+    of_all = "" if rule.total is None else f"/{rule.total}"
+
     with progress() as report:
 
         def on_progress(state: Progress) -> None:
-            title = f"level {state.level + 1}/{len(levels)} {state.label} {state.state}"
+            title = f"level {state.level + 1}{of_all} {state.label} {state.state}"
             if state.errors:
                 title += f", {state.errors} errors"
             report(title, state.done, state.total)
@@ -136,19 +164,32 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
 
         result: SweepResult = bench.run(
             lambda target: run_sweep(
-                levels,
+                rule.levels,
                 target,
                 store,
                 prompts=bench.prompts(str(store.manifest.get("salt", ""))),
-                summarise=summarise_level,
+                summarise=rule.summarise,
                 on_progress=on_progress,
                 on_level=on_level,
+                stop_rules=rule.stop_rules,
                 timeout_s=scenario.timeout_s,
                 spacing_s=bench.spacing_s,
                 seed=scenario.seed,
             )
         )
     return result
+
+
+def _search_answer(
+    folder: Path, rule: LevelRule, store: RunStore, *, seed: int
+) -> SloAnswer | None:
+    """The answer of a search, saved as slo.json; None where none was asked for."""
+    if rule.search is None:
+        return None
+    run = load_run(folder)
+    answer = slo_answer(rule.search, run.levels, run.records, seed=seed)
+    store.write_slo_answer(answer.to_dict())
+    return answer
 
 
 def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
@@ -158,14 +199,21 @@ def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
     return find_knees(run.levels, records=run.records, facts=bench.knee_facts(run.levels))
 
 
+def _first_error(folder: Path) -> str:
+    """The first failed request's message, as the middle of a sentence."""
+    for records in load_run(folder).records:
+        for record in records:
+            if not record.ok:
+                return f": {record.status}: {record.error}"
+    return ""
+
+
 def _print_levels(levels: list[dict[str, Any]]) -> None:
     print_table("Levels", level_rows(levels))
 
 
-def _print_answer(
-    scenario: Scenario, levels: list[dict[str, Any]], knees: list[Knee], folder: Path
-) -> bool:
-    """Print what was found; returns whether every level missed a stated SLO."""
+def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
+    """Levels, knees, and what is to be doubted."""
     _print_levels(levels)
     print_table(
         "Knee by rule (* recommended)",
@@ -177,11 +225,3 @@ def _print_answer(
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
-    slos = [parse_slo(text) for text in scenario.slo]
-    missed = bool(slos) and not any(
-        all(check_slo(line, slo).verdict == "pass" for slo in slos) for line in levels
-    )
-    if missed:
-        say(f"SLO missed at every level: {', '.join(map(str, slos))}")
-    say(f"run folder: {folder}   next: lmi-bench report {folder}")
-    return missed

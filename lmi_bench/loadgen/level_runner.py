@@ -18,7 +18,7 @@ from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.self_check import LoopWatch, ReceiveSignals, check_level
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import LevelRun
+from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 PREPARED_REQUESTS = 4096
@@ -35,11 +35,16 @@ class StopRules:
     max_error_share  share of failed requests that a level may have. Failures come back sooner than
                      answers, so a level of a known number of requests is only cut short when the
                      share is certain; one of a fixed duration from `min_requests` ended ones on
+    ends_sweep       False: the next level is picked by the rule of levels all the same
+    watch            what looks at a level's answers as they end (they are decoded for it, on the
+                     loop) and says when nothing more need be sent: `stopped_by` is then "decided"
     """
 
     first_timeout: bool = True
     max_error_share: float | None = 0.5
     min_requests: int = 10
+    ends_sweep: bool = True
+    watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class LevelRunner:
         self._target = target
         self._prompts = prompts
         self._rules = rules
+        self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
         self._prepared: dict[int, PlannedRequest] = {}
@@ -118,6 +124,8 @@ class LevelRunner:
         signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
+        if self._stopped_by == "decided" and len(records) == spec.num_requests:
+            self._stopped_by = None  # the verdict fell when all had been sent: nothing was cut
         if self._stopped_by is None and self._too_many_errors(len(records), at_end=True):
             self._stopped_by = "errors"
         self._report("finished")
@@ -205,6 +213,8 @@ class LevelRunner:
                 self._stopped_by = "timeout"
             elif self._too_many_errors(self._done):
                 self._stopped_by = "errors"
+        if self._is_decided is not None and self._is_decided(measured.record()):
+            self._stopped_by = self._stopped_by or "decided"
         self._report("running")
         return self._stopped_by is None
 
