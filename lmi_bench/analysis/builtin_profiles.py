@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -103,6 +104,31 @@ TGI_2023: Final = replace(
     ),
 )
 
+# A server with CUDA graphs and chunked prefill, such as vLLM, before a cell of it is seen:
+# launching a step costs little; what a layer takes beyond its reads is gaps between its kernels.
+GRAPH_GPU_PRIOR: Final = replace(
+    EAGER_GPU_PRIOR,
+    name="vLLM",
+    version="any",
+    fitted_on="nothing yet: prior of a server with CUDA graphs and chunked prefill",
+    parameters=replace(
+        EAGER_GPU_PRIOR.parameters,
+        bandwidth_share=0.85,
+        host_per_layer_s=5e-6,
+        host_per_sequence_s=30e-6,
+        host_per_prompt_token_s=1e-6,
+        nvlink_latency_s=8e-6,
+        request_overhead_s=30e-3,
+    ),
+    log_sd={**EAGER_GPU_PRIOR.log_sd, "gap_per_layer_s": 0.5, "request_overhead_s": 1.0},
+    host_factor_log_sd=0.0,
+    memory_share=0.9,
+    reserve_bytes=4e9,
+    kv_layout=KvLayout.PAGED,
+    max_prefill_tokens=8192,
+    chunked_prefill=True,
+)
+
 # The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
 BUNDLED_CPU_PRIOR: Final = EngineProfile(
     name="bundled engine",
@@ -138,3 +164,44 @@ BUNDLED_CPU_PRIOR: Final = EngineProfile(
     max_prefill_tokens=4096,
     block_size=64,
 )
+
+
+_EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
+_LEAST_LOG_SD = 0.05
+
+
+def prior_of_engine(
+    engine: str, *, models: Collection[str], accelerators: Collection[str], open_loop: bool
+) -> EngineProfile:
+    """What to start a fit of that engine from.
+
+    engine  as a table names it, empty for the endpoints of 2023
+
+    A profile that was fitted to one of the models on one of the accelerators is left out, so that
+    no judgement rests on what was fitted to the very cells that it is judged on.
+    """
+    eager = not engine or engine.startswith(_EAGER_ENGINES)
+    general = EAGER_GPU_PRIOR if eager else GRAPH_GPU_PRIOR
+    for profile in _fitted_profiles(engine, eager=eager, open_loop=open_loop):
+        if set(profile.models) & set(models) and set(profile.accelerators) & set(accelerators):
+            continue
+        return _widened(profile, general)
+    return general
+
+
+def _fitted_profiles(engine: str, *, eager: bool, open_loop: bool) -> tuple[EngineProfile, ...]:
+    if eager:
+        return (TGI_2023,)
+    return ()
+
+
+def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
+    """The profile as a prior for other cells: twice its deviations, no correlations."""
+    return replace(
+        profile,
+        log_sd={
+            name: min(general.log_sd.get(name, sd), max(2 * sd, _LEAST_LOG_SD))
+            for name, sd in profile.log_sd.items()
+        },
+        log_correlation=(),
+    )

@@ -109,9 +109,7 @@ class CellPrediction:
 
 def model_of(profile: EngineProfile, cell: Cell) -> StepTimeModel:
     """The step-time model of one copy."""
-    return step_time_model_for(
-        cell.shape, cell.instance, cell.tensor_parallel, cell.dtype, profile
-    )
+    return step_time_model_for(cell.shape, cell.instance, cell.tensor_parallel, cell.dtype, profile)
 
 
 def slots_for(profile: EngineProfile, cell: Cell) -> int:
@@ -309,8 +307,12 @@ def mean_batch(cell: Cell, predicted: CellPrediction) -> float:
 
 
 def capacity_tokens_per_s(profile: EngineProfile, cell: Cell) -> float:
-    """Output tokens each second of all copies with every slot busy, in closed form."""
-    model, slots = model_of(profile, cell), slots_for(profile, cell)
+    """Output tokens each second of all copies with every slot busy, in closed form.
+
+    No more slots than the level has requests.
+    """
+    model = model_of(profile, cell)
+    slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
     prompt = cell.input_tokens
     prompt_s = model.step_time_s(
         StepShape(
@@ -338,6 +340,7 @@ def regime_of(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> 
     if cell.rate_per_s is not None:
         offered = cell.rate_per_s * cell.output_tokens
         waiting = offered > capacity_tokens_per_s(profile, cell)
+        waiting = waiting and cell.num_requests / cell.replicas > predicted.peak_sequences
     if waiting and predicted.peak_sequences >= profile.max_batch_size:
         return "batch_limit"
     if waiting:

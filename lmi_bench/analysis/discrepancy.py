@@ -28,6 +28,8 @@ _NOISE: dict[Metric, float] = {
     "ttft_mean_s": 0.10,
     "tpot_mean_s": 0.025,
 }
+_KEEPS_UP = 0.95  # of the offered tokens; the rest is the tail after the last arrival
+_LEAST_SENSITIVITY = 0.05
 _LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
 _PROMPT_LENGTH = 1.5  # doublings of the prompt length
 _LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
@@ -36,10 +38,15 @@ _ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One figure of one cell."""
+    """One figure of one cell.
+
+    sensitivity  by how much a figure moves with the times, 1 as a rule: the throughput of an open
+                 loop that keeps up is the rate, however long steps take
+    """
 
     cell: Cell
     metric: Metric
+    sensitivity: float = 1.0
 
     @property
     def sign(self) -> int:
@@ -54,7 +61,8 @@ class Observation:
     @property
     def error_sd(self) -> float:
         """Of the model's error alone."""
-        return _TTFT_ERROR if self.metric == "ttft_mean_s" else _STEP_ERROR
+        error = _TTFT_ERROR if self.metric == "ttft_mean_s" else _STEP_ERROR
+        return error * self.sensitivity
 
     @property
     def total_sd(self) -> float:
@@ -62,10 +70,19 @@ class Observation:
         return math.hypot(self.noise_sd, self.error_sd)
 
 
+def observe(cell: Cell, metric: Metric, throughput_tokens_per_s: float | None) -> Observation:
+    """A figure of a cell whose throughput, measured or predicted, is known."""
+    sensitivity = 1.0
+    if metric == "throughput_tokens_per_s" and cell.rate_per_s is not None:
+        served = (throughput_tokens_per_s or 0.0) / (cell.rate_per_s * cell.output_tokens)
+        sensitivity = min(1.0, max(_LEAST_SENSITIVITY, (_KEEPS_UP - served) / 0.2))
+    return Observation(cell, metric, sensitivity)
+
+
 def observations_of(cells: Sequence[Cell]) -> list[Observation]:
     """Every measured figure of the cells, in order."""
     return [
-        Observation(cell, metric)
+        observe(cell, metric, cell.throughput_tokens_per_s)
         for cell in cells
         for metric in _NOISE
         if cell.measured(metric) is not None

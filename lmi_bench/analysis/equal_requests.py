@@ -79,7 +79,7 @@ def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
 
 
 def run_open(
-    model: StepTimeModel, arrivals_s: Sequence[float], limits: CopyLimits
+    model: StepTimeModel, arrivals_s: Sequence[float] | NDArray[np.float64], limits: CopyLimits
 ) -> EqualRun:
     """Requests that arrive whether or not earlier ones are answered."""
     delays = _delays(limits.overhead_s, len(arrivals_s))
@@ -87,9 +87,7 @@ def run_open(
     return _run(model, limits, seen, lambda _end: None)
 
 
-def run_users(
-    model: StepTimeModel, users: int, num_requests: int, limits: CopyLimits
-) -> EqualRun:
+def run_users(model: StepTimeModel, users: int, num_requests: int, limits: CopyLimits) -> EqualRun:
     """Users that wait for their answer and ask again at once, `num_requests` in all."""
     delays = iter(_delays(limits.overhead_s, num_requests))
     first = min(users, num_requests)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.cells import Cell, Metric
-from lmi_bench.analysis.discrepancy import Observation, error_covariance
+from lmi_bench.analysis.cells import Cell, Metric, predict_cell
+from lmi_bench.analysis.discrepancy import Observation, error_covariance, observe
 from lmi_bench.analysis.fit import Fit, derivatives
 
 _JITTER = 1e-10
@@ -32,12 +32,15 @@ def choose_cells(
     wanted   cells that are to be predicted
     """
     derived: dict[int, NDArray[np.float64]] = {}
+    foreseen: dict[int, float] = {}
 
     def rows(cells: Sequence[Cell]) -> tuple[list[Observation], NDArray[np.float64]]:
         for cell in cells:
             if id(cell) not in derived:
                 derived[id(cell)] = derivatives(fit.profile, cell, fit.names, metrics)
-        items = [Observation(cell, metric) for cell in cells for metric in metrics]
+                predicted = predict_cell(fit.profile, cell, smooth=True)
+                foreseen[id(cell)] = predicted.throughput_tokens_per_s
+        items = [observe(cell, metric, foreseen[id(cell)]) for cell in cells for metric in metrics]
         return items, np.concatenate([derived[id(cell)] for cell in cells])
 
     items, jacobian = rows(candidates)
@@ -71,6 +74,7 @@ def choose_cells(
         chosen.append(best)
         block = slice(best * size, (best + 1) * size)
         inner = np.linalg.inv(among[block, block] + np.diag(noise[block] + _JITTER))
-        across = across - across[:, block] @ inner @ among[block, :]
-        among = among - among[:, block] @ inner @ among[block, :]
+        told = np.asarray(inner @ among[block, :], dtype=np.float64)
+        across = np.asarray(across - across[:, block] @ told, dtype=np.float64)
+        among = np.asarray(among - among[:, block] @ told, dtype=np.float64)
     return chosen

@@ -14,13 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from lmi_bench.analysis.cells import Cell, CellPrediction, Metric, predict_cell, slots_for
-from lmi_bench.analysis.discrepancy import Observation, error_covariance, observations_of
+from lmi_bench.analysis.discrepancy import (
+    Observation,
+    error_covariance,
+    observations_of,
+    observe,
+)
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
 from lmi_bench.errors import CapacityError, InputError
 
@@ -35,6 +41,9 @@ _OUTLIER = 2.5
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
 _CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
+_UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.05
+_STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
+_WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
 _HOST_PREFIX = "host_factor:"
 
 
@@ -102,7 +111,8 @@ class Fit:
         """The cell's figures with intervals. Raises CapacityError where it does not fit."""
         predicted = predict_cell(self.profile, cell)
         jacobian = derivatives(self.profile, cell, self.names, metrics)
-        wanted = [Observation(cell, metric) for metric in metrics]
+        tokens_per_s = predicted.throughput_tokens_per_s
+        wanted = [observe(cell, metric, tokens_per_s) for metric in metrics]
         prior = error_covariance(wanted, wanted)
         if self.observations:
             across = error_covariance(wanted, self.observations)
@@ -115,16 +125,29 @@ class Fit:
         else:
             shift = np.zeros(len(metrics))
         full = _cache_full(self.profile, cell)
+        transfer = self._transfer_sd(cell)
         estimates = {}
         for index, item in enumerate(wanted):
             variance = float(jacobian[index] @ self.covariance @ jacobian[index])
             variance += self.scale**2 * (max(0.0, float(prior[index, index])) + item.noise_sd**2)
+            variance += transfer**2
             if full:
                 variance += (_CACHE_ERROR * (3 if item.metric == "ttft_mean_s" else 1)) ** 2
             value = predicted.value(item.metric) * math.exp(float(shift[index]))
             factor = math.exp(Z80 * math.sqrt(variance))
             estimates[item.metric] = Estimate(value, value / factor, value * factor)
         return estimates
+
+    def _transfer_sd(self, cell: Cell) -> float:
+        """What carrying over to a model or a device that no cell was of adds."""
+        devices = {*self.profile.accelerators}
+        models = {*self.profile.models}
+        if self.cells:
+            devices = {known.instance.accelerator.name for known in self.cells}
+            models = {known.shape.name for known in self.cells}
+        unseen_device = cell.instance.accelerator.name not in devices
+        unseen_model = cell.shape.name not in models
+        return math.hypot(_UNSEEN_DEVICE * unseen_device, _UNSEEN_MODEL * unseen_model)
 
 
 def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
@@ -164,6 +187,8 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         raise InputError("calibration needs at least one measured cell with a throughput")
     base = _with_best_reserve(base, cells)
     profile = _fit_steps(base, names, prior_sd, cells)
+    if base.chunked_prefill and any(cell.rate_per_s is not None for cell in cells):
+        profile, base = _with_best_settings(profile, base, names, prior_sd, cells)
     again = _with_best_reserve(profile, cells)
     if again.reserve_bytes != profile.reserve_bytes:
         profile = _fit_steps(
@@ -199,7 +224,11 @@ def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
     """
     names, sd = free_parameters(base, cells)
     prior_sd = np.array(sd)
-    return Fit(base, tuple(names), prior_sd, np.diag(prior_sd**2), 1.0, (), (), np.zeros(0))
+    covariance = np.diag(prior_sd**2)
+    own = [index for index, name in enumerate(names) if name in PARAMETER_NAMES]
+    places = [PARAMETER_NAMES.index(names[index]) for index in own]
+    covariance[np.ix_(own, own)] = base.log_covariance()[np.ix_(places, places)]
+    return Fit(base, tuple(names), prior_sd, covariance, 1.0, (), (), np.zeros(0))
 
 
 def _metrics(cell: Cell) -> list[Metric]:
@@ -224,7 +253,13 @@ def _residuals(
 
 
 def _fit_steps(
-    base: EngineProfile, names: list[str], prior_sd: NDArray[np.float64], cells: Sequence[Cell]
+    base: EngineProfile,
+    names: list[str],
+    prior_sd: NDArray[np.float64],
+    cells: Sequence[Cell],
+    *,
+    most_evaluations: int = _MOST_EVALUATIONS,
+    at: EngineProfile | None = None,
 ) -> EngineProfile:
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
     observations = observations_of(cells)
@@ -232,7 +267,9 @@ def _fit_steps(
     simulated = base.chunked_prefill or any(cell.length_spread for cell in cells)
     weights = np.array(
         [
-            0.0 if simulated and item.metric == "ttft_mean_s" else 1 / item.total_sd
+            0.0
+            if simulated and item.metric == "ttft_mean_s" and item.cell.rate_per_s is None
+            else 1 / item.total_sd
             for item in observations
         ]
     )
@@ -250,12 +287,15 @@ def _fit_steps(
 
     most = np.array([math.log(_MOST_SHARE) if n.endswith("_share") else np.inf for n in names])
     upper = np.maximum((most - start) / prior_sd, 1e-3)
+    begin = np.zeros(len(names))
+    if at is not None:
+        begin = (np.array([log_value(at, name) for name in names]) - start) / prior_sd
     fit = least_squares(
         residuals,
-        np.zeros(len(names)),
+        np.minimum(begin, upper - 1e-6),
         jac=jacobian,
         bounds=(np.full(len(names), -np.inf), upper),
-        max_nfev=_MOST_EVALUATIONS,
+        max_nfev=most_evaluations,
         ftol=1e-4,
         xtol=1e-4,
     )
@@ -295,6 +335,51 @@ def _misfit(profile: EngineProfile, cells: Sequence[Cell], *, ttft_only: bool = 
         if (item.metric == "ttft_mean_s") == ttft_only:
             total += 2 * (math.sqrt(1 + (error / item.total_sd) ** 2) - 1)
     return total
+
+
+def _with_best_settings(
+    profile: EngineProfile,
+    base: EngineProfile,
+    names: list[str],
+    prior_sd: NDArray[np.float64],
+    cells: Sequence[Cell],
+) -> tuple[EngineProfile, EngineProfile]:
+    """Scheduler settings that no table states, found by their effect on an overloaded open loop.
+
+    Returns the fitted profile, and the base with the same settings.
+    """
+    best, best_base = profile, base
+    best_cost = _cost(profile, base, names, prior_sd, cells)
+    for name, values in (("max_prefill_tokens", _STEP_TOKENS), ("max_batch_size", _BATCHES)):
+        for value in values:
+            if value == getattr(best_base, name):
+                continue
+            setting: dict[str, Any] = {name: value}
+            option = replace(best_base, **setting)
+            start = with_settings(best, option)
+            fitted = _fit_steps(option, names, prior_sd, cells, most_evaluations=3, at=start)
+            cost = _cost(fitted, option, names, prior_sd, cells)
+            if cost < best_cost - _WORTH_A_SETTING:
+                best, best_base, best_cost = fitted, option, cost
+    return best, best_base
+
+
+def with_settings(profile: EngineProfile, settings: EngineProfile) -> EngineProfile:
+    """The profile's parameters under the scheduler settings of another."""
+    return replace(settings, parameters=profile.parameters, host_factors=profile.host_factors)
+
+
+def _cost(
+    profile: EngineProfile,
+    base: EngineProfile,
+    names: Sequence[str],
+    prior_sd: NDArray[np.float64],
+    cells: Sequence[Cell],
+) -> float:
+    """Misfit of all figures and of the parameters from their prior."""
+    moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
+    misfit = _misfit(profile, cells) + _misfit(profile, cells, ttft_only=True)
+    return misfit + float(np.sum((moved / prior_sd) ** 2))
 
 
 def _with_best_reserve(base: EngineProfile, cells: Sequence[Cell]) -> EngineProfile:

@@ -2,7 +2,8 @@
 
     decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1) ** 1.5)
       GPU        = max(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
-                   + max(kv_bytes / ..., attention_flop / ...) + all-reduces + gap_per_layer * layers
+                   + max(kv_bytes / ..., attention_flop / ...) + all-reduces
+                   + gap_per_layer * layers
       host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
     prefill of T = GPU + host_per_prompt_token * T
     all-reduce   = 2 a layer, latency + bytes * factor(tp, link) / link rate
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ _ACTIVATION_BYTES = 2
 _FLOP_PER_PARAMETER = 2
 _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
 _NARROW = ("float8", "int8")
-_STRETCH_POWER = 1.5  # the slowest of n processes, which also get into each other's way
+_STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into each other's way
 _ON_THE_LINE = 1e-12
 
 
@@ -121,7 +122,9 @@ class StepTimeModel:
         pair_width = shape.latent_kv_dim or shape.head_dim
         self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
         # each rank is a process of its own, and the step waits for the slowest
-        stretch = 1 + parameters.host_stretch_per_rank * (tensor_parallel - 1) ** _STRETCH_POWER
+        stretch = (
+            1 + parameters.host_stretch_per_rank * float(tensor_parallel - 1) ** _STRETCH_POWER
+        )
         stretch *= profile.host_factors.get(device.name, 1.0)
         self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
         self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
@@ -297,10 +300,13 @@ class StepTimeModel:
         Arguments: decode sequences and their context tokens; prompts, their tokens, their pairs
         and their cached tokens.
         """
-        coefficients = self._decode_coefficients
-        if coefficients is None:
+        if self.shape.sliding_window is not None:
             return self._price_by_shape
-        weights_s, kv_s, flop_token_s, flop_pair_s = coefficients
+        layers = self.shape.num_layers
+        kv_s = self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s
+        flop_pair_s = self._pair_flop_per_layer * layers / self._attention_flop_per_s
+        flop_token_s = (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s
+        weights_of = self._weights_by_tokens()
         prompt_token_s = self._linear_flop_per_token / self._flop_per_s
         head_s = self._head_flop_per_row / self._flop_per_s
         fixed_s = self._gap_s + self._all_reduce_base_s
@@ -312,12 +318,12 @@ class StepTimeModel:
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
         ) -> float:
             if not tokens:
-                gpu_s = max(weights_s, flop_token_s * rows) + attention_s * context
+                gpu_s = max(weights_of(rows), flop_token_s * rows) + attention_s * context
                 gpu_s += fixed_s + reduce_s * rows
                 return (gpu_s if gpu_s > host_s else host_s) + row_s * rows
             every = rows + tokens
             linear_s = prompt_token_s * every + head_s * (rows + prompts)
-            gpu_s = (weights_s if weights_s > linear_s else linear_s) + max(
+            gpu_s = max(weights_of(every), linear_s) + max(
                 kv_s * (context + cached), flop_pair_s * (context + pairs)
             )
             gpu_s += fixed_s + reduce_s * every
@@ -326,6 +332,23 @@ class StepTimeModel:
             return gpu_s + row_s * rows + prompt_host_s * tokens
 
         return price
+
+    def _weights_by_tokens(self) -> Callable[[int], float]:
+        """Seconds of reading the weights of a step of so many tokens."""
+        rate = self.tensor_parallel * self._read_bytes_per_s
+        if self._dense_streamed_bytes is not None:
+            dense_s = self._dense_streamed_bytes / rate
+            return lambda _tokens: dense_s
+        known: dict[int, float] = {}
+
+        def experts_s(tokens: int) -> float:
+            seconds = known.get(tokens)
+            if seconds is None:
+                streamed = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
+                seconds = known[tokens] = streamed / rate
+            return seconds
+
+        return experts_s
 
     def _price_by_shape(
         self, rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int

@@ -196,9 +196,17 @@ def trace_closed_loop(level: LevelShape) -> StepTrace:
             unsent -= again
             if again:
                 waiting.append([rows.last, again])
-    columns = np.array(rows.values, dtype=np.float64).T
+    repeat, decoding_rows, contexts, prompts_of, tokens_of, pairs_of, cached_of = np.array(
+        rows.values, dtype=np.float64
+    ).T
     return StepTrace(
-        *columns,
+        repeat=repeat,
+        decode_sequences=decoding_rows,
+        decode_context_tokens=contexts,
+        prefill_sequences=prompts_of,
+        prefill_tokens=tokens_of,
+        prefill_context_pairs=pairs_of,
+        prefill_context_tokens=cached_of,
         count=np.array([group.count for group in ended]),
         sent=np.array([group.sent for group in ended]),
         first=np.array([group.first for group in ended]),

@@ -16,6 +16,7 @@ from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
+from lmi_bench.cli.validate import validate
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.slo import join_goodput
 
@@ -34,6 +35,7 @@ app.command()(gate)
 app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
+app.command()(validate)
 
 
 def _show_version(wanted: bool) -> None:
