@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.cells import Cell, Metric, predict_cell
-from lmi_bench.analysis.discrepancy import Observation, error_covariance, observe
+from lmi_bench.analysis.discrepancy import Observation, observe
 from lmi_bench.analysis.fit import Fit, derivatives
 
 _JITTER = 1e-10
@@ -55,7 +55,7 @@ def choose_cells(
         right: list[Observation],
         right_jacobian: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        shared = fit.scale**2 * error_covariance(left, right)
+        shared = fit.scale**2 * fit.error_left(left, right)
         return np.asarray(left_jacobian @ covariance @ right_jacobian.T + shared)
 
     among = joint(items, jacobian, items, jacobian)

@@ -138,6 +138,19 @@ class Fit:
             estimates[item.metric] = Estimate(value, value / factor, value * factor)
         return estimates
 
+    def error_left(
+        self, left: Sequence[Observation], right: Sequence[Observation]
+    ) -> NDArray[np.float64]:
+        """Covariance of the model's errors that the measured cells leave, in units of scale**2."""
+        prior = error_covariance(left, right)
+        if not self.observations:
+            return prior
+        within = error_covariance(self.observations, self.observations)
+        within += np.diag([item.noise_sd**2 for item in self.observations])
+        known = np.linalg.solve(within, error_covariance(self.observations, right))
+        told = error_covariance(left, self.observations) @ known
+        return np.asarray(prior - told, dtype=np.float64)
+
     def _transfer_sd(self, cell: Cell) -> float:
         """What carrying over to a model or a device that no cell was of adds."""
         devices = {*self.profile.accelerators}

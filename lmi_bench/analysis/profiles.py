@@ -34,6 +34,7 @@ class StepParameters:
     nvlink_latency_s, pcie_latency_s   start of one all-reduce
     nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
     gap_per_layer_s          of a layer's kernels, beyond reads, arithmetic and all-reduces
+    moe_share                of the dense products' rate that products of routed experts reach
     request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
     """
 
@@ -49,6 +50,7 @@ class StepParameters:
     pcie_share: float
     gap_per_layer_s: float = 0.0
     request_overhead_s: float = 0.0
+    moe_share: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -102,6 +102,8 @@ class StepTimeModel:
         peak = self._known(device.peak_flop_per_s(compute_dtype), device, f"{compute_dtype} peak")
         self._read_bytes_per_s = bandwidth * parameters.bandwidth_share
         self._flop_per_s = peak * parameters.compute_share
+        if shape.is_moe:  # each expert sees few rows, padded to whole blocks
+            self._flop_per_s *= parameters.moe_share
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = device.peak_flop_per_s("float16") if compute_dtype in _NARROW else peak
         self._attention_flop_per_s = (wide or peak) * parameters.compute_share

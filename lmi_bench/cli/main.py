@@ -12,6 +12,8 @@ from lmi_bench.cli.compare import compare
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.import_results import import_results
+from lmi_bench.cli.calibrate import calibrate
+from lmi_bench.cli.predict import predict
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -35,6 +37,8 @@ app.command()(gate)
 app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
+app.command()(predict)
+app.command()(calibrate)
 app.command()(validate)
 
 
