@@ -49,6 +49,7 @@ class Bench:
     scenario    as it will run: nothing in it is left to be found
     run         runs a coroutine over the target on the clock that the target needs
     knee_facts  what is known of the server, for the levels' lines given
+    usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
     secrets     values that must never reach a file
     """
 
@@ -62,6 +63,8 @@ class Bench:
     secrets: tuple[str, ...] = ()
     spacing_s: float = 0.0
     salted: bool = True
+    usd_per_hour: float | None = None
+    count_instances: Callable[[], int | None] | None = None
 
     def new_salt(self) -> str:
         """What makes this run's prompts unlike those of every other run."""

@@ -118,6 +118,8 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         facts=facts,
         tokenizers=(model,),
         notes=found.notes,
+        usd_per_hour=found.price_usd_per_hour,
+        count_instances=found.count_instances,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
 
@@ -162,6 +164,8 @@ def _bench(
     tokenizers: tuple[str | None, ...],
     notes: tuple[str, ...],
     secrets: tuple[str, ...],
+    usd_per_hour: float | None = None,
+    count_instances: Callable[[], int | None] | None = None,
 ) -> Bench:
     tokenizer = next((t for name in tokenizers if name and (t := find_tokenizer(name))), None)
     text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
@@ -185,4 +189,6 @@ def _bench(
         secrets=secrets,
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,
+        usd_per_hour=usd_per_hour,
+        count_instances=count_instances,
     )

@@ -268,6 +268,18 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = "exclude",
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
+    ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -283,6 +295,7 @@ def sweep(
     Flags win over the scenario file, which wins over the defaults.
     """
     from lmi_bench.cli.access import Access, read_headers
+    from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import run
 
     overrides: dict[str, Any] = {
@@ -328,6 +341,7 @@ def sweep(
         "slo": None if not slo else tuple(slo),
     }
     access = Access(api_key, read_headers(header or ()))
+    budget = Budget(price_per_hour, instance, max_spend)
     outcome = run(
         scenario,
         overrides,
@@ -337,6 +351,7 @@ def sweep(
         access=access,
         goodput=" ".join(goodput or ()),
         failures=failures,
+        budget=budget,
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import SloOptions, print_slos
+from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.levels import in_order
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer
@@ -47,6 +49,7 @@ def run(
     access: Access = NO_ACCESS,
     goodput: str = "",
     failures: str = "exclude",
+    budget: Budget = NO_BUDGET,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written.
 
@@ -60,13 +63,19 @@ def run(
     interrupted = False
     bench = open_bench(scenario, access)
     scenario = bench.scenario
+    spend = Spend(
+        budget.price(bench.usd_per_hour),
+        max_usd=budget.max_usd,
+        count_instances=bench.count_instances,
+        note=note,
+    )
     folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store, rule)
+            _run_levels(scenario, bench, store, _priced(rule, spend))
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
@@ -81,7 +90,7 @@ def run(
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return SweepOutcome(interrupted=True)
-    if all(line["requests"] == line["errors"] for line in levels):
+    if levels and all(line["requests"] == line["errors"] for line in levels):
         _print_levels(levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(nothing_answered=True)
@@ -145,6 +154,12 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
         canonical, scenario.hash(), target=bench.facts, command=command, salt=bench.new_salt()
     )
     return RunStore.create(folder, manifest, secrets=bench.secrets)
+
+
+def _priced(rule: LevelRule, spend: Spend) -> LevelRule:
+    """The same rule as far as the money goes, with what each level cost in its line."""
+    levels = rule.levels if callable(rule.levels) else in_order(rule.levels)
+    return replace(rule, levels=spend.levels(levels), summarise=spend.summarise(rule.summarise))
 
 
 def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule) -> SweepResult:
@@ -225,3 +240,5 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
+    if (cost := cheapest(levels)) is not None:
+        say(cost)
