@@ -55,7 +55,7 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         "request_overhead_s": 0.8,
         "moe_share": 0.4,
     },
-    host_factor_log_sd=0.15,
+    host_factor_log_sd=0.25,
     residual_log_sd=0.15,
     memory_share=0.95,
     reserve_bytes=1.6e9,

@@ -12,6 +12,7 @@ with S the posterior of the parameters and J the cell's derivatives by them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,10 +34,13 @@ from lmi_bench.errors import CapacityError, InputError
 Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 _MOST_SHARE = 0.98
 _STEP = 0.02  # of a logarithm, for derivatives
+_SLOW_HOST_SD = 1.0
 _OPEN_STEP = 0.05  # an open loop's simulation is not smooth
 _MOST_EVALUATIONS = 25
-_SCALES = np.exp(np.linspace(math.log(0.3), math.log(2.5), 15))
-_SCALE_LOG_SD = 0.5
+_SCALES = np.geomspace(0.05, 2.5, 22)
+_USUAL_SCALE = (0.8, 1.3)
+_MOST_RESCALINGS, _SAME_SCALE = 3, 0.2
+_SCALE_LOG_SD = 0.7
 _OUTLIER = 2.5
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
@@ -51,11 +55,18 @@ def free_parameters(base: EngineProfile, cells: Sequence[Cell]) -> tuple[list[st
     """Names of what a fit may move, and the prior standard deviation of each one's logarithm."""
     names = [name for name in PARAMETER_NAMES if base.log_sd.get(name, 0.0) > 0]
     sd = [base.log_sd[name] for name in names]
-    hosts = sorted({cell.instance.accelerator.name for cell in cells})
-    if base.host_factor_log_sd > 0 and (len(hosts) > 1 or base.host_factors):
-        names += [_HOST_PREFIX + host for host in hosts]
-        sd += [base.host_factor_log_sd] * len(hosts)
+    hosts = [name for name, _ in Counter(_host(cell) for cell in cells).most_common()]
+    unseen = [host for host in hosts if host not in base.accelerators]
+    if not base.accelerators:
+        unseen = unseen[1:]  # the most measured machine is the reference of the others
+    if base.host_factor_log_sd > 0:
+        names += [_HOST_PREFIX + host for host in unseen]
+        sd += [base.host_factor_log_sd] * len(unseen)
     return names, sd
+
+
+def _host(cell: Cell) -> str:
+    return cell.instance.accelerator.name
 
 
 def log_value(profile: EngineProfile, name: str) -> float:
@@ -208,12 +219,18 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
             replace(base, reserve_bytes=again.reserve_bytes), names, prior_sd, cells
         )
     profile = _with_best_overhead(profile, base, cells)
-    residuals = _residuals(profile, cells)
-    jacobian = np.concatenate(
-        [derivatives(profile, cell, names, _metrics(cell)) for cell in cells if _metrics(cell)]
-    )
-    moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
-    scale = _scale(observations, jacobian, residuals, moved, prior_sd)
+    base = with_settings(base, profile)
+    told = _Told.by(profile, base, names, prior_sd, cells)
+    for _ in range(_MOST_RESCALINGS):
+        if _USUAL_SCALE[0] <= told.scale <= _USUAL_SCALE[1]:
+            break  # cells as exact as expected have been weighed right
+        before = told.scale
+        profile = _fit_steps(base, names, prior_sd, cells, at=profile, scale=before)
+        profile = _with_best_overhead(profile, base, cells)
+        told = _Told.by(profile, base, names, prior_sd, cells)
+        if abs(math.log(told.scale / before)) < _SAME_SCALE:
+            break
+    residuals, jacobian, scale = told.residuals, told.jacobian, told.scale
     error = error_covariance(observations, observations)
     error += np.diag([item.noise_sd**2 for item in observations])
     precision = np.diag(1 / prior_sd**2)
@@ -228,6 +245,32 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         observations=tuple(observations),
         residuals=residuals,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """What is left after a fit, how it depends on the parameters, and its scale."""
+
+    residuals: NDArray[np.float64]
+    jacobian: NDArray[np.float64]
+    scale: float
+
+    @classmethod
+    def by(
+        cls,
+        profile: EngineProfile,
+        base: EngineProfile,
+        names: list[str],
+        prior_sd: NDArray[np.float64],
+        cells: Sequence[Cell],
+    ) -> _Told:
+        residuals = _residuals(profile, cells)
+        jacobian = np.concatenate(
+            [derivatives(profile, cell, names, _metrics(cell)) for cell in cells if _metrics(cell)]
+        )
+        moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
+        scale = _scale(observations_of(cells), jacobian, residuals, moved, prior_sd)
+        return cls(residuals, jacobian, scale)
 
 
 def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
@@ -273,6 +316,7 @@ def _fit_steps(
     *,
     most_evaluations: int = _MOST_EVALUATIONS,
     at: EngineProfile | None = None,
+    scale: float = 1.0,
 ) -> EngineProfile:
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
     observations = observations_of(cells)
@@ -288,6 +332,7 @@ def _fit_steps(
     )
     if not weights.any():
         weights[:] = [1 / item.total_sd for item in observations]
+    weights /= scale
 
     def residuals(z: NDArray[np.float64]) -> NDArray[np.float64]:
         profile = with_logs(base, names, start + z * prior_sd)
@@ -300,19 +345,27 @@ def _fit_steps(
 
     most = np.array([math.log(_MOST_SHARE) if n.endswith("_share") else np.inf for n in names])
     upper = np.maximum((most - start) / prior_sd, 1e-3)
-    begin = np.zeros(len(names))
+    begins = [np.zeros(len(names))]
     if at is not None:
-        begin = (np.array([log_value(at, name) for name in names]) - start) / prior_sd
-    fit = least_squares(
-        residuals,
-        np.minimum(begin, upper - 1e-6),
-        jac=jacobian,
-        bounds=(np.full(len(names), -np.inf), upper),
-        max_nfev=most_evaluations,
-        ftol=1e-4,
-        xtol=1e-4,
-    )
-    return with_logs(base, names, start + fit.x * prior_sd)
+        begins = [(np.array([log_value(at, name) for name in names]) - start) / prior_sd]
+    elif not base.chunked_prefill and "host_per_layer_s" in names:
+        # a host that the GPU hides has no slope: begin once from where it shows
+        begins.append(begins[0].copy())
+        begins[1][names.index("host_per_layer_s")] = _SLOW_HOST_SD
+    fits = [
+        least_squares(
+            residuals,
+            np.minimum(begin, upper - 1e-6),
+            jac=jacobian,
+            bounds=(np.full(len(names), -np.inf), upper),
+            max_nfev=most_evaluations,
+            ftol=1e-4,
+            xtol=1e-4,
+        )
+        for begin in begins
+    ]
+    best = min(fits, key=lambda fit: float(fit.cost))
+    return with_logs(base, names, start + best.x * prior_sd)
 
 
 def _differences(

@@ -22,6 +22,7 @@ from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.prompts import (
@@ -125,7 +126,11 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
         )
     total = max(kind.input_tokens + kind.output_tokens for kind in lengths_of(scenario))
     parts = open_simulated_engine(
-        scenario.model, instance_type, scenario.engine, max_total_tokens=total
+        scenario.model,
+        instance_type,
+        scenario.engine,
+        max_total_tokens=total,
+        profile=find_profile(scenario.engine.profile),
     )
 
     async def run_in(main: Main) -> Any:

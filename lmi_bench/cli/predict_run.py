@@ -72,7 +72,9 @@ def run(question: Question, *, json_file: Path | None) -> None:
         f"{first.tensor_parallel}, {first.input_tokens} in / {first.output_tokens} out"
     )
     say(profile.provenance)
-    print_table("Predictions with 80 % intervals", [_row(each) for each in forecasts], left=("cause",))
+    print_table(
+        "Predictions with 80 % intervals", [_row(each) for each in forecasts], left=("cause",)
+    )
     for text in dict.fromkeys(each.withheld for each in forecasts if each.withheld):
         say(f"no latency where {text}")
     for text in warnings:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
+from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.from_run import calibrate_on_runs, run_dtype, run_lengths
 from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.layouts import Workload
@@ -21,6 +21,7 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
+from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.errors import InputError
 from lmi_bench.run_store import Run, load_run
 from lmi_bench.slo import parse_slo
@@ -50,6 +51,7 @@ class Question:
     discount: float
     seed: int
     measured_on: str | None = None
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def _from_profile(question: Question) -> Basis:
         question.input_tokens,
         question.output_tokens,
     )
-    return Basis(TGI_2023, _machines(question, default=None), workload)
+    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
 
 
 def _calibrated(question: Question, runs: list[Run]) -> Basis:
@@ -134,7 +136,7 @@ def _calibrated(question: Question, runs: list[Run]) -> Basis:
         measured_on = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
         default = (measured_on,)
     else:
-        base, default = TGI_2023, None
+        base, default = find_profile(question.profile), None
         name = question.measured_on or facts.get("instance")
         if name is None:
             raise InputError(
