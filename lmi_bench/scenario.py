@@ -212,6 +212,7 @@ class EngineSection(_Section):
     max_model_len: PositiveInt | None = None
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     threads: PositiveInt | None = None
+    profile: str | None = None
 
 
 class SageMakerSection(_Section):

@@ -19,6 +19,7 @@ from lmi_bench.cli.compose import (
     open_simulated_engine,
     open_torch_engine,
 )
+from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -138,7 +139,11 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
         )
     total = longest_request(scenario)
     parts = open_simulated_engine(
-        scenario.model, instance_type, scenario.engine, max_total_tokens=total
+        scenario.model,
+        instance_type,
+        scenario.engine,
+        max_total_tokens=total,
+        profile=find_profile(scenario.engine.profile),
     )
 
     async def run_in(main: Main) -> Any:

@@ -320,6 +320,13 @@ def sweep(
             rich_help_panel=_CLIENT,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12, vllm-0.19.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
     ] = None,
@@ -421,6 +428,7 @@ def sweep(
         "engine.max_concurrent_requests": max_concurrent_requests,
         "engine.dtype": dtype,
         "engine.kv_dtype": kv_dtype,
+        "engine.profile": profile,
         "engine.tensor_parallel": tensor_parallel,
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,
