@@ -123,6 +123,13 @@ def recommend(
             rich_help_panel=_MACHINES,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. [tgi-2023]",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
     price_per_hour: Annotated[
         float | None,
         typer.Option(help="USD per hour of `local`.", rich_help_panel=_MACHINES),
@@ -228,6 +235,7 @@ def recommend(
                 max_usd_per_month=max_usd_per_month,
                 max_usd_per_1m=max_usd_per_1m,
             ),
+            profile=profile,
         ),
         json_file=json_file,
     )

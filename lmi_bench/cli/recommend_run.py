@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.attainment import Routing
-from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
+from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.from_run import calibrate_on_runs, run_dtype, run_lengths
 from lmi_bench.analysis.frontier import frontier
 from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
@@ -26,6 +26,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.money import Money
+from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.recommend_extras import (
     Extras,
     attainment_lines,
@@ -66,6 +67,7 @@ class Question:
     routing: Routing = "random"
     explain: bool = False
     money: Money = field(default_factory=Money)
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _from_profile(question: Question) -> Basis:
         question.input_tokens,
         question.output_tokens,
     )
-    return Basis(TGI_2023, _machines(question, default=None), workload)
+    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
 
 
 def _calibrated(question: Question, runs: list[Run]) -> Basis:
@@ -165,7 +167,7 @@ def _calibrated(question: Question, runs: list[Run]) -> Basis:
         measured_on = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
         default = (measured_on,)
     else:
-        base, default = TGI_2023, None
+        base, default = find_profile(question.profile), None
         name = question.measured_on or facts.get("instance")
         if name is None:
             raise InputError(
