@@ -10,6 +10,7 @@ import typer
 from lmi_bench import __version__
 from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
+from lmi_bench.cli.compare_accelerators import compare_accelerators
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.import_results import import_results
@@ -35,6 +36,7 @@ app.command()(sweep)
 app.command()(recommend)
 app.command()(verify)
 app.command()(plan_day)
+app.command()(compare_accelerators)
 app.command()(report)
 app.command()(compare)
 app.command()(gate)
