@@ -27,9 +27,7 @@ from lmi_bench.catalog.models import all_models, find_model
 from lmi_bench.errors import InputError
 from lmi_bench.workload import LevelSpec, PlannedRequest
 
-JUMPSTART = (
-    Path(__file__).parents[1] / "lmi_bench/catalog/data/published/jumpstart_concurrency.csv"
-)
+JUMPSTART = Path(__file__).parents[1] / "lmi_bench/catalog/data/published/jumpstart_concurrency.csv"
 SPLITS = 5
 LIGHT_LOAD = 0.7
 Belongs = Callable[[Judged], bool]
@@ -166,9 +164,7 @@ def h100() -> None:
 def simulated_tokens_per_s(instance: str, degree: int, copies: int, users: int) -> float:
     """Of a level with three requests a user on so many copies of Llama 2 7B."""
     workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
-    plan = plan_copy(
-        Layout(find_instance(instance), degree), workload, TGI_2023, open_loop=False
-    )
+    plan = plan_copy(Layout(find_instance(instance), degree), workload, TGI_2023, open_loop=False)
     level = simulate_level(
         LevelSpec(0, concurrency=users, num_requests=3 * users),
         lambda i: PlannedRequest(i, 0.0, 256, 256),

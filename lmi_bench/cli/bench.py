@@ -18,11 +18,11 @@ from lmi_bench.cli.compose import (
     open_simulated_engine,
     open_torch_engine,
 )
+from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.prompts import (

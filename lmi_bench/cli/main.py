@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from lmi_bench import __version__
+from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.import_results import import_results
-from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.predict import predict
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
