@@ -25,6 +25,8 @@ class LevelSizes:
     duration_s: float | None = None
     warmup_requests: int = 1
     arrivals: ArrivalProcess = "poisson"
+    burstiness: float = 1.0
+    ramp_s: float = 0.0
 
     def requests(self, axis: LoadAxis, load: float) -> int | None:
         """Requests of a level at a load; None where its duration alone ends it."""
@@ -44,6 +46,8 @@ class LevelSizes:
             concurrency=int(load) if by_concurrency else None,
             rate_per_s=None if by_concurrency else load,
             arrivals=self.arrivals,
+            burstiness=self.burstiness,
+            ramp_s=0.0 if by_concurrency else self.ramp_s,
             num_requests=num_requests,
             duration_s=self.duration_s,
             warmup_requests=self.warmup_requests,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmi_bench.analysis.gate import GateCase, gate_baseline, gate_slos
+from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_values import FAILURE_RULES, FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.errors import InputError
@@ -35,7 +36,7 @@ def run_gate(
     cases: list[GateCase] = []
     if texts:
         limits = [parse_slo(text) for text in texts]
-        cases += gate_slos(run, limits, loads=loads, failures=read_failures(failures))
+        cases += gate_slos(pooled_run(run), limits, loads=loads, failures=read_failures(failures))
     if baseline is not None:
         allowed = read_share("--max-regression", max_regression)
         cases += gate_baseline(run, load_run(baseline), max_regression=allowed, loads=loads)

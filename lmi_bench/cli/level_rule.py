@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.next_level import auto_levels
+from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
-from lmi_bench.loadgen.levels import NextLevel, levels_of
+from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.scenario import Scenario
@@ -29,7 +30,7 @@ class LevelRule:
     search  of a search over the SLOs
     """
 
-    levels: Sequence[LevelSpec] | NextLevel
+    levels: NextLevel
     total: int | None
     stop_rules: StopRules
     summarise: Callable[[LevelRun], dict[str, Any]]
@@ -41,7 +42,11 @@ def level_rule(scenario: Scenario) -> LevelRule:
     load = scenario.load
     if not load.is_adaptive:
         levels = levels_of(scenario)
-        return LevelRule(levels, len(levels), StopRules(), summarise_level)
+        if load.repeat > 1 or load.until is not None:
+            until = None if load.until is None else parse_until(load.until)
+            rule = repeat_rule(levels, repeats=load.repeat, until=until)
+            return LevelRule(rule, None, StopRules(), summarise_level)
+        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_level)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = LevelSizes(
         requests_per_user=load.requests_per_user,
@@ -49,6 +54,8 @@ def level_rule(scenario: Scenario) -> LevelRule:
         duration_s=load.duration_s,
         warmup_requests=load.warmup_requests,
         arrivals=load.arrivals,
+        burstiness=load.burstiness,
+        ramp_s=load.ramp_s,
     )
     if load.search is None:
         rules = StopRules(ends_sweep=False)

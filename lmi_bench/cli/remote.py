@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.bench import Bench, Main, lengths_of, make_prompts
+from lmi_bench.cli.bench import Bench, Main, longest_request, make_prompts
 from lmi_bench.cli.compose import find_tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText
 from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.loadgen.retry import RetryingTarget
 from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.wire.format import find_format
 
@@ -23,6 +26,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
 
     Raises InputError where nothing that is known here answers, or the workload does not fit.
     """
+    scenario = _with_levels(scenario)
     notes: tuple[str, ...] = ()
     found = None
     if AUTO in (scenario.protocol, scenario.model):
@@ -45,18 +49,22 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         }
     return _bench(
         scenario,
-        lambda: HttpTarget(
+        functools.partial(
+            HttpTarget,
             scenario.target,
             wire_format,
             model=scenario.model,
             headers=headers,
             stream=scenario.stream,
+            timestamps=scenario.client.timestamps,
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,
         tokenizers=(scenario.model, found.tokenizer if found else None),
         notes=notes,
         secrets=access.secrets(),
+        metrics_url=_metrics_page(scenario.target),
+        metrics_headers=headers,
     )
 
 
@@ -69,6 +77,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
     from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
     from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
 
+    scenario = _with_levels(scenario)
     settings = scenario.sagemaker
     invocation = Invocation(
         scenario.target.removeprefix(SAGEMAKER_PREFIX),
@@ -113,6 +122,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
             model=model,
             stream=scenario.stream,
             headers=access.headers,
+            timestamps=scenario.client.timestamps,
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
@@ -122,6 +132,14 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         count_instances=found.count_instances,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
+
+
+def _with_levels(scenario: Scenario) -> Scenario:
+    """Levels found as the sweep goes where none are stated: nobody knows a new server's limit."""
+    load = scenario.load
+    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
+        return scenario
+    return scenario.with_overrides({"load.concurrency": AUTO})
 
 
 def _discover(scenario: Scenario, access: Access) -> Discovery:
@@ -145,12 +163,12 @@ def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str
             "shorter than planned"
         )
     if found.max_model_len is not None and scenario.workload.dataset is None:
-        longest = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
-        if longest.input_tokens + longest.output_tokens > found.max_model_len:
+        longest = longest_request(scenario)
+        if longest > found.max_model_len:
             raise InputError(
                 f"{scenario.target} takes {found.max_model_len:,} tokens a request, but the "
-                f"workload has {longest.input_tokens:,} + {longest.output_tokens:,}: lower "
-                "--input-tokens or --output-tokens"
+                f"workload has up to {longest:,}, input and output: lower --input-tokens or "
+                "--output-tokens"
             )
     return scenario.with_overrides(overrides), tuple(notes)
 
@@ -166,6 +184,8 @@ def _bench(
     secrets: tuple[str, ...],
     usd_per_hour: float | None = None,
     count_instances: Callable[[], int | None] | None = None,
+    metrics_url: str | None = None,
+    metrics_headers: Mapping[str, str] | None = None,
 ) -> Bench:
     tokenizer = next((t for name in tokenizers if name and (t := find_tokenizer(name))), None)
     text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
@@ -174,8 +194,12 @@ def _bench(
         "the server's own counts are recorded where it states them"
     )
 
+    opened: Callable[[], HttpTarget | RetryingTarget] = open_target
+    if scenario.client.retries is not None:
+        opened = functools.partial(_retrying, open_target)
+
     async def run_in(main: Main) -> Any:
-        async with open_target() as target:
+        async with opened() as target:
             return await main(target)
 
     return Bench(
@@ -191,4 +215,18 @@ def _bench(
         salted=not scenario.workload.reuse_prompts,
         usd_per_hour=usd_per_hour,
         count_instances=count_instances,
+        open_target=opened,
+        metrics_url=metrics_url,
+        metrics_headers=metrics_headers or {},
     )
+
+
+def _retrying(open_target: Callable[[], HttpTarget]) -> RetryingTarget:
+    return RetryingTarget(open_target())
+
+
+def _metrics_page(url: str) -> str:
+    """Where a server of this URL keeps its metrics, if it does."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))

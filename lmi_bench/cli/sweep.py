@@ -9,11 +9,12 @@ import typer
 
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 
-_TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
+_TARGET, _WORKLOAD, _LOAD, _ENGINE, _CLIENT, _RUN = (
     "Target",
     "Workload",
     "Load",
     "Engine (bundled and simulated)",
+    "Load generator",
     "Run",
 )
 
@@ -107,6 +108,31 @@ def sweep(
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
+    input_lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD).",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    output_lengths: Annotated[
+        str | None,
+        typer.Option(help="Likewise, of the answers.", rich_help_panel=_WORKLOAD),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded traffic: Azure's CSV or Mooncake's JSON lines.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    speed: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a trace, a level each: 1 as recorded, 2 twice as fast.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
@@ -151,7 +177,32 @@ def sweep(
     ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Of an open loop: poisson or constant.", rich_help_panel=_LOAD),
+        typer.Option(help="Of an open loop: poisson, constant or gamma.", rich_help_panel=_LOAD),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help="Of gamma arrivals: 1 is Poisson, less is burstier.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    ramp: Annotated[
+        float | None,
+        typer.Option(
+            "--ramp",
+            help="Seconds over which an open loop's rate rises from 0.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Run every level this often, in rounds.", rich_help_panel=_LOAD),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Repeat until a metric is known well enough: 'ttft_p90 +-5%'.",
+            rich_help_panel=_LOAD,
+        ),
     ] = None,
     requests_per_user: Annotated[
         int | None,
@@ -241,6 +292,34 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="Processes that send to an endpoint, or auto: more when a core is nearly full.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = "auto",
+    timestamps: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose receive time counts: kernel or user. [kernel, where the host has it]",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    retries: Annotated[
+        str | None,
+        typer.Option(
+            help="aws-standard: try transient failures again as AWS's SDKs do, counted. [none]",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    metrics_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A replica's Prometheus page; repeatable. [the target's /metrics]",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -261,6 +340,18 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
+    ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
+    ] = None,
     goodput: Annotated[
         list[str] | None,
         typer.Option(
@@ -275,18 +366,6 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = "exclude",
-    price_per_hour: Annotated[
-        float | None,
-        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
-    ] = None,
-    instance: Annotated[
-        str | None,
-        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
-    ] = None,
-    max_spend: Annotated[
-        float | None,
-        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -302,6 +381,7 @@ def sweep(
     Flags win over the scenario file, which wins over the defaults.
     """
     from lmi_bench.cli.access import Access, read_headers
+    from lmi_bench.cli.client import Client, read_workers
     from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import run
 
@@ -318,16 +398,26 @@ def sweep(
         "workload.output_tokens": output_tokens,
         "workload.mix": None if mix is None else parse_mix(mix),
         "workload.dataset": None if dataset is None else str(dataset),
+        "workload.input_lengths": input_lengths,
+        "workload.output_lengths": output_lengths,
+        "workload.trace": None if trace is None else str(trace),
+        "load.speed": None if speed is None else _numbers("--speed", speed),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
         "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
         "load.search": search,
-        "load.arrivals": arrivals,
+        "load.arrivals": "gamma" if arrivals is None and burstiness is not None else arrivals,
+        "load.burstiness": burstiness,
+        "load.ramp_s": ramp,
+        "load.repeat": repeat,
+        "load.until": until,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
         "load.duration_s": duration,
         "load.warmup_requests": warmup_requests,
+        "client.timestamps": timestamps,
+        "client.retries": retries,
         "engine.policy": policy,
         "engine.kv_layout": kv_layout,
         "engine.batch_size": batch_size,
@@ -357,9 +447,10 @@ def sweep(
         out=out,
         resume=resume,
         access=access,
+        budget=budget,
         goodput=" ".join(goodput or ()),
         failures=failures,
-        budget=budget,
+        client=Client(read_workers(workers), tuple(metrics_url or ())),
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

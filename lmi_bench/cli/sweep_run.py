@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.knee import Knee, find_knees
+from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
+from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import in_order
+from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
+from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
-from lmi_bench.report.slo_text import describe_answer
-from lmi_bench.report.text import knee_rows, level_rows
+from lmi_bench.report.slo_text import describe_answer, spread_rows
+from lmi_bench.report.text import generator_line, knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
@@ -47,9 +50,10 @@ def run(
     out: Path | None,
     resume: bool,
     access: Access = NO_ACCESS,
+    budget: Budget = NO_BUDGET,
     goodput: str = "",
     failures: str = "exclude",
-    budget: Budget = NO_BUDGET,
+    client: Client = AUTO_CLIENT,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written.
 
@@ -59,23 +63,25 @@ def run(
     limits = tuple(parse_goodput(goodput)) if goodput else ()
     slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
-    rule = level_rule(scenario)
+    level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     interrupted = False
     bench = open_bench(scenario, access)
     scenario = bench.scenario
+    rule = level_rule(scenario)
     spend = Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
         count_instances=bench.count_instances,
         note=note,
     )
+    server = open_server_watch(bench, client)
     folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store, _priced(rule, spend))
+            _run_levels(bench, store, rule, spend, client, server)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
@@ -94,8 +100,10 @@ def run(
         _print_levels(levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(nothing_answered=True)
-    _print_measured(levels, knees)
-    missed = print_slos(load_run(folder), [parse_slo(text) for text in scenario.slo], slo_options)
+    pooled = pooled_run(load_run(folder))
+    _print_measured(pooled.levels, knees)
+    print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
+    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], slo_options)
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
@@ -156,13 +164,17 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _priced(rule: LevelRule, spend: Spend) -> LevelRule:
-    """The same rule as far as the money goes, with what each level cost in its line."""
-    levels = rule.levels if callable(rule.levels) else in_order(rule.levels)
-    return replace(rule, levels=spend.levels(levels), summarise=spend.summarise(rule.summarise))
-
-
-def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule) -> SweepResult:
+def _run_levels(
+    bench: Bench,
+    store: RunStore,
+    rule: LevelRule,
+    spend: Spend,
+    client: Client,
+    server: ServerWatch | None,
+) -> SweepResult:
+    scenario = bench.scenario
+    prompts = bench.prompts(str(store.manifest.get("salt", "")))
+    pool = open_pool(bench, prompts, client)
     of_all = "" if rule.total is None else f"/{rule.total}"
 
     with progress() as report:
@@ -177,21 +189,28 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRu
             if not STDERR.is_terminal:
                 note(f"{run.spec.label}: {line['throughput_tokens_per_s'] or 0:.1f} tok/s")
 
-        result: SweepResult = bench.run(
-            lambda target: run_sweep(
-                rule.levels,
+        async def send_levels(target: Target) -> SweepResult:
+            return await run_sweep(
+                spend.levels(rule.levels),
                 target,
                 store,
-                prompts=bench.prompts(str(store.manifest.get("salt", ""))),
-                summarise=rule.summarise,
+                prompts=prompts,
+                summarise=spend.summarise(rule.summarise),
                 on_progress=on_progress,
                 on_level=on_level,
                 stop_rules=rule.stop_rules,
                 timeout_s=scenario.timeout_s,
                 spacing_s=bench.spacing_s,
                 seed=scenario.seed,
+                workers=pool,
+                server=server,
             )
-        )
+
+        try:
+            result: SweepResult = bench.run(send_levels)
+        finally:
+            if pool is not None:
+                pool.close()
     return result
 
 
@@ -208,7 +227,7 @@ def _search_answer(
 
 
 def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
-    run = load_run(folder)
+    run = pooled_run(load_run(folder))
     if not run.levels:
         return []
     return find_knees(run.levels, records=run.records, facts=bench.knee_facts(run.levels))
@@ -240,5 +259,7 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
+    if (own_error := generator_line(levels)) is not None:
+        say(own_error)
     if (cost := cheapest(levels)) is not None:
         say(cost)

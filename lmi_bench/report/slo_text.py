@@ -12,7 +12,7 @@ from lmi_bench.analysis.goodput import goodput
 from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.analysis.slo_values import FailureRule
 from lmi_bench.records import RequestRecord
-from lmi_bench.report.formats import NOT_SUPPORTED, load_name, number, share
+from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, load_name, number, share
 from lmi_bench.slo import Slo
 
 _SHAPES = {"smooth": "passed gradually", "cliff": "a cliff"}
@@ -67,6 +67,24 @@ def goodput_rows(
             )
         rows.append(row)
     return rows
+
+
+def spread_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row a level and metric of levels that ran several times; none where each ran once."""
+    return [
+        {
+            "level": level_name(line),
+            "attempts": str(line["attempts"]),
+            "metric": metric,
+            "mean": number(found["mean"]),
+            "interval": MISSING
+            if found["low"] is None
+            else f"{number(found['low'])} to {number(found['high'])}",
+            "cv": share(found["cv"]),
+        }
+        for line in levels
+        for metric, found in (line.get("spread") or {}).items()
+    ]
 
 
 def meets_all(

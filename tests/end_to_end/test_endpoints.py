@@ -55,6 +55,17 @@ def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
     assert (run / "knees.json").exists()
 
 
+def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):
+    """Two slots of 10 ms a token: 4 users bring no more than 2, so the doubling ends there."""
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.01, max_rolling_batch_size=2) as url:
+        lmi_bench("sweep", url, "--isl", "8", "--osl", "8", "--out", run)
+    levels = [line["concurrency"] for line in lines_of(run, "levels.jsonl")]
+    assert levels[:3] == [1, 2, 4]
+    assert max(levels) <= 8
+    assert manifest_of(run)["scenario"]["load"]["concurrency"] == "auto"
+
+
 def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     run = tmp_path / "run"
     with runtime_server() as url:
