@@ -46,7 +46,8 @@ _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
 _CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
 _CACHE_ERROR_OF: dict[Metric, float] = {"ttft_mean_s": 5.0, "tpot_mean_s": 2.0}
-_SETTING_ERROR = 0.15
+_SETTING_ERROR = 0.25
+_TTFT_WIDENING = 1.3  # queues make its errors heavier-tailed than the process allows for
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.05
 _STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
@@ -145,6 +146,8 @@ class Fit:
             variance = float(jacobian[index] @ self.covariance @ jacobian[index])
             variance += self.scale**2 * (max(0.0, float(prior[index, index])) + item.noise_sd**2)
             variance += transfer**2
+            if item.metric == "ttft_mean_s":
+                variance *= _TTFT_WIDENING**2
             if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
                 variance += _SETTING_ERROR**2
             if full:

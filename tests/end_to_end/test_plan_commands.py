@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tests.end_to_end.commands import lmi_bench
 
 PUBLISHED = Path(__file__).parents[2] / "lmi_bench/catalog/data/published"
