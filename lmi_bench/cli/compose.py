@@ -5,27 +5,32 @@ The only module that reaches `engine.torch_backend`, inside the functions that n
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.model_shape import ModelShape, shape_from_hf_config
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import bytes_to_gib, ms_to_s
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
+NGRAM_DRAFT = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class EngineParts:
 
     facts    what a run's manifest says of it; notes: what a person is told at start
     profile  of a simulated engine
+    drafter  of speculative decoding, made anew for each engine
     """
 
     executor: Executor
@@ -43,10 +49,11 @@ class EngineParts:
     facts: dict[str, Any]
     profile: EngineProfile | None = None
     notes: tuple[str, ...] = ()
+    drafter: Drafter | None = None
 
     def engine(self) -> AsyncEngine:
         """The engine; an async context manager."""
-        return AsyncEngine(Scheduler(self.config), self.executor)
+        return AsyncEngine(Scheduler(self.config, drafter=self.drafter), self.executor)
 
 
 def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
@@ -59,43 +66,71 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"--tp {settings.tensor_parallel}: the bundled engine runs on one rank so far; "
             "leave --tp out, or simulate it with --target sim:INSTANCE"
         )
+    if settings.draft_acceptance is not None:
+        raise InputError(
+            "--draft-acceptance is for a simulated engine; the bundled one measures how many "
+            "drafted tokens hold"
+        )
     try:
-        from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
-        from lmi_bench.engine.torch_backend.executor import DEFAULT_BLOCK_SIZE, TorchExecutor
+        from lmi_bench.engine.torch_backend.executor import (
+            DEFAULT_BLOCK_SIZE,
+            DEFAULT_MEMORY_SHARE,
+            TorchExecutor,
+        )
+        from lmi_bench.engine.torch_backend.model_folder import read_config
     except ImportError as exc:
         raise InputError(
             f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
             "--target sim:INSTANCE or a URL"
         ) from exc
-    if model in DEMO_MODELS:
-        folder = ensure_demo_model(model)
-    elif Path(model).is_dir():
-        folder = Path(model)
-    else:
-        raise InputError(
-            f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
-            "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
-        )
-    options: dict[str, Any] = {}
-    if settings.memory_share is not None:
-        options["memory_share"] = settings.memory_share
-    executor = TorchExecutor.load(
-        folder,
-        dtype=settings.dtype or "bfloat16",
-        num_blocks=settings.num_blocks,
-        block_size=settings.block_size or DEFAULT_BLOCK_SIZE,
-        threads=settings.threads,
-        **options,
+    folder = _model_folder(model)
+    draft_folder = None
+    share = settings.memory_share or DEFAULT_MEMORY_SHARE
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+        draft_folder = _model_folder(settings.draft)
+        _check_same_vocabulary(folder, draft_folder)
+        bytes_a_token = [
+            kv_bytes_per_token(shape_from_hf_config(place.name, read_config(place)))
+            for place in (folder, draft_folder)
+        ]
+        share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
+    options: dict[str, Any] = {
+        "dtype": settings.dtype or "bfloat16",
+        "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
+        "threads": settings.threads,
+        "sampling_seed": secrets.randbits(62),  # a draft has to draw as the model does
+    }
+    loaded = TorchExecutor.load(
+        folder, num_blocks=settings.num_blocks, memory_share=share, **options
     )
-    shape = replace(executor.model_shape, name=model if model in DEMO_MODELS else folder.name)
+    executor: Executor = loaded
+    notes = []
+    longest = loaded.model_shape.max_positions
+    if draft_folder is not None:
+        draft = TorchExecutor.load(
+            draft_folder, num_blocks=loaded.num_blocks, beside=loaded, **options
+        )
+        executor = DraftingExecutor(loaded, draft)
+        longest = min(longest, draft.model_shape.max_positions)
+        notes.append(
+            f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
+            f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
+        )
+    shape = replace(loaded.model_shape, name=model if model in DEMO_NAMES else folder.name)
     config = _scheduler_config(
         settings,
         SchedulerConfig(
-            num_blocks=executor.num_blocks,
-            block_size=executor.block_size,
-            max_model_len=min(shape.max_positions, executor.num_blocks * executor.block_size),
+            num_blocks=loaded.num_blocks,
+            block_size=loaded.block_size,
+            max_model_len=min(longest, loaded.num_blocks * loaded.block_size),
         ),
     )
+    if config.max_model_len > longest:
+        raise InputError(
+            f"--max-model-len {config.max_model_len:,}: {shape.name} "
+            + (f"with the draft {settings.draft} " if draft_folder else "")
+            + f"knows {longest:,} positions"
+        )
     return EngineParts(
         executor=executor,
         config=config,
@@ -105,18 +140,73 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kind": "engine",
             "model": shape.name,
             "back_end": "torch",
-            "weights": executor.weights_description,
-            "free_memory_bytes": executor.free_memory_bytes,
-            "kv_cache_bytes": executor.kv_cache_bytes,
+            "weights": loaded.weights_description,
+            "free_memory_bytes": loaded.free_memory_bytes,
+            "kv_cache_bytes": loaded.kv_cache_bytes,
             "scheduler": _config_facts(config),
+            **_speculation_facts(settings),
         },
         notes=(
-            f"{shape.name}: {shape.params_total:,} parameters, {executor.weights_description}",
-            f"free memory after loading {bytes_to_gib(executor.free_memory_bytes):.1f} GiB; KV "
-            f"cache {bytes_to_gib(executor.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
+            f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
+            f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
+            f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens",
+            *notes,
+            *_speculation_notes(settings),
         ),
+        drafter=_drafter(settings),
     )
+
+
+def _model_folder(model: str) -> Path:
+    """A model's folder; a demo model is made first where it is not there yet."""
+    from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
+
+    if model in DEMO_MODELS:
+        return ensure_demo_model(model)
+    if Path(model).is_dir():
+        return Path(model)
+    raise InputError(
+        f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
+        "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
+    )
+
+
+def _check_same_vocabulary(folder: Path, draft_folder: Path) -> None:
+    """Refuse a draft whose token ids mean something else than the model's."""
+    model, draft = Tokenizer.from_folder(folder), Tokenizer.from_folder(draft_folder)
+    if not model.same_vocabulary(draft):
+        raise InputError(
+            f"draft {draft_folder.name} ({draft.vocab_size:,} tokens) has another vocabulary than "
+            f"{folder.name} ({model.vocab_size:,} tokens): a draft's token ids must mean the same; "
+            "use a smaller model of the same family, or --draft ngram"
+        )
+
+
+def _drafter(settings: EngineSection, *, simulated: bool = False) -> Drafter | None:
+    if settings.draft is None:
+        return None
+    if settings.draft == NGRAM_DRAFT and not simulated:
+        return NgramDrafter(settings.draft_tokens)
+    return ExecutorDrafter(settings.draft_tokens)
+
+
+def _speculation_facts(settings: EngineSection) -> dict[str, Any]:
+    if settings.draft is None:
+        return {}
+    facts: dict[str, Any] = {"draft": settings.draft, "draft_tokens": settings.draft_tokens}
+    if settings.draft_acceptance is not None:
+        facts["draft_acceptance"] = settings.draft_acceptance
+    return {"speculation": facts}
+
+
+def _speculation_notes(settings: EngineSection) -> tuple[str, ...]:
+    if settings.draft is None:
+        return ()
+    stated = settings.draft_acceptance
+    source = "" if stated is None else f", each holds with a stated chance of {stated:g}"
+    count = settings.draft_tokens
+    return (f"speculative decoding: up to {count} tokens a step by {settings.draft}{source}",)
 
 
 def open_simulated_engine(
@@ -131,6 +221,11 @@ def open_simulated_engine(
 
     max_total_tokens  most tokens, input and output, of one request
     """
+    if settings.draft is not None and settings.draft_acceptance is None:
+        raise InputError(
+            f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
+            "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
+        )
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)
@@ -145,9 +240,22 @@ def open_simulated_engine(
     )
     config = _scheduler_config(settings, derived)
     step_time = step_time_model_for(shape, instance, settings.tensor_parallel, dtype, profile)
-    warnings = profile.warnings_for(accelerator=instance.accelerator.name)
+    warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
+    executor: Executor = SimulatedExecutor(
+        step_time,
+        block_size=config.block_size,
+        draft_acceptance=settings.draft_acceptance or 0.0,
+    )
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+        draft_time = step_time_model_for(
+            find_model(settings.draft), instance, settings.tensor_parallel, dtype, profile
+        )
+        executor = DraftingExecutor(
+            executor, SimulatedExecutor(draft_time, block_size=config.block_size)
+        )
+        warnings.append(f"the memory of the draft {settings.draft} is not counted")
     return EngineParts(
-        executor=SimulatedExecutor(step_time, block_size=config.block_size),
+        executor=executor,
         config=config,
         shape=shape,
         tokenizer=None,
@@ -161,6 +269,7 @@ def open_simulated_engine(
             "profile": profile.label,
             "profile_provenance": profile.provenance,
             "scheduler": _config_facts(config),
+            **_speculation_facts(settings),
         },
         profile=profile,
         notes=(
@@ -168,8 +277,10 @@ def open_simulated_engine(
             f"{settings.tensor_parallel}, {dtype}: predicted step times, {profile.provenance}",
             f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
             "sequences at once",
+            *_speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
+        drafter=_drafter(settings, simulated=True),
     )
 
 

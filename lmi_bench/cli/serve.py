@@ -84,6 +84,24 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: LMI /invocations and OpenAI /v1/completions, until Ctrl-C.
 
@@ -115,6 +133,9 @@ def serve(
         "max_model_len": max_model_len,
         "memory_share": memory_share,
         "threads": threads,
+        "draft": draft,
+        "draft_tokens": draft_tokens,
+        "draft_acceptance": draft_acceptance,
     }
     settings = parse_scenario(
         {"engine": {key: value for key, value in stated.items() if value is not None}},

@@ -187,6 +187,24 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
     ] = None,
@@ -249,6 +267,9 @@ def sweep(
         "engine.max_model_len": max_model_len,
         "engine.memory_share": memory_share,
         "engine.threads": threads,
+        "engine.draft": draft,
+        "engine.draft_tokens": draft_tokens,
+        "engine.draft_acceptance": draft_acceptance,
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }

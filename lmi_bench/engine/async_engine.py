@@ -40,7 +40,12 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What the engine holds now and has done so far; counts, shares as fractions."""
+    """What the engine holds now and has done so far; counts, shares as fractions.
+
+    draft_acceptance_frac  share of the drafted tokens that held; None where none was drafted
+    tokens_per_decode      tokens that a sequence gained from a decode step on average, above 1
+                           with speculation; None before the first one
+    """
 
     running: int
     waiting: int
@@ -53,6 +58,10 @@ class EngineStats:
     slot_steps_used: int
     slot_steps_idle: int
     slot_waste_frac: float
+    drafted_tokens: int
+    accepted_tokens: int
+    draft_acceptance_frac: float | None
+    tokens_per_decode: float | None
 
 
 class Generation:
@@ -60,6 +69,7 @@ class Generation:
 
     events              what came so far; a request that ended keeps them
     finish_reason       None while it runs, and for one that a failed engine left unanswered
+    drafted_tokens      guessed for this request; accepted_tokens: those of them that held
     submitted_s ...     loop clock; queue time is first_scheduled_s - submitted_s, prefill time
                         first_token_s - first_scheduled_s, decode time finished_s - first_token_s
     """
@@ -69,6 +79,8 @@ class Generation:
         "_engine",
         "_error",
         "_news",
+        "accepted_tokens",
+        "drafted_tokens",
         "events",
         "finish_reason",
         "finished_s",
@@ -82,6 +94,8 @@ class Generation:
         self.seq_id = seq_id
         self.events: list[TokenEvent] = []
         self.finish_reason: str | None = None
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         self.submitted_s = submitted_s
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -223,6 +237,10 @@ class AsyncEngine:
             slot_steps_used=stats.slot_steps_used,
             slot_steps_idle=stats.slot_steps_idle,
             slot_waste_frac=stats.slot_waste_frac,
+            drafted_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            draft_acceptance_frac=stats.draft_acceptance_frac,
+            tokens_per_decode=stats.tokens_per_decode,
         )
 
     async def _run(self) -> None:
@@ -284,6 +302,8 @@ class AsyncEngine:
     def _hand_out(self, committed: list[CommittedTokens], now_s: float) -> None:
         for gained in committed:
             generation = self._generations[gained.seq_id]
+            generation.drafted_tokens += gained.drafted
+            generation.accepted_tokens += gained.accepted
             generation._add(TokenEvent(now_s, gained.token_ids, gained.logprobs))
             if gained.finish_reason is not None:
                 del self._generations[gained.seq_id]

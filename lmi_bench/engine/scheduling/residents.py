@@ -57,6 +57,15 @@ class Residents:
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
         return max(0, needed - self.blocks.num_free)
 
+    def spare_blocks(self) -> int:
+        """Free blocks beside those that one more token of every decoding sequence takes."""
+        needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
+        return max(0, self.blocks.num_free - needed)
+
+    def missing_for(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that a sequence lacks for this many more tokens."""
+        return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
+
     def decoding(self) -> abc.Iterator[Sequence]:
         """Sequences that may have one more token planned, oldest first.
 

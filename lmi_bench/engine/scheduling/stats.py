@@ -16,6 +16,7 @@ class SchedulerStats:
     slot_steps_idle   slots of decode steps whose member had ended or lost its blocks while the
                       rest of its dynamic batch ran on
     peak_running      most sequences in the batch at one time
+    drafted_tokens    guessed and verified; accepted_tokens: those of them that held
     """
 
     steps: int = 0
@@ -26,12 +27,25 @@ class SchedulerStats:
     slot_steps_used: int = 0
     slot_steps_idle: int = 0
     peak_running: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def slot_waste_frac(self) -> float:
         """Share of the decode steps' slots that stood idle."""
         slots = self.slot_steps_used + self.slot_steps_idle
         return self.slot_steps_idle / slots if slots else 0.0
+
+    @property
+    def draft_acceptance_frac(self) -> float | None:
+        """Share of the drafted tokens that held, None where none was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def tokens_per_decode(self) -> float | None:
+        """Tokens that a decode row gave on average, None before the first one."""
+        rows = self.slot_steps_used
+        return (rows + self.accepted_tokens) / rows if rows else None
 
     def count_steps(self, shape: StepShape, batch_slots: int, num_steps: int = 1) -> None:
         """Count steps of one shape; `batch_slots`: members with which a dynamic batch left."""

@@ -55,10 +55,17 @@ class TorchExecutor:
     """
 
     def __init__(
-        self, loaded: _Loaded, shape: ModelShape, block_size: int, worker: ThreadPoolExecutor
+        self,
+        loaded: _Loaded,
+        shape: ModelShape,
+        block_size: int,
+        worker: ThreadPoolExecutor,
+        *,
+        owns_worker: bool = True,
     ) -> None:
         self._runner = loaded.runner
         self._worker = worker
+        self._owns_worker = owns_worker
         self._block_size = block_size
         self.model_shape = shape
         self.num_blocks = loaded.num_blocks
@@ -80,6 +87,7 @@ class TorchExecutor:
         threads: int | None = None,
         device: str = "cpu",
         sampling_seed: int | None = None,
+        beside: TorchExecutor | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
@@ -88,6 +96,8 @@ class TorchExecutor:
                            free after loading allows, at most `most_cache_tokens` tokens
         threads            CPU threads of a step; None: the cores that this process may use
         sampling_seed      of requests without a seed; None: another one at each start
+        beside             share the thread of this executor, whose close ends it: two pools of
+                           threads would hinder each other
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
@@ -131,6 +141,9 @@ class TorchExecutor:
             return _Loaded(runner, precision, blocks, free, layout.bytes_per_block, cache.nbytes)
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
+        if beside is not None:
+            loaded = beside._worker.submit(load_all).result()
+            return cls(loaded, shape, block_size, beside._worker, owns_worker=False)
         worker = ThreadPoolExecutor(
             1,
             thread_name_prefix="lmi-bench-torch",
@@ -165,8 +178,9 @@ class TorchExecutor:
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
 
     async def close(self) -> None:
-        """Wait for the step that runs, then end the worker thread."""
-        await asyncio.to_thread(self._worker.shutdown)
+        """Wait for the step that runs, then end the worker thread if it is this one's own."""
+        if self._owns_worker:
+            await asyncio.to_thread(self._worker.shutdown)
 
 
 def _usable_cores() -> int:
