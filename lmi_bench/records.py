@@ -6,7 +6,7 @@ level's start, monotonic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmi_bench.errors import TargetError
@@ -25,6 +25,7 @@ class Exchange:
     ended_s        end of the answer, its trailer included; None: with the last token
     input_tokens   as the server counted them, where it says so; likewise output_tokens
     connect_s      time spent on opening the connection before `sent_s`, if one was opened
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     """
 
     sent_s: float
@@ -36,6 +37,9 @@ class Exchange:
     output_tokens: int | None = None
     ended_s: float | None = None
     connect_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -53,6 +57,7 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
     """
 
     request_id: int
@@ -66,6 +71,9 @@ class RequestRecord:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -97,6 +105,9 @@ class RequestRecord:
             ),
             finish_reason=exchange.finish_reason,
             ended_s=exchange.ended_s,
+            queue_s=exchange.queue_s,
+            prefill_s=exchange.prefill_s,
+            decode_s=exchange.decode_s,
         )
 
     @classmethod
@@ -162,6 +173,7 @@ class LevelRun:
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted")
+    engine      what the engine in this process did meanwhile: counts, shares as fractions
     """
 
     spec: LevelSpec
@@ -169,3 +181,4 @@ class LevelRun:
     records: tuple[RequestRecord, ...]
     stopped_by: str | None = None
     check: GeneratorCheck = field(default_factory=GeneratorCheck)
+    engine: Mapping[str, float | None] | None = None

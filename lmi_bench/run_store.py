@@ -208,6 +208,11 @@ class RunStore:
             "error": None if record.error is None else redact_text(record.error, self._secrets),
             "finish_reason": record.finish_reason,
             "ended_s": None if record.ended_s is None else _ns(record.ended_s),
+            **{
+                name: _ns(seconds)
+                for name in ("queue_s", "prefill_s", "decode_s")
+                if (seconds := getattr(record, name)) is not None
+            },
         }
 
 
@@ -261,6 +266,9 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         error=line.get("error"),
         finish_reason=line.get("finish_reason"),
         ended_s=line.get("ended_s"),
+        queue_s=line.get("queue_s"),
+        prefill_s=line.get("prefill_s"),
+        decode_s=line.get("decode_s"),
     )
 
 

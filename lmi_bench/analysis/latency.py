@@ -167,7 +167,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         return amount / wall_s if wall_s > 0 else None
 
     mean_concurrency = per_second(math.fsum(e2e_s))
-    return {
+    line = {
         "level": spec.index,
         "attempt": run.attempt,
         "concurrency": spec.concurrency,
@@ -198,6 +198,9 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
         "generator": asdict(run.check),
     }
+    if run.engine is not None:  # of a target in this process; an endpoint does not say
+        line["engine"] = dict(run.engine)
+    return line
 
 
 def _little_law_ratio(

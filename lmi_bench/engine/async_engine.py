@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from lmi_bench.clock import settle
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
@@ -38,40 +39,13 @@ class TokenEvent:
     logprobs: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What the engine holds now and has done so far; counts, shares as fractions.
-
-    draft_acceptance_frac  share of the drafted tokens that held; None where none was drafted
-    tokens_per_decode      tokens that a sequence gained from a decode step on average, above 1
-                           with speculation; None before the first one
-    """
-
-    running: int
-    waiting: int
-    used_blocks: int
-    total_blocks: int
-    steps: int
-    preemptions: int
-    prompt_tokens: int
-    generation_tokens: int
-    slot_steps_used: int
-    slot_steps_idle: int
-    slot_waste_frac: float
-    drafted_tokens: int
-    accepted_tokens: int
-    draft_acceptance_frac: float | None
-    tokens_per_decode: float | None
-
-
 class Generation:
     """One request in the engine, from `submit` to its end.
 
     events              what came so far; a request that ended keeps them
     finish_reason       None while it runs, and for one that a failed engine left unanswered
     drafted_tokens      guessed for this request; accepted_tokens: those of them that held
-    submitted_s ...     loop clock; queue time is first_scheduled_s - submitted_s, prefill time
-                        first_token_s - first_scheduled_s, decode time finished_s - first_token_s
+    submitted_s ...     loop clock
     """
 
     __slots__ = (
@@ -104,6 +78,21 @@ class Generation:
         self._error: EngineError | None = None
         self._ended = asyncio.Event()
         self._news: asyncio.Event | None = None  # made for the first who watches
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until its first step, None while it waits."""
+        return _between(self.submitted_s, self.first_scheduled_s)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds from its first step to its first token."""
+        return _between(self.first_scheduled_s, self.first_token_s)
+
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds from its first token to its end, None before."""
+        return _between(self.first_token_s, self.finished_s)
 
     async def wait(self) -> None:
         """Return when the request has ended. Raises EngineError if the engine failed."""
@@ -236,11 +225,11 @@ class AsyncEngine:
             generation_tokens=stats.generation_tokens,
             slot_steps_used=stats.slot_steps_used,
             slot_steps_idle=stats.slot_steps_idle,
-            slot_waste_frac=stats.slot_waste_frac,
+            cache_slots_reserved=stats.cache_slots_reserved,
+            cache_slots_unfilled=stats.cache_slots_unfilled,
+            peak_running=stats.peak_running,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
-            draft_acceptance_frac=stats.draft_acceptance_frac,
-            tokens_per_decode=stats.tokens_per_decode,
         )
 
     async def _run(self) -> None:
@@ -323,6 +312,10 @@ class AsyncEngine:
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation._end(now_s, None, error)
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
 
 
 def _as_engine_error(exc: Exception) -> EngineError:

@@ -165,6 +165,7 @@ class Scheduler:
         self._next_step_id += 1
         self._in_flight.append((batch, members))
         self.stats.count_steps(batch.shape, self._batch_slots)
+        self.stats.count_cache(*self._residents.slots())
         return batch
 
     def commit(
@@ -256,6 +257,7 @@ class Scheduler:
         as many rounds of `plan` and `commit`. `num_steps` is at most `identical_decode_steps()`.
         """
         shape = self.decode_shape()
+        self.stats.count_cache(*self._residents.slots_over_steps(num_steps))
         self._residents.take_steps(num_steps, token_id)
         self._next_step_id += num_steps
         self.stats.generation_tokens += num_steps * shape.decode_sequences

@@ -15,6 +15,8 @@ class SchedulerStats:
     slot_steps_used   rows of decode steps that gave a token
     slot_steps_idle   slots of decode steps whose member had ended or lost its blocks while the
                       rest of its dynamic batch ran on
+    cache_slots_reserved  token slots that running sequences held, summed over the steps; and
+    cache_slots_unfilled  those of them that held no token yet: the waste of the KV layout
     peak_running      most sequences in the batch at one time
     drafted_tokens    guessed and verified; accepted_tokens: those of them that held
     """
@@ -26,6 +28,8 @@ class SchedulerStats:
     generation_tokens: int = 0
     slot_steps_used: int = 0
     slot_steps_idle: int = 0
+    cache_slots_reserved: int = 0
+    cache_slots_unfilled: int = 0
     peak_running: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -36,17 +40,6 @@ class SchedulerStats:
         slots = self.slot_steps_used + self.slot_steps_idle
         return self.slot_steps_idle / slots if slots else 0.0
 
-    @property
-    def draft_acceptance_frac(self) -> float | None:
-        """Share of the drafted tokens that held, None where none was drafted."""
-        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
-
-    @property
-    def tokens_per_decode(self) -> float | None:
-        """Tokens that a decode row gave on average, None before the first one."""
-        rows = self.slot_steps_used
-        return (rows + self.accepted_tokens) / rows if rows else None
-
     def count_steps(self, shape: StepShape, batch_slots: int, num_steps: int = 1) -> None:
         """Count steps of one shape; `batch_slots`: members with which a dynamic batch left."""
         self.steps += num_steps
@@ -56,3 +49,8 @@ class SchedulerStats:
         if shape.decode_sequences:
             self.slot_steps_used += shape.decode_sequences * num_steps
             self.slot_steps_idle += max(0, batch_slots - shape.decode_sequences) * num_steps
+
+    def count_cache(self, reserved: int, filled: int) -> None:
+        """Count the token slots that the running sequences hold in a step, or in several."""
+        self.cache_slots_reserved += reserved
+        self.cache_slots_unfilled += reserved - filled

@@ -11,12 +11,14 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
 from lmi_bench.engine.server.lmi_request import LmiCall, read_lmi_call
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.streaming import send_stream
 from lmi_bench.errors import EngineError
+from lmi_bench.units import s_to_ms
 
 _FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's own
 
@@ -130,4 +132,21 @@ class _Reply:
             "finish_reason": _FINISH_REASONS.get(reason, reason),
             "generated_tokens": len(self._answer.pieces),
             "inputs": self._call.inputs,
+            "engine": _engine_details(self._answer.generation),
         }
+
+
+def _engine_details(generation: Generation) -> dict[str, Any]:
+    """What only this engine can say: where the time went, and what speculation gave."""
+    details: dict[str, Any] = {
+        f"{name}_ms": None if seconds is None else s_to_ms(seconds)
+        for name, seconds in (
+            ("queue", generation.queue_s),
+            ("prefill", generation.prefill_s),
+            ("decode", generation.decode_s),
+        )
+    }
+    if generation.drafted_tokens:
+        details["drafted_tokens"] = generation.drafted_tokens
+        details["accepted_tokens"] = generation.accepted_tokens
+    return details

@@ -12,7 +12,8 @@ import random
 
 import pytest
 
-from lmi_bench.engine.async_engine import AsyncEngine, EngineStats
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
