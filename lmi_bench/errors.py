@@ -12,10 +12,7 @@ The number is the exit code. A traceback is a bug in lmi-bench.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
-
-if TYPE_CHECKING:
-    from lmi_bench.records import Exchange
+from typing import ClassVar, Literal, get_args
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -68,11 +65,12 @@ class TargetError(LmiBenchError):
     """One request got no complete answer.
 
     kind      the bucket in which it is counted
-    exchange  what had arrived before it failed, if anything
+    exchange  what had arrived before it failed, if anything: a `records.Exchange`, unknown here
+              so that errors stay below everything that raises them
     """
 
     def __init__(
-        self, kind: TargetErrorKind, message: str, *, exchange: Exchange | None = None
+        self, kind: TargetErrorKind, message: str, *, exchange: object | None = None
     ) -> None:
         super().__init__(message)
         self.kind = kind

@@ -19,12 +19,15 @@ STATUS_OK = "ok"
 class Exchange:
     """What one request gave, whole, when it ended.
 
-    sent_s         when the request was handed to the target's transport
-    token_times_s  one time an event that carried a token; an event is one chunk of the server
-    token_counts   tokens in each event (one each where left out)
-    ended_s        end of the answer, its trailer included; None: with the last token
-    input_tokens   as the server counted them, where it says so; likewise output_tokens
-    connect_s      time spent on opening the connection before `sent_s`, if one was opened
+    sent_s            when the request was handed to the target's transport
+    token_times_s     one time an event that carried a token; an event is one chunk of the server
+    token_counts      tokens in each event (one each where left out)
+    ended_s           end of the answer, its trailer included; None: with the last token
+    input_tokens      as the server counted them, where it says so; likewise output_tokens
+    connect_s         time spent on opening the connection before `sent_s`, if one was opened
+    first_answer_s    first token of the answer proper, where reasoning came before it
+    reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
+    streamed          False: the answer came whole, so no time within it is known
     queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     """
 
@@ -40,6 +43,9 @@ class Exchange:
     queue_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -58,6 +64,7 @@ class RequestRecord:
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
     queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
+    first_answer_s, reasoning_tokens, streamed  as in `Exchange`
     """
 
     request_id: int
@@ -74,6 +81,9 @@ class RequestRecord:
     queue_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -108,6 +118,9 @@ class RequestRecord:
             queue_s=exchange.queue_s,
             prefill_s=exchange.prefill_s,
             decode_s=exchange.decode_s,
+            first_answer_s=exchange.first_answer_s,
+            reasoning_tokens=exchange.reasoning_tokens,
+            streamed=exchange.streamed,
         )
 
     @classmethod
@@ -121,7 +134,7 @@ class RequestRecord:
     ) -> RequestRecord:
         """The record of a request that failed, with what had arrived before."""
         partial = error.exchange
-        if partial is not None:
+        if isinstance(partial, Exchange):
             return replace(
                 cls.completed(request, due_s, partial), status=error.kind, error=str(error)
             )
@@ -142,6 +155,7 @@ class RequestRecord:
             sent_s=self.sent_s - start_s,
             token_times_s=tuple(t - start_s for t in self.token_times_s),
             ended_s=None if self.ended_s is None else self.ended_s - start_s,
+            first_answer_s=None if self.first_answer_s is None else self.first_answer_s - start_s,
         )
 
 

@@ -58,3 +58,17 @@ def test_links_between_pages_lead_somewhere():
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_every_test_that_a_feature_names_exists():
+    named = re.findall(
+        r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs/features.md").read_text("utf-8")
+    )
+    missing = [
+        (path, name)
+        for path, name in named
+        if not (ROOT / path).is_file()
+        or (name and f"def {name}(" not in (ROOT / path).read_text("utf-8"))
+    ]
+    assert named
+    assert missing == []

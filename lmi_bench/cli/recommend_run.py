@@ -20,6 +20,7 @@ from lmi_bench.analysis.recommender import recommend
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn
+from lmi_bench.cli.files import write_text
 from lmi_bench.errors import InputError
 from lmi_bench.run_store import Run, load_run
 from lmi_bench.slo import parse_slo
@@ -85,7 +86,7 @@ def run(question: Question, *, json_file: Path | None) -> int:
         )
     content = _content(answer, basis)
     if json_file is not None:
-        _save(json_file, content)
+        write_text(json_file, json.dumps(content, indent=2) + "\n")
     _print(answer, request, basis)
     if json_file is not None:
         say(f"recommendation: {json_file}")
@@ -176,16 +177,6 @@ def _content(answer: Recommendation, basis: Basis) -> dict[str, Any]:
     if basis.accuracy is not None:
         content["accuracy"] = basis.accuracy
     return content
-
-
-def _save(path: Path, content: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".new")
-        unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def _print(answer: Recommendation, request: RecommendRequest, basis: Basis) -> None:

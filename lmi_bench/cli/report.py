@@ -9,10 +9,25 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders written by `sweep`.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN_DIR]...", help="Run folders written by `sweep`."),
+    ] = None,
     recommendation: Annotated[
         list[Path] | None,
         typer.Option(help="A file written by `recommend --json`; repeatable."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Own name of a run, in their order; repeatable."),
+    ] = None,
+    title: Annotated[str, typer.Option(help="Of the page.")] = "",
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the curves as pictures into this folder.")
+    ] = None,
+    figure_format: Annotated[str, typer.Option(help="png, svg or pdf.")] = "png",
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also write the tables as Markdown to this file.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file.")] = Path("report.html"),
 ) -> None:
@@ -20,8 +35,10 @@ def report(
     import json
 
     from lmi_bench.cli.console import say
+    from lmi_bench.cli.files import write_text
     from lmi_bench.errors import InputError
     from lmi_bench.report.html import render_html
+    from lmi_bench.report.text import render_markdown
     from lmi_bench.report.view import build_view
     from lmi_bench.run_store import load_run
 
@@ -34,12 +51,17 @@ def report(
                 f"{path} cannot be read as a recommendation ({exc}): give a file written by "
                 "`lmi-bench recommend --json FILE`"
             ) from exc
-    page = render_html(build_view([load_run(path) for path in runs], recommendations))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = out.with_name(out.name + ".new")
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(out)
-    except OSError as exc:
-        raise InputError(f"cannot write {out}: {exc.strerror}") from exc
+    runs = runs or []
+    view = build_view(
+        [load_run(path) for path in runs], recommendations, labels=label or (), title=title
+    )
+    write_text(out, render_html(view))
     say(f"report: {out} ({len(runs)} sweep(s), {len(recommendations)} recommendation(s))")
+    if markdown is not None:
+        write_text(markdown, render_markdown(view))
+        say(f"markdown: {markdown}")
+    if figures is not None:
+        from lmi_bench.report.figures import write_figures
+
+        for path in write_figures(view, figures, file_format=figure_format):
+            say(f"figure: {path}")

@@ -13,6 +13,7 @@ from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.errors import InputError
@@ -21,7 +22,7 @@ from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
-from lmi_bench.scenario import Scenario, load_scenario, parse_scenario
+from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_slo
 
 
@@ -29,8 +30,9 @@ from lmi_bench.slo import parse_slo
 class SweepOutcome:
     """How a sweep ended, for the exit code."""
 
-    interrupted: bool
-    slo_missed: bool
+    interrupted: bool = False
+    slo_missed: bool = False
+    nothing_answered: bool = False
 
 
 def run(
@@ -40,12 +42,14 @@ def run(
     timeout: str | None,
     out: Path | None,
     resume: bool,
+    access: Access = NO_ACCESS,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
-    folder = out or _default_folder(scenario)
     interrupted = False
-    bench = open_bench(scenario)
+    bench = open_bench(scenario, access)
+    scenario = bench.scenario
+    folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
@@ -63,8 +67,12 @@ def run(
         _print_levels(levels)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
-        return SweepOutcome(interrupted=True, slo_missed=False)
-    return SweepOutcome(False, _print_answer(scenario, levels, knees, folder))
+        return SweepOutcome(interrupted=True)
+    if all(line["requests"] == line["errors"] for line in levels):
+        _print_levels(levels)
+        warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
+        return SweepOutcome(nothing_answered=True)
+    return SweepOutcome(slo_missed=_print_answer(scenario, levels, knees, folder))
 
 
 def read_scenario(
@@ -74,7 +82,7 @@ def read_scenario(
     overrides = dict(overrides)
     if scenario_or_url is None:
         scenario = parse_scenario({})
-    elif "://" in scenario_or_url:
+    elif is_endpoint(scenario_or_url):
         if overrides.get("target") is not None:
             raise InputError(
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
@@ -106,7 +114,7 @@ def _default_folder(scenario: Scenario) -> Path:
 
 
 def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = ["lmi-bench", *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(
@@ -156,6 +164,15 @@ def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
     if not run.levels:
         return []
     return find_knees(run.levels, records=run.records, facts=bench.knee_facts(run.levels))
+
+
+def _first_error(folder: Path) -> str:
+    """The first failed request's message, as the middle of a sentence."""
+    for records in load_run(folder).records:
+        for record in records:
+            if not record.ok:
+                return f": {record.status}: {record.error}"
+    return ""
 
 
 def _print_levels(levels: list[dict[str, Any]]) -> None:

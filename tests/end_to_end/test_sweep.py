@@ -143,3 +143,12 @@ def test_an_slo_that_no_level_meets_exits_99(tmp_path):
     load = ("--concurrency", "1", "--requests-per-level", "40")
     lmi_bench(*args, *load, "--slo", "itl_p90<=10s", "--out", tmp_path / "kept")
     lmi_bench(*args, *load, "--slo", "itl_p90<=1ms", "--out", tmp_path / "missed", expect=99)
+
+
+def test_an_endpoint_that_answers_nothing_fails_with_the_reason(tmp_path):
+    """Port 9 (discard) has no listener here: every connection is refused."""
+    run = tmp_path / "run"
+    target = ("http://127.0.0.1:9", "--protocol", "openai", "--model", "m", "--concurrency", "1")
+    done = lmi_bench("sweep", *target, *SMALL, "--out", run, expect=1)
+    assert "no request was answered: connect" in done.stderr
+    assert (run / "requests.jsonl").read_text().count("connect") >= 1
