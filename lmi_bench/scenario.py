@@ -143,6 +143,7 @@ class EngineSection(_Section):
     max_rolling_batch_prefill_tokens: PositiveInt | None = None
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
+    prefix_caching: bool | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     tensor_parallel: PositiveInt = 1
     num_blocks: PositiveInt | None = None

@@ -120,6 +120,11 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
         )
+    if scenario.engine.prefix_caching:
+        raise InputError(
+            "--prefix-caching needs prompts with words, and a simulated instance knows only their "
+            "lengths: use --target engine, or a server"
+        )
     total = max(kind.input_tokens + kind.output_tokens for kind in lengths_of(scenario))
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=total

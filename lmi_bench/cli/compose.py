@@ -295,6 +295,7 @@ def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sche
         "max_rolling_batch_prefill_tokens": settings.max_rolling_batch_prefill_tokens,
         "chunked_prefill": settings.chunked_prefill,
         "max_concurrent_requests": settings.max_concurrent_requests,
+        "prefix_caching": settings.prefix_caching,
         "num_blocks": settings.num_blocks,
         "max_model_len": settings.max_model_len,
     }

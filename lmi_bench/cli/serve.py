@@ -98,6 +98,14 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -147,6 +155,7 @@ def serve(
         "max_model_len": max_model_len,
         "memory_share": memory_share,
         "threads": threads,
+        "prefix_caching": prefix_caching,
         "draft": draft,
         "draft_tokens": draft_tokens,
         "draft_acceptance": draft_acceptance,

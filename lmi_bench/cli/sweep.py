@@ -226,6 +226,14 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -311,6 +319,7 @@ def sweep(
         "engine.max_model_len": max_model_len,
         "engine.memory_share": memory_share,
         "engine.threads": threads,
+        "engine.prefix_caching": prefix_caching,
         "engine.draft": draft,
         "engine.draft_tokens": draft_tokens,
         "engine.draft_acceptance": draft_acceptance,

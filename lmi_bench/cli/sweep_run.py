@@ -20,7 +20,7 @@ from lmi_bench.errors import InputError
 from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
-from lmi_bench.report.text import knee_rows, level_rows
+from lmi_bench.report.text import engine_lines, knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_slo
@@ -189,6 +189,8 @@ def _print_answer(
         knee_rows([knee.to_dict() for knee in knees]),
         left=("rule", "cause", "change", "why"),
     )
+    for text in engine_lines(levels):
+        note(text)
     for line in levels:
         if not line["valid"]:
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")

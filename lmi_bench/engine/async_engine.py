@@ -228,6 +228,8 @@ class AsyncEngine:
             cache_slots_reserved=stats.cache_slots_reserved,
             cache_slots_unfilled=stats.cache_slots_unfilled,
             peak_running=stats.peak_running,
+            prefix_tokens=stats.prefix_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
         )

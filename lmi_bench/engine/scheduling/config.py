@@ -53,6 +53,8 @@ class SchedulerConfig:
     max_rolling_batch_prefill_tokens  most prompt tokens of one step
     chunked_prefill                   split prompts and mix them with decode rows; otherwise a
                                       prefill step pauses decoding
+    prefix_caching                    keep computed blocks and share them between prompts with
+                                      a common beginning
     max_concurrent_requests           requests beyond it are refused at once; None: queue all
     """
 
@@ -67,6 +69,7 @@ class SchedulerConfig:
     max_rolling_batch_prefill_tokens: int = 4096
     chunked_prefill: bool = False
     max_concurrent_requests: int | None = None
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))

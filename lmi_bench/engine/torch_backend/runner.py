@@ -22,17 +22,17 @@ class _SequenceState:
 
     __slots__ = ("block_table", "history", "last_sampled")
 
-    def __init__(self) -> None:
+    def __init__(self, cached_token_ids: Sequence[int]) -> None:
         self.block_table: list[int] = []
-        self.history: list[int] = []  # ids whose keys and values are in the cache
+        self.history = list(cached_token_ids)  # ids whose keys and values are in the cache
         self.last_sampled: int | None = None
 
 
 class ModelRunner:
     """Executes StepBatch values on one device.
 
-    A sequence's block table and last token are kept from one batch to the next; position 0
-    starts them anew, and `released_seq_ids` drops them.
+    A sequence's block table and last token are kept from one batch to the next; an entry that
+    begins starts them anew, and `released_seq_ids` drops them.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ModelRunner:
 
     def _advance(self, entry: BatchEntry) -> SequenceRows:
         """Bring a sequence's state up to this entry and name its rows."""
-        if entry.first_position == 0:
-            self._states[entry.seq_id] = _SequenceState()
+        if entry.begins:
+            self._states[entry.seq_id] = _SequenceState(entry.cached_token_ids)
         state = self._states.get(entry.seq_id)
         if state is None or len(state.history) < entry.first_position:
             raise EngineError(
