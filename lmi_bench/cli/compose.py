@@ -6,6 +6,7 @@ The only module that reaches `engine.torch_backend`, inside the functions that n
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ class EngineParts:
 
     facts    what a run's manifest says of it; notes: what a person is told at start
     profile  of a simulated engine
-    drafter  of speculative decoding, made anew for each engine
+    drafter  of speculative decoding
+    score    log-probabilities of given tokens behind others; before the engine is entered
     """
 
     executor: Executor
@@ -50,6 +52,7 @@ class EngineParts:
     profile: EngineProfile | None = None
     notes: tuple[str, ...] = ()
     drafter: Drafter | None = None
+    score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
 
     def engine(self) -> AsyncEngine:
         """The engine; an async context manager."""
@@ -155,6 +158,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             *_speculation_notes(settings),
         ),
         drafter=_drafter(settings),
+        score=loaded.score,
     )
 
 

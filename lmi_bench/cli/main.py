@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lmi_bench import __version__
+from lmi_bench.cli.generate import generate
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -25,6 +26,7 @@ app.command()(sweep)
 app.command()(recommend)
 app.command()(report)
 app.command()(serve)
+app.command()(generate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,15 @@ class TorchExecutor:
             raise
         except RuntimeError as exc:  # what torch raises, out of memory included
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Natural log-probability of each token of `continuation` behind `given` and each other.
+
+        Only while the executor holds no sequence: raises EngineError otherwise.
+        """
+        loop = asyncio.get_running_loop()
+        token_ids = [*given, *continuation]
+        return await loop.run_in_executor(self._worker, self._runner.score, token_ids, len(given))
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the worker thread if it is this one's own."""
