@@ -24,6 +24,7 @@ from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, Schedul
 from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape, shape_from_hf_config
@@ -54,9 +55,14 @@ class EngineParts:
     drafter: Drafter | None = None
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
 
-    def engine(self) -> AsyncEngine:
+    def engine(self, trace: StepTrace | None = None) -> AsyncEngine:
         """The engine; an async context manager."""
-        return AsyncEngine(Scheduler(self.config, drafter=self.drafter), self.executor)
+        return AsyncEngine(
+            Scheduler(self.config, drafter=self.drafter),
+            self.executor,
+            on_step=None if trace is None else trace.on_step,
+            on_end=None if trace is None else trace.on_end,
+        )
 
 
 def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
