@@ -21,6 +21,7 @@ from lmi_bench.cli.compose import (
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.in_process_target import InProcessTarget
@@ -34,8 +35,15 @@ from lmi_bench.loadgen.prompts import (
     TokenIds,
     load_dataset,
 )
+from lmi_bench.loadgen.shaped_prompts import (
+    DrawnPrompts,
+    TracePrompts,
+    distributions,
+    mean_lengths,
+)
 from lmi_bench.loadgen.target import Target
 from lmi_bench.scenario import SAGEMAKER_PREFIX, Scenario
+from lmi_bench.traces import read_trace
 
 Main = Callable[[Target], Awaitable[Any]]
 SIMULATED_PREFIX = "sim:"
@@ -49,6 +57,7 @@ class Bench:
     scenario    as it will run: nothing in it is left to be found
     run         runs a coroutine over the target on the clock that the target needs
     knee_facts  what is known of the server, for the levels' lines given
+    usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
     secrets     values that must never reach a file
     """
 
@@ -62,24 +71,34 @@ class Bench:
     secrets: tuple[str, ...] = ()
     spacing_s: float = 0.0
     salted: bool = True
+    usd_per_hour: float | None = None
+    count_instances: Callable[[], int | None] | None = None
 
     def new_salt(self) -> str:
         """What makes this run's prompts unlike those of every other run."""
         return secrets.token_hex(4) if self.salted else ""
 
 
-def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
+def open_bench(
+    scenario: Scenario, access: Access = NO_ACCESS, *, trace: StepTrace | None = None
+) -> Bench:
     """The scenario's target, checked and loaded; raises InputError where it cannot be.
 
     access  what an endpoint wants to see before it answers
+    trace   written by the engine, where it runs in this process
     """
     from lmi_bench.cli.remote import http_bench, sagemaker_bench
 
     target = scenario.target
     if target == ENGINE_TARGET:
-        return _engine_bench(scenario)
+        return _engine_bench(scenario, trace)
     if target.startswith(SIMULATED_PREFIX):
-        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX))
+        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX), trace)
+    if trace is not None:
+        raise InputError(
+            "--step-trace shows an engine's own steps: use --target engine or sim:INSTANCE, or "
+            "give --step-trace to `lmi-bench serve`"
+        )
     if target.startswith(SAGEMAKER_PREFIX):
         return sagemaker_bench(scenario, access)
     if "://" in target:
@@ -90,7 +109,7 @@ def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
     )
 
 
-def _engine_bench(scenario: Scenario) -> Bench:
+def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
     parts = open_torch_engine(scenario.model, scenario.engine)
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read its folder's
@@ -99,7 +118,7 @@ def _engine_bench(scenario: Scenario) -> Bench:
     eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
 
     async def run_in(main: Main) -> Any:
-        async with parts.engine() as engine:
+        async with parts.engine(trace) as engine:
             return await main(InProcessTarget(engine, eos_token_ids=eos))
 
     return Bench(
@@ -114,7 +133,7 @@ def _engine_bench(scenario: Scenario) -> Bench:
     )
 
 
-def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
+def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | None) -> Bench:
     if scenario.workload.dataset is not None:
         raise InputError(
             "a simulated instance needs lengths, not text: give --input-tokens and "
@@ -125,13 +144,13 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
             "--prefix-caching needs prompts with words, and a simulated instance knows only their "
             "lengths: use --target engine, or a server"
         )
-    total = max(kind.input_tokens + kind.output_tokens for kind in lengths_of(scenario))
+    total = longest_request(scenario)
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=total
     )
 
     async def run_in(main: Main) -> Any:
-        async with parts.engine() as engine:
+        async with parts.engine(trace) as engine:
             return await main(InProcessTarget(engine, simulated=True))
 
     return Bench(
@@ -149,9 +168,22 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
 def lengths_of(scenario: Scenario) -> list[Lengths]:
     """The kinds of request of a synthetic workload."""
     workload = scenario.workload
+    if workload.trace is not None:
+        return [mean_lengths(read_trace(Path(workload.trace)))]
     if not workload.mix:
-        return [Lengths(workload.input_tokens, workload.output_tokens)]
+        return [Lengths(*(round(each.mean) for each in distributions(workload)))]
     return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
+
+
+def longest_request(scenario: Scenario) -> int:
+    """Most tokens, input and output, of one request."""
+    workload = scenario.workload
+    if workload.trace is not None:
+        requests = read_trace(Path(workload.trace)).requests
+        return max(request.input_tokens + request.output_tokens for request in requests)
+    if workload.mix:
+        return max(kind.input_tokens + kind.output_tokens for kind in workload.mix)
+    return sum(each.most for each in distributions(workload))
 
 
 def make_prompts(
@@ -168,6 +200,15 @@ def make_prompts(
             salt=salt,
             ignore_eos=workload.ignore_eos,
         )
+    options: dict[str, Any] = {
+        "seed": scenario.seed,
+        "salt": salt,
+        "ignore_eos": workload.ignore_eos,
+    }
+    if workload.trace is not None:
+        return TracePrompts(read_trace(Path(workload.trace)), text, **options)
+    if workload.input_lengths is not None or workload.output_lengths is not None:
+        return DrawnPrompts(*distributions(workload), text, **options)
     return SyntheticPrompts(
         lengths_of(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
     )

@@ -17,6 +17,7 @@ from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import progress
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
@@ -27,9 +28,10 @@ from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape, shape_from_hf_config
+from lmi_bench.model_folder import shape_of_folder
+from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
-from lmi_bench.units import bytes_to_gib, ms_to_s
+from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
 NGRAM_DRAFT = "ngram"
@@ -86,7 +88,6 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             DEFAULT_MEMORY_SHARE,
             TorchExecutor,
         )
-        from lmi_bench.engine.torch_backend.model_folder import read_config
     except ImportError as exc:
         raise InputError(
             f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
@@ -99,19 +100,24 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         draft_folder = _model_folder(settings.draft)
         _check_same_vocabulary(folder, draft_folder)
         bytes_a_token = [
-            kv_bytes_per_token(shape_from_hf_config(place.name, read_config(place)))
-            for place in (folder, draft_folder)
+            kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     options: dict[str, Any] = {
         "dtype": settings.dtype or "bfloat16",
+        "kv_dtype": settings.kv_dtype,
         "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
         "threads": settings.threads,
         "sampling_seed": secrets.randbits(62),  # a draft has to draw as the model does
     }
-    loaded = TorchExecutor.load(
-        folder, num_blocks=settings.num_blocks, memory_share=share, **options
-    )
+    with progress() as report:
+        loaded = TorchExecutor.load(
+            folder,
+            num_blocks=settings.num_blocks,
+            memory_share=share,
+            progress=lambda done, total: report("weights, MiB", done / MIB, total / MIB),
+            **options,
+        )
     executor: Executor = loaded
     notes = []
     longest = loaded.model_shape.max_positions
@@ -151,6 +157,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "back_end": "torch",
             "weights": loaded.weights_description,
             "free_memory_bytes": loaded.free_memory_bytes,
+            "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             "scheduler": _config_facts(config),
             **_speculation_facts(settings),
@@ -235,6 +242,11 @@ def open_simulated_engine(
         raise InputError(
             f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
             "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
+        )
+    if settings.kv_dtype is not None:
+        raise InputError(
+            f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
+            "weights; leave it out, or choose both with --dtype"
         )
     profile = profile or TGI_2023
     shape = find_model(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name.",
+            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name too.",
         ),
     ] = "demo-15m",
     executor: Annotated[
@@ -48,6 +49,13 @@ def serve(
     ] = 1,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -97,6 +105,14 @@ def serve(
     ] = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
+    ] = None,
+    step_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--step-trace",
+            help="Chrome trace of the engine's steps and requests.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     prefix_caching: Annotated[
         bool | None,
@@ -149,6 +165,7 @@ def serve(
         "chunked_prefill": chunked_prefill,
         "max_concurrent_requests": max_concurrent_requests,
         "dtype": dtype,
+        "kv_dtype": kv_dtype,
         "tensor_parallel": tensor_parallel,
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -172,4 +189,5 @@ def serve(
         port=port,
         lmi_replies=lmi_replies,
         require_signature=require_signature,
+        trace=step_trace,
     )

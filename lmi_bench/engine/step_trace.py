@@ -33,7 +33,7 @@ class StepTrace:
         try:
             self._file = path.open("wb")
         except OSError as exc:
-            raise InputError(f"--trace: cannot write {path}: {exc.strerror}") from exc
+            raise InputError(f"--step-trace: cannot write {path}: {exc.strerror}") from exc
         self._start_s: float | None = None
         self._file.write(b"[\n")
         for process, name in ((_STEPS, "engine steps"), (_REQUESTS, "requests")):

@@ -16,12 +16,14 @@ import torch
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
-from lmi_bench.engine.torch_backend.model_folder import read_config
-from lmi_bench.engine.torch_backend.models.build import build_model, check_architecture
-from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.models.build import build_model
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
-from lmi_bench.model_shape import ModelShape, shape_from_hf_config
+from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import check_loadable, read_config
+from lmi_bench.model_shape import ModelShape
 
 DEFAULT_BLOCK_SIZE: Final = 64
 """Tokens of a page: long enough that the matrix product over one is worth its call."""
@@ -42,6 +44,7 @@ class _Loaded:
     free_memory_bytes: int
     kv_bytes_per_block: int
     kv_cache_bytes: int
+    kv_dtype: str
 
 
 class TorchExecutor:
@@ -52,6 +55,7 @@ class TorchExecutor:
     free_memory_bytes   seen after the weights were loaded, before the cache was taken
     kv_bytes_per_block  keys and values of one block, all layers
     kv_cache_bytes      of all blocks
+    kv_dtype            number format of the cache
     weights_description formats of weights and arithmetic, for a start-up line
     """
 
@@ -73,6 +77,7 @@ class TorchExecutor:
         self.free_memory_bytes = loaded.free_memory_bytes
         self.kv_bytes_per_block = loaded.kv_bytes_per_block
         self.kv_cache_bytes = loaded.kv_cache_bytes
+        self.kv_dtype = loaded.kv_dtype
         self.weights_description = str(loaded.precision)
 
     @classmethod
@@ -81,6 +86,7 @@ class TorchExecutor:
         folder: Path,
         *,
         dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
         num_blocks: int | None = None,
         block_size: int = DEFAULT_BLOCK_SIZE,
         memory_share: float = DEFAULT_MEMORY_SHARE,
@@ -89,16 +95,20 @@ class TorchExecutor:
         device: str = "cpu",
         sampling_seed: int | None = None,
         beside: TorchExecutor | None = None,
+        progress: Progress | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
-        dtype              "float32" or "bfloat16": weights and cache
+        dtype              "float32" or "bfloat16": weights, and cache unless `kv_dtype` differs
+        kv_dtype           "float32" or "bfloat16": cached keys and values; None: as the weights
         num_blocks         cache blocks; None: as `memory_share` (0 to 1) of the memory that is
                            free after loading allows, at most `most_cache_tokens` tokens
         threads            CPU threads of a step; None: the cores that this process may use
         sampling_seed      of requests without a seed; None: another one at each start
         beside             share the thread of this executor, whose close ends it: two pools of
                            threads would hinder each other
+        progress           told (bytes read, bytes of all files) while the weights are loaded,
+                           in the worker's thread
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
@@ -110,8 +120,11 @@ class TorchExecutor:
         if threads is not None and threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
         config = read_config(folder)
-        check_architecture(folder, config)
-        shape = shape_from_hf_config(folder.resolve().name, config)
+        check_loadable(folder, config)
+        name = folder.resolve().name
+        spec = spec_from_hf_config(name, config)
+        shape = spec.shape(name)
+        cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
 
         def load_all() -> _Loaded:
             place = torch.device(device)
@@ -121,13 +134,13 @@ class TorchExecutor:
                 parameters=shape.params_total,
                 free_bytes=free_memory_bytes(place),
             )
-            model = build_model(folder, config, shape, precision, place)
+            model = build_model(folder, spec, precision, place, progress)
             layout = KvLayoutShape(
                 num_layers=shape.num_layers,
                 num_kv_heads=shape.num_kv_heads,
                 head_dim=shape.head_dim,
                 block_size=block_size,
-                dtype=precision.stored,
+                dtype=cache_dtype or precision.stored,
             )
             free = free_memory_bytes(place)
             blocks = num_blocks or blocks_that_fit(
@@ -139,7 +152,15 @@ class TorchExecutor:
             cache = KvCache(layout, blocks, place)
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
             runner = ModelRunner(model, cache, precision, sampling_seed=seed)
-            return _Loaded(runner, precision, blocks, free, layout.bytes_per_block, cache.nbytes)
+            return _Loaded(
+                runner,
+                precision,
+                blocks,
+                free,
+                layout.bytes_per_block,
+                cache.nbytes,
+                str(layout.dtype).removeprefix("torch."),
+            )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
         if beside is not None:

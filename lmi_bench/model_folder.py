@@ -1,0 +1,60 @@
+"""What a model folder says about itself: its config.json, read before any weight is touched.
+
+No code of a folder is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.errors import InputError
+from lmi_bench.hf_config import shape_from_hf_config
+from lmi_bench.model_shape import ModelShape
+
+_ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
+"""Published with code beside them that transformers and this engine have since had themselves."""
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether there is a folder with a config.json."""
+    return (path / "config.json").is_file()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json; InputError where it is absent or broken."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: give a model folder with a config.json")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise InputError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(config, dict):
+        raise InputError(f"{path} is not a JSON object")
+    return config
+
+
+def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise InputError where the model needs code of its own or has quantized weights."""
+    named = config.get("architectures") or [""]
+    needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_OF_ITS_OWN
+    if needs_code or config.get("trust_remote_code"):
+        raise InputError(
+            f"{folder / 'config.json'} asks for code of its own (auto_map, trust_remote_code): "
+            "lmi-bench runs no code from a model folder; use a model that transformers itself knows"
+        )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise InputError(
+            f"{folder / 'config.json'}: weights quantized with {method!r} cannot be loaded"
+        )
+
+
+def shape_of_folder(folder: Path) -> ModelShape:
+    """The shape of the model in a folder, named after it; InputError where it cannot be read."""
+    return shape_from_hf_config(folder.resolve().name, read_config(folder))
