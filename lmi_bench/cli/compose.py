@@ -27,7 +27,7 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
+from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
@@ -318,9 +318,19 @@ def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sche
         "chunked_prefill": settings.chunked_prefill,
         "max_concurrent_requests": settings.max_concurrent_requests,
         "prefix_caching": settings.prefix_caching,
+        "max_input_tokens": settings.max_input_tokens,
         "num_blocks": settings.num_blocks,
         "max_model_len": settings.max_model_len,
     }
+    budget = settings.max_batch_total_tokens
+    if budget is not None:
+        blocks = settings.num_blocks or derived.num_blocks
+        if budget > blocks * derived.block_size:
+            raise CapacityError(
+                f"max_batch_total_tokens {budget:,}: the KV cache holds "
+                f"{blocks * derived.block_size:,} tokens; lower it, or give the cache more memory"
+            )
+        stated["num_blocks"] = budget // derived.block_size
     return replace(derived, **{key: value for key, value in stated.items() if value is not None})
 
 

@@ -273,6 +273,12 @@ class Scheduler:
         if num_prompt_tokens < 1:
             raise InputError(f"request {seq_id} has an empty prompt: send at least 1 token")
         config = self.config
+        longest = config.max_input_tokens
+        if longest is not None and num_prompt_tokens > longest:
+            raise CapacityError(
+                f"request {seq_id} has {num_prompt_tokens:,} input tokens but the engine takes at "
+                f"most {longest:,}: shorten the prompt or raise max_input_tokens"
+            )
         needed = num_prompt_tokens + max_new_tokens
         sizes = f"(prompt {num_prompt_tokens:,} + output {max_new_tokens:,})"
         if needed > config.max_model_len:
