@@ -18,11 +18,18 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import progress
+from lmi_bench.cli.speculation import (
+    NGRAM_DRAFT,
+    check_same_vocabulary,
+    drafter_for,
+    speculation_facts,
+    speculation_notes,
+)
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
-from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
+from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
@@ -34,7 +41,6 @@ from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
-NGRAM_DRAFT = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
     share = settings.memory_share or DEFAULT_MEMORY_SHARE
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft_folder = _model_folder(settings.draft)
-        _check_same_vocabulary(folder, draft_folder)
+        check_same_vocabulary(folder, draft_folder)
         bytes_a_token = [
             kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
@@ -160,7 +166,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             "scheduler": _config_facts(config),
-            **_speculation_facts(settings),
+            **speculation_facts(settings),
         },
         notes=(
             f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
@@ -168,9 +174,9 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens",
             *notes,
-            *_speculation_notes(settings),
+            *speculation_notes(settings),
         ),
-        drafter=_drafter(settings),
+        drafter=drafter_for(settings),
         score=loaded.score,
     )
 
@@ -187,43 +193,6 @@ def _model_folder(model: str) -> Path:
         f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
         "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
     )
-
-
-def _check_same_vocabulary(folder: Path, draft_folder: Path) -> None:
-    """Refuse a draft whose token ids mean something else than the model's."""
-    model, draft = Tokenizer.from_folder(folder), Tokenizer.from_folder(draft_folder)
-    if not model.same_vocabulary(draft):
-        raise InputError(
-            f"draft {draft_folder.name} ({draft.vocab_size:,} tokens) has another vocabulary than "
-            f"{folder.name} ({model.vocab_size:,} tokens): a draft's token ids must mean the same; "
-            "use a smaller model of the same family, or --draft ngram"
-        )
-
-
-def _drafter(settings: EngineSection, *, simulated: bool = False) -> Drafter | None:
-    if settings.draft is None:
-        return None
-    if settings.draft == NGRAM_DRAFT and not simulated:
-        return NgramDrafter(settings.draft_tokens)
-    return ExecutorDrafter(settings.draft_tokens)
-
-
-def _speculation_facts(settings: EngineSection) -> dict[str, Any]:
-    if settings.draft is None:
-        return {}
-    facts: dict[str, Any] = {"draft": settings.draft, "draft_tokens": settings.draft_tokens}
-    if settings.draft_acceptance is not None:
-        facts["draft_acceptance"] = settings.draft_acceptance
-    return {"speculation": facts}
-
-
-def _speculation_notes(settings: EngineSection) -> tuple[str, ...]:
-    if settings.draft is None:
-        return ()
-    stated = settings.draft_acceptance
-    source = "" if stated is None else f", each holds with a stated chance of {stated:g}"
-    count = settings.draft_tokens
-    return (f"speculative decoding: up to {count} tokens a step by {settings.draft}{source}",)
 
 
 def open_simulated_engine(
@@ -269,9 +238,13 @@ def open_simulated_engine(
         draft_acceptance=settings.draft_acceptance or 0.0,
     )
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft_time = step_time_model_for(
-            find_model(settings.draft), instance, settings.tensor_parallel, dtype, profile
-        )
+        draft = find_model(settings.draft)
+        if draft.vocab_size != shape.vocab_size:
+            raise InputError(
+                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+                f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+            )
+        draft_time = step_time_model_for(draft, instance, settings.tensor_parallel, dtype, profile)
         executor = DraftingExecutor(
             executor, SimulatedExecutor(draft_time, block_size=config.block_size)
         )
@@ -291,7 +264,7 @@ def open_simulated_engine(
             "profile": profile.label,
             "profile_provenance": profile.provenance,
             "scheduler": _config_facts(config),
-            **_speculation_facts(settings),
+            **speculation_facts(settings),
         },
         profile=profile,
         notes=(
@@ -299,10 +272,10 @@ def open_simulated_engine(
             f"{settings.tensor_parallel}, {dtype}: predicted step times, {profile.provenance}",
             f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
             "sequences at once",
-            *_speculation_notes(settings),
+            *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
-        drafter=_drafter(settings, simulated=True),
+        drafter=drafter_for(settings, simulated=True),
     )
 
 
