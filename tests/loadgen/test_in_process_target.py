@@ -73,7 +73,7 @@ def test_a_level_says_what_the_engine_did_in_it_and_not_before():
             [spec],
             target,
             None,
-            prompts=SyntheticPrompts([Lengths(8, 4)], NoText()),
+            prompts=SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0),
             summarise=lambda run: {},
             on_level=lambda run, line: runs.append(run),
         )
