@@ -24,6 +24,10 @@ def compare_accelerators(
     dtype: Annotated[
         str, typer.Option(help="Of the weights: float16, bfloat16, float8, int8, int4.")
     ] = "float16",
+    profile: Annotated[
+        str | None,
+        typer.Option(help="A file of `calibrate`, or a shipped profile's name. [tgi-2023]"),
+    ] = None,
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="Your prices, over the catalog's.")
     ] = None,
@@ -47,6 +51,7 @@ def compare_accelerators(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         dtype=dtype,
+        profile=profile,
         money=Money(prices=prices, platform=cast("Platform", platform)),
         top=top,
         json_file=json_file,

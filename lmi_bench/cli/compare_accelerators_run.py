@@ -14,13 +14,13 @@ from lmi_bench.analysis.accelerator_comparison import (
     machine_figures,
     sharding,
 )
-from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.layouts import Workload
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.money import Money
+from lmi_bench.cli.profile_files import find_profile
 
 _TABLES = (
     ("latency", "Least latency: one request, predicted"),
@@ -35,6 +35,7 @@ def run(
     input_tokens: int,
     output_tokens: int,
     dtype: str,
+    profile: str | None,
     money: Money,
     top: int,
     json_file: Path | None,
@@ -43,7 +44,8 @@ def run(
     workload = Workload(find_model(model), dtype, input_tokens, output_tokens)
     instances = money.reprice(all_instances())
     steps = four_steps(instances, workload)
-    figures, rejected = machine_figures(instances, workload, TGI_2023)
+    engine = find_profile(profile)
+    figures, rejected = machine_figures(instances, workload, engine)
     say(f"{workload.shape.name}, {dtype}, {input_tokens} in / {output_tokens} out")
     print_table(
         "Accelerators in four steps, the cheapest bandwidth first",
@@ -60,12 +62,12 @@ def run(
     )
     if not figures and rejected:
         warn(f"the model runs on none of these machines: {rejected[0].reason}")
-    say(f"predictions: {TGI_2023.provenance}; they are estimates until a sweep is calibrated on")
+    say(f"predictions: {engine.provenance}; they are estimates until a sweep is calibrated on")
     if json_file is not None:
         content = {
             "schema_version": 1,
             "model": workload.shape.name,
-            "profile": TGI_2023.provenance,
+            "profile": engine.provenance,
             "four_steps": [row.to_json() for row in steps],
             "layouts": [each.to_json() for each in figures],
         }
