@@ -10,7 +10,6 @@ from lmi_bench.catalog.models import all_model_entries, all_models, find_model, 
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import dense_param_count
 
 
 @pytest.mark.parametrize(
@@ -116,23 +115,6 @@ def test_the_link_is_what_joins_the_devices_of_the_machine(name, kind, bytes_per
 
 def test_the_memory_is_what_the_device_reports_and_not_24_gib():
     assert find_accelerator("A10G").memory_bytes == 22888 * 2**20
-
-
-@pytest.mark.parametrize(
-    "name", ["llama-2-7b", "llama-2-70b", "llama-3-8b", "llama-3.2-1b", "demo-15m", "demo-110m"]
-)
-def test_parameter_counts_follow_from_the_shape(name):
-    shape = find_model(name)
-    assert shape.params_total == dense_param_count(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        ffn_size=shape.ffn_size,
-        vocab_size=shape.vocab_size,
-        tied_embeddings=shape.tied_embeddings,
-    )
 
 
 def test_the_published_tables_ship_whole():

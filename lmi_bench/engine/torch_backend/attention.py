@@ -8,6 +8,7 @@ products: pages are gathered into buffers that live on and multiplied as one bat
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +34,15 @@ class PagedAttention:
     mask_formats  what the packed steps that come in must have been made with
     """
 
-    def __init__(self, cache: KvCache, num_heads: int, compute: torch.dtype) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        num_heads: int,
+        compute: torch.dtype,
+        windows: Sequence[int | None] = (),
+    ) -> None:
+        """windows  of every layer, in tokens, None for a layer that sees everything; none given:
+        no layer has one"""
         shape = cache.shape
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
@@ -41,7 +50,12 @@ class PagedAttention:
         self._head_dim = shape.head_dim
         self._scale = shape.head_dim**-0.5
         alone = self._group == 1
-        self.mask_formats = MaskFormats(compute, shape.dtype if alone else compute, alone)
+        windows = windows or (None,) * shape.num_layers
+        different = tuple(dict.fromkeys(windows))
+        self._view_of_layer = [different.index(window) for window in windows]
+        self.mask_formats = MaskFormats(
+            compute, shape.dtype if alone else compute, alone, different
+        )
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
@@ -52,10 +66,11 @@ class PagedAttention:
         """
         self._cache.write(layer, k, v, step.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for prompt in step.prompts:
+        view = step.views[self._view_of_layer[layer]]
+        for prompt in view.prompts:
             rows = slice(prompt.start, prompt.stop)
             out[rows] = self._prompt(layer, q[rows], k[rows], v[rows], prompt)
-        for group in step.decodes:
+        for group in view.decodes:
             rows = slice(group.start, group.stop)
             out[rows] = self._decode(layer, q[rows], group)
         return out.view(out.shape[0], -1)
@@ -68,7 +83,7 @@ class PagedAttention:
         else:
             keys, values = (
                 torch.index_select(pages, 0, prompt.page_rows)
-                .view(kv_heads, -1, self._head_dim)[:, : prompt.context_tokens]
+                .view(kv_heads, -1, self._head_dim)[:, : prompt.num_keys]
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
             )

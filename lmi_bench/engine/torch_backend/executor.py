@@ -16,11 +16,13 @@ from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.model_folder import read_config
-from lmi_bench.engine.torch_backend.models.build import build_model, check_architecture
-from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.models.build import build_model
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
-from lmi_bench.model_shape import ModelShape, shape_from_hf_config
+from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_shape import ModelShape
 
 DEFAULT_BLOCK_SIZE: Final = 64
 """Tokens of a page: long enough that the matrix product over one is worth its call."""
@@ -73,6 +75,7 @@ class TorchExecutor:
         folder: Path,
         *,
         dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
         num_blocks: int | None = None,
         block_size: int = DEFAULT_BLOCK_SIZE,
         memory_share: float = DEFAULT_MEMORY_SHARE,
@@ -80,14 +83,18 @@ class TorchExecutor:
         threads: int | None = None,
         device: str = "cpu",
         sampling_seed: int | None = None,
+        progress: Progress | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
-        dtype              "float32" or "bfloat16": weights and cache
+        dtype              "float32" or "bfloat16": weights, and cache unless `kv_dtype` differs
+        kv_dtype           "float32" or "bfloat16": cached keys and values; None: as the weights
         num_blocks         cache blocks; None: as `memory_share` (0 to 1) of the memory that is
                            free after loading allows, at most `most_cache_tokens` tokens
         threads            CPU threads of a step; None: the cores that this process may use
         sampling_seed      of requests without a seed; None: another one at each start
+        progress           told (bytes read, bytes of all files) while the weights are loaded,
+                           in the worker's thread
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
@@ -99,8 +106,10 @@ class TorchExecutor:
         if threads is not None and threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
         config = read_config(folder)
-        check_architecture(folder, config)
-        shape = shape_from_hf_config(folder.resolve().name, config)
+        name = folder.resolve().name
+        spec = spec_from_hf_config(name, config)
+        shape = spec.shape(name)
+        cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
 
         def load_all() -> _Loaded:
             place = torch.device(device)
@@ -110,13 +119,13 @@ class TorchExecutor:
                 parameters=shape.params_total,
                 free_bytes=free_memory_bytes(place),
             )
-            model = build_model(folder, config, shape, precision, place)
+            model = build_model(folder, spec, precision, place, progress)
             layout = KvLayoutShape(
                 num_layers=shape.num_layers,
                 num_kv_heads=shape.num_kv_heads,
                 head_dim=shape.head_dim,
                 block_size=block_size,
-                dtype=precision.stored,
+                dtype=cache_dtype or precision.stored,
             )
             free = free_memory_bytes(place)
             blocks = num_blocks or blocks_that_fit(

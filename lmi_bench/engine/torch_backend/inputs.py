@@ -4,11 +4,14 @@ The rows of all sequences stand one after the other in one matrix, so every line
 once a step whatever the mix. Sequences with several rows (prompts, chunks, drafts to verify)
 come first, those with one row (decoding) last and by context length, so that neighbours can
 share one gather with little padding.
+
+Layers that see a sliding window read only the pages that it reaches; they get a view of their
+own, with other pages and masks than the layers that see everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +21,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_rows, slots_of
 
 _GATHER_BYTES: Final = 16 << 20  # most keys gathered at once, a few times a core's second cache
+_WINDOW_ROWS: Final = 256  # at least so many rows of a prompt share the keys of their windows
 _MASKED: Final = -1e30  # finite, so that no row of a softmax can turn to NaN
 
 
@@ -45,24 +49,28 @@ class MaskFormats:
 
     prompt, decode  of sequences with several rows and with one
     value_rows      whether decoding reads values by token rather than by page
+    windows         the different windows of the layers, in tokens; None sees everything
     """
 
     prompt: torch.dtype
     decode: torch.dtype
     value_rows: bool
+    windows: tuple[int | None, ...] = (None,)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows start..stop of one sequence. Behind cached tokens `page_rows` and `bias` are given.
+    """Rows start..stop of one sequence, which read their own keys alone or cached ones.
 
-    page_rows  its pages, shape (kv_heads * pages,)
-    bias       added to its scores, shape (rows, context): 0, or very low where a key is later
+    num_keys   keys that they read
+    page_rows  where keys are cached: the pages of every head, shape (kv_heads * pages,)
+    bias       with `page_rows`, added to the scores, shape (rows, num_keys): 0, or very low where
+               a key is later or out of the window
     """
 
     start: int
     stop: int
-    context_tokens: int
+    num_keys: int
     page_rows: Tensor | None = None
     bias: Tensor | None = None
 
@@ -85,19 +93,29 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextView:
+    """What each row of a step reads, for the layers of one window."""
+
+    prompts: tuple[PromptRows, ...]
+    decodes: tuple[DecodeGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PackedStep:
     """The rows of one step on the device.
 
     token_ids, positions  shape (rows,)
+    contexts              tokens of each row's sequence after this step, shape (rows,)
     slots                 where each row's keys and values go, shape (rows * kv_heads,)
+    views                 one for each of MaskFormats.windows
     sampled_rows          rows whose logits are wanted, in the order of the sequences given
     """
 
     token_ids: Tensor
     positions: Tensor
+    contexts: Tensor
     slots: Tensor
-    prompts: tuple[PromptRows, ...]
-    decodes: tuple[DecodeGroup, ...]
+    views: tuple[ContextView, ...]
     sampled_rows: Tensor
 
 
@@ -111,17 +129,18 @@ def pack(
     several = [i for i, rows in enumerate(sequences) if len(rows.token_ids) > 1]
     single = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1]
     single.sort(key=lambda i: sequences[i].first_position)
-    order = several + single
 
     token_ids: list[int] = []
     positions: list[int] = []
+    contexts: list[int] = []
     blocks: list[int] = []
     end_rows = [0] * len(sequences)
-    for i in order:
+    for i in several + single:
         rows = sequences[i]
         token_ids.extend(rows.token_ids)
         span = range(rows.first_position, rows.context_tokens)
         positions.extend(span)
+        contexts.extend([rows.context_tokens] * len(span))
         table = rows.block_table
         blocks.extend(table[position // shape.block_size] for position in span)
         end_rows[i] = len(token_ids)
@@ -132,76 +151,127 @@ def pack(
     ]
 
     position_rows = torch.tensor(positions, device=device)
+    prompts = [(sequences[i], end_rows[i]) for i in several]
+    decodes = [sequences[i] for i in single]
+    first_decode = len(token_ids) - len(decodes)
     return PackedStep(
         token_ids=torch.tensor(token_ids, device=device),
         positions=position_rows,
+        contexts=torch.tensor(contexts, device=device),
         slots=slots_of(
             torch.tensor(blocks, device=device), position_rows % shape.block_size, shape
         ),
-        prompts=tuple(
-            _prompt_rows(sequences[i], end_rows[i], shape, formats.prompt, device) for i in several
-        ),
-        decodes=tuple(
-            _decode_group(
-                [sequences[i] for i in group], end_rows[group[0]] - 1, shape, formats, device
+        views=tuple(
+            ContextView(
+                tuple(
+                    part
+                    for rows, stop in prompts
+                    for part in _prompt_rows(rows, stop, shape, formats.prompt, window, device)
+                ),
+                tuple(_decode_groups(decodes, first_decode, shape, formats, window, device)),
             )
-            for group in _groups(single, sequences, shape)
+            for window in formats.windows
         ),
         sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
     )
 
 
 def _prompt_rows(
-    rows: SequenceRows, stop: int, shape: KvLayoutShape, compute: torch.dtype, device: torch.device
-) -> PromptRows:
-    start = stop - len(rows.token_ids)
-    if rows.first_position == 0:
-        return PromptRows(start, stop, rows.context_tokens)
-    pages = -(-rows.context_tokens // shape.block_size)
-    table = torch.tensor([list(rows.block_table[:pages])], device=device)
-    keys = torch.arange(rows.context_tokens, device=device)
-    queries = torch.arange(rows.first_position, rows.context_tokens, device=device)
-    bias = torch.zeros(len(queries), len(keys), dtype=compute, device=device)
-    bias.masked_fill_(keys > queries[:, None], _MASKED)
-    page_rows = head_page_rows(table, shape.num_kv_heads)
-    return PromptRows(start, stop, rows.context_tokens, page_rows, bias)
+    rows: SequenceRows,
+    stop: int,
+    shape: KvLayoutShape,
+    compute: torch.dtype,
+    window: int | None,
+    device: torch.device,
+) -> Iterator[PromptRows]:
+    """One sequence's rows; cut where a window would leave most of a long mask empty."""
+    everything = window is None or rows.context_tokens <= window
+    if everything and rows.first_position == 0:
+        yield PromptRows(stop - len(rows.token_ids), stop, rows.context_tokens)
+        return
+    length = len(rows.token_ids) if everything else max(window or 0, _WINDOW_ROWS)
+    for first in range(rows.first_position, rows.context_tokens, length):
+        end = min(first + length, rows.context_tokens)
+        first_page, stop_page = _pages_seen(first + 1, end, window, shape)
+        table = torch.tensor([list(rows.block_table[first_page:stop_page])], device=device)
+        keys = torch.arange(first_page * shape.block_size, end, device=device)
+        queries = torch.arange(first, end, device=device)[:, None]
+        unseen = keys > queries
+        if window is not None:
+            unseen |= keys <= queries - window
+        bias = torch.zeros(unseen.shape, dtype=compute, device=device)
+        yield PromptRows(
+            stop - rows.context_tokens + first,
+            stop - rows.context_tokens + end,
+            len(keys),
+            head_page_rows(table, shape.num_kv_heads),
+            bias.masked_fill_(unseen, _MASKED),
+        )
 
 
-def _groups(
-    single: list[int], sequences: Sequence[SequenceRows], shape: KvLayoutShape
-) -> list[list[int]]:
+def _pages_seen(
+    first_context: int, last_context: int, window: int | None, shape: KvLayoutShape
+) -> tuple[int, int]:
+    """Pages that rows see whose contexts, themselves included, are first..last tokens long."""
+    first_key = 0 if window is None else max(0, first_context - window)
+    return first_key // shape.block_size, -(-last_context // shape.block_size)
+
+
+def _decode_groups(
+    single: Sequence[SequenceRows],
+    first_row: int,
+    shape: KvLayoutShape,
+    formats: MaskFormats,
+    window: int | None,
+    device: torch.device,
+) -> Iterator[DecodeGroup]:
     """Decode rows cut into runs whose gathered keys, padding included, stay within the limit."""
     page_bytes = shape.bytes_per_block // (2 * shape.num_layers)
-    groups: list[list[int]] = []
-    for i in single:
-        # lengths rise, so the newest member has the most pages
-        pages = -(-sequences[i].context_tokens // shape.block_size)
-        if groups and (len(groups[-1]) + 1) * pages * page_bytes <= _GATHER_BYTES:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
+    members: list[SequenceRows] = []
+    spans: list[tuple[int, int]] = []
+    widest = 0
+    for rows in single:
+        span = _pages_seen(rows.context_tokens, rows.context_tokens, window, shape)
+        wider = max(widest, span[1] - span[0])
+        if members and (len(members) + 1) * wider * page_bytes > _GATHER_BYTES:
+            yield _decode_group(members, spans, first_row, shape, formats, window, device)
+            first_row += len(members)
+            members, spans, wider = [], [], span[1] - span[0]
+        members.append(rows)
+        spans.append(span)
+        widest = wider
+    if members:
+        yield _decode_group(members, spans, first_row, shape, formats, window, device)
 
 
 def _decode_group(
     members: Sequence[SequenceRows],
+    spans: Sequence[tuple[int, int]],
     start: int,
     shape: KvLayoutShape,
     formats: MaskFormats,
+    window: int | None,
     device: torch.device,
 ) -> DecodeGroup:
-    pages = -(-members[-1].context_tokens // shape.block_size)
+    """Members that read the pages of their spans together."""
+    pages = max(stop - first for first, stop in spans)
     tables = []
-    for rows in members:
-        used = list(rows.block_table[:pages])
+    for rows, (first, stop) in zip(members, spans, strict=True):
+        used = list(rows.block_table[first:stop])
         tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
     page_rows = head_page_rows(torch.tensor(tables, device=device), shape.num_kv_heads)
-    offsets = torch.arange(shape.block_size, device=device)
-    contexts = torch.tensor([rows.context_tokens for rows in members], device=device)
-    masked = torch.arange(pages * shape.block_size, device=device) >= contexts[:, None]
-    bias = torch.zeros(masked.shape, dtype=formats.decode, device=device)
-    bias = bias.masked_fill_(masked, _MASKED).repeat_interleave(shape.num_kv_heads, dim=0)
+    # counted from the first token of each sequence's first page
+    offsets = [first * shape.block_size for first, _ in spans]
+    ends = [rows.context_tokens - skipped for rows, skipped in zip(members, offsets, strict=True)]
+    end_keys = torch.tensor(ends, device=device)[:, None]
+    keys = torch.arange(pages * shape.block_size, device=device)
+    unseen = keys >= end_keys
+    if window is not None:
+        unseen |= keys < end_keys - window
+    bias = torch.zeros(unseen.shape, dtype=formats.decode, device=device)
+    bias = bias.masked_fill_(unseen, _MASKED).repeat_interleave(shape.num_kv_heads, dim=0)
     value_rows = None
     if formats.value_rows:
-        value_rows = (page_rows[:, None] * shape.block_size + offsets).view(bias.shape)
+        in_page = torch.arange(shape.block_size, device=device)
+        value_rows = (page_rows[:, None] * shape.block_size + in_page).view(bias.shape)
     return DecodeGroup(start, start + len(members), page_rows, bias[:, None], value_rows)

@@ -1,4 +1,4 @@
-"""The layers that Llama-like models share: linear, RMS norm, rotary positions, gated MLP.
+"""The layers that decoders share: linear, norms, MLPs.
 
 All take matrices of rows: shape (tokens, features), the tokens of every sequence of a step one
 after the other.
@@ -30,6 +30,20 @@ class Linear(Protocol):
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         """linear(x) * factor."""
+        ...
+
+
+class Norm(Protocol):
+    """Brings rows to a common scale."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Mlp(Protocol):
+    """The feed-forward part of a layer."""
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """mlp(x) + residual."""
         ...
 
 
@@ -102,7 +116,10 @@ def packing_works(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, the mean taken in float32."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean taken in float32.
+
+    weight  shape (features,), or one row for each of several heads: (heads, head_dim)
+    """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight = weight
@@ -116,13 +133,40 @@ class RmsNorm:
         return normed
 
 
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+
+
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)) + residual, the feed-forward layer of Shazeer 2020."""
+    """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202."""
 
     def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
         self._gate = gate
         self._up = up
         self._down = down
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layer without a residual, as an expert needs it."""
+        return self._down(self._up.multiply(x, self._gate.silu(x)))
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._down.add(self._up.multiply(x, self._gate.silu(x)), residual)
+
+
+class GeluMlp:
+    """down(gelu(up(x))), the gelu exact."""
+
+    def __init__(self, up: Linear, down: Linear) -> None:
+        self._up = up
+        self._down = down
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._down.add(functional.gelu(self._up(x)), residual)

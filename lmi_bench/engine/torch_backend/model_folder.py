@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lmi_bench.errors import InputError
+
+_ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
+"""Published with code beside them that transformers and this engine have since had themselves."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
 
-    Raises InputError where it is absent or broken, or where the model brings code of its own
-    (`auto_map`) or quantized weights.
+    Raises InputError where it is absent or broken, or where the model needs code of its own
+    (`auto_map`) or has quantized weights. No code of a folder is ever run.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give a model folder with a config.json")
@@ -26,7 +29,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(config, dict):
         raise InputError(f"{path} is not a JSON object")
-    if config.get("auto_map") or config.get("trust_remote_code"):
+    named = config.get("architectures") or [""]
+    needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_OF_ITS_OWN
+    if needs_code or config.get("trust_remote_code"):
         raise InputError(
             f"{path} asks for code of its own (auto_map, trust_remote_code): lmi-bench runs no "
             "code from a model folder; use a model that transformers itself knows"

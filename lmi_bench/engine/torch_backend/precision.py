@@ -50,11 +50,7 @@ def choose_precision(
 
     Raises InputError for an unknown dtype.
     """
-    if dtype not in DTYPES:
-        raise InputError(
-            f"dtype {dtype!r} is not known; the torch back end has: {', '.join(DTYPES)}"
-        )
-    stored = DTYPES[dtype]
+    stored = torch_dtype(dtype)
     widen = (
         stored == torch.bfloat16
         and device.type == "cpu"
@@ -62,6 +58,15 @@ def choose_precision(
         and bfloat16_is_slow()
     )
     return Precision(stored, torch.float32 if widen else stored)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The number format of that name; InputError with the list if it is not known."""
+    if name not in DTYPES:
+        raise InputError(
+            f"dtype {name!r} is not known; the torch back end has: {', '.join(DTYPES)}"
+        )
+    return DTYPES[name]
 
 
 def bfloat16_is_slow() -> bool:

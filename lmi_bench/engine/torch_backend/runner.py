@@ -10,7 +10,7 @@ from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatc
 from lmi_bench.engine.torch_backend.attention import PagedAttention
 from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
-from lmi_bench.engine.torch_backend.models.llama import LlamaModel
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
 from lmi_bench.errors import EngineError
@@ -35,13 +35,15 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: LlamaModel, cache: KvCache, precision: Precision, *, sampling_seed: int
+        self, model: Decoder, cache: KvCache, precision: Precision, *, sampling_seed: int
     ) -> None:
         """sampling_seed  of requests that bring none of their own"""
         self._model = model
         self._cache = cache
         self._device = cache.keys[0].device
-        self._attention = PagedAttention(cache, model.shape.num_heads, precision.compute)
+        self._attention = PagedAttention(
+            cache, model.shape.num_heads, precision.compute, model.spec.layer_windows
+        )
         self._sampling_seed = sampling_seed
         self._states: dict[int, _SequenceState] = {}
 

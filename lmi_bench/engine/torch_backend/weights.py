@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,17 +17,27 @@ _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 
 
+Progress = Callable[[int, int], None]
+"""Told the bytes read so far and the bytes of all files."""
+
+
 class Checkpoint:
     """Opens the safetensors files of a model folder; a context manager that closes them.
+
+    Tensors are read as they are asked for, so no more than one layer's are held beside the model.
 
     Only safetensors are read: a pickled checkpoint may run code. Raises InputError where files
     or tensors are missing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
         self._folder = folder
         self._file_of = _tensor_files(folder)
         self._open: dict[str, Any] = {}
+        self._progress = progress
+        files = set(self._file_of.values())
+        self._total_bytes = sum((folder / file).stat().st_size for file in files)
+        self._read_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +76,15 @@ class Checkpoint:
                 f"{self._folder}: tensor {name!r} has shape {tuple(tensor.shape)} but config.json "
                 f"asks for {shape}"
             )
+        self._read_bytes = min(self._read_bytes + tensor.nbytes, self._total_bytes)
+        if self._progress is not None:
+            self._progress(self._read_bytes, self._total_bytes)
         return tensor
+
+    def finish(self) -> None:
+        """Everything wanted was read; what remains of the files is not needed."""
+        if self._progress is not None:
+            self._progress(self._total_bytes, self._total_bytes)
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:

@@ -1,9 +1,4 @@
-"""The engine's greedy tokens are transformers' own, whatever else runs beside a request.
-
-Compared exactly, up to the first position where the reference's two best logits lie closer than
-1e-4: float32 sums in another order may then choose either. Such positions may end at most 1 % of
-the cases.
-"""
+"""The engine's greedy tokens are transformers' own, whatever else runs beside a request."""
 
 from __future__ import annotations
 
@@ -12,13 +7,13 @@ import random
 
 import pytest
 
-from lmi_bench.engine.async_engine import AsyncEngine, EngineStats
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
-from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout
+from tests.engine.torch_backend.parity import (
+    assert_equal_but_for_near_ties,
+    generate,
+    random_requests,
+)
 
-NEAR_TIE = 1e-4
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -26,6 +21,19 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_SETTINGS = {
+    "beta_fast": 20,
+    "beta_slow": 2,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.6,
+    "truncate": False,
 }
 MODELS = {
     "MHA": {},
@@ -35,62 +43,16 @@ MODELS = {
     "own head size": {"head_dim": 24, "num_key_value_heads": 2},
     "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
     "llama3 RoPE": {"rope_parameters": LLAMA3_ROPE},
+    "yarn RoPE": {"rope_parameters": YARN},
+    "yarn RoPE, every setting": {"rope_parameters": YARN | YARN_SETTINGS},
+    "dynamic RoPE": {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0},
+        "max_position_embeddings": 40,
+    },
     "linear RoPE": {
         "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
     },
 }
-
-
-async def generate(folder, requests, *, block_size=8, **settings) -> tuple[list, EngineStats]:
-    """Run (prompt, number of tokens, delay in steps) requests through the engine."""
-    config = SchedulerConfig(
-        **{"num_blocks": 200, "max_model_len": 256, "block_size": block_size} | settings
-    )
-    executor = TorchExecutor.load(
-        folder, dtype="float32", num_blocks=config.num_blocks, block_size=block_size, threads=1
-    )
-    scheduler = Scheduler(config)
-    async with AsyncEngine(scheduler, executor) as engine:
-        running = []
-        for prompt, num_tokens, delay_s in requests:
-            await asyncio.sleep(delay_s)
-            sampling = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
-            running.append(engine.submit(prompt, sampling))
-        for generation in running:
-            await generation.wait()
-        scheduler.audit()
-        tokens = [[t for event in g.events for t in event.token_ids] for g in running]
-        return tokens, engine.stats()
-
-
-def ended_by_near_tie(reference, tokens) -> bool:
-    """Hold `tokens` against the reference; True where a near tie ended the comparison."""
-    assert len(tokens) == len(reference.token_ids)
-    for position, gap in enumerate(reference.gaps):
-        if gap < NEAR_TIE:
-            return True
-        assert tokens[position] == reference.token_ids[position], f"token {position}"
-    return False
-
-
-def random_requests(seed, count, *, longest_prompt=60, longest_output=24, delay_s=0.0):
-    chance = random.Random(seed)
-    return [
-        (
-            [chance.randrange(3, 211) for _ in range(chance.randint(1, longest_prompt))],
-            chance.randint(1, longest_output),
-            chance.random() * delay_s,
-        )
-        for _ in range(count)
-    ]
-
-
-def assert_equal_but_for_near_ties(model, requests, outputs):
-    ties = [
-        ended_by_near_tie(model.greedy(prompt, num_tokens), tokens)
-        for (prompt, num_tokens, _), tokens in zip(requests, outputs, strict=True)
-    ]
-    assert sum(ties) <= 0.01 * len(ties)
 
 
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)

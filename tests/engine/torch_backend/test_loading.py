@@ -81,11 +81,11 @@ def test_the_shape_is_that_of_the_config(llama):
         ({"intermediate_size": 100}, r"shape \(96, 64\) but config.json asks for \(100, 64\)"),
         ({"num_hidden_layers": 3}, r"no tensor 'model.layers.2.input_layernorm.weight'"),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-            "RoPE scaling 'yarn' is not supported; .* default, linear, llama3",
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "RoPE scaling 'longrope' is not supported; .* default, linear, dynamic, llama3, yarn",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE scaling 'linear' needs factor"),
-        ({"hidden_size": None}, "config.json has none of hidden_size, n_embd"),
+        ({"hidden_size": None}, "config.json has none of hidden_size"),
     ],
 )
 def test_what_config_json_asks_for_in_vain_is_said_in_one_line(folder, changes, message):

@@ -14,7 +14,7 @@ from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, pac
 from lmi_bench.engine.torch_backend.model_folder import read_config
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
-from lmi_bench.model_shape import shape_from_hf_config
+from lmi_bench.hf_config import spec_from_hf_config
 
 CPU = torch.device("cpu")
 F32, BF16 = torch.float32, torch.bfloat16
@@ -22,42 +22,58 @@ PROMPT = [5, 17, 99, 3, 42, 7, 150, 8, 61, 20, 21, 22]
 
 
 @torch.inference_mode()
-def last_logits(folder, precision):
-    """Of the last token, computed as a decode row behind a prompt in two chunks."""
+def all_logits(folder, precision):
+    """Of a prompt's tokens in two chunks and of a decode row behind them, (tokens, vocab)."""
     config = read_config(folder)
-    shape = shape_from_hf_config("tiny", config)
-    model = build_model(folder, config, shape, precision, CPU)
+    spec = spec_from_hf_config("tiny", config)
+    shape = spec.shape("tiny")
+    model = build_model(folder, spec, precision, CPU)
     layout = KvLayoutShape(
         shape.num_layers, shape.num_kv_heads, shape.head_dim, 4, precision.stored
     )
-    attention = PagedAttention(KvCache(layout, 8, CPU), shape.num_heads, precision.compute)
+    attention = PagedAttention(
+        KvCache(layout, 8, CPU), shape.num_heads, precision.compute, spec.layer_windows
+    )
+    logits = []
     for first, stop in ((0, 6), (6, 11), (11, 12)):
-        rows = SequenceRows(PROMPT[first:stop], first, (7, 2, 5), sampled=1)
+        rows = SequenceRows(PROMPT[first:stop], first, (7, 2, 5), sampled=stop - first)
         step = pack([rows], layout, attention.mask_formats, CPU)
-        logits = model.logits(step, attention)
-    return logits[0].float()
+        logits.append(model.logits(step, attention).float())
+    return torch.cat(logits)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
+MODELS = [
+    ("Llama", {"num_key_value_heads": 4}),
+    ("Llama", {"num_key_value_heads": 2}),
+    ("Mistral", {"sliding_window": 5}),
+    ("Mixtral", {}),
+    ("Qwen2", {}),
+    ("Qwen3", {}),
+    ("Falcon", {"multi_query": True}),
+    ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), MODELS)
 @pytest.mark.parametrize("compute", [F32, BF16], ids=["widened", "native"])
-def test_bfloat16_logits_are_as_good_as_those_of_transformers(make_llama, kv_heads, compute):
+def test_bfloat16_logits_are_as_good_as_those_of_transformers(make_model, family, changes, compute):
     """Stated tolerance: against float32, root mean square error at most 5 % of the logits'
     spread, and at most 1.5 times that of transformers in bfloat16."""
-    model = make_llama(num_key_value_heads=kv_heads)
-    exact = model.logits(PROMPT)[-1]
-    rounded = copy.deepcopy(model.model).to(BF16)(torch.tensor([PROMPT])).logits[0, -1].float()
+    model = make_model(family, **changes)
+    exact = model.logits(PROMPT)
+    rounded = copy.deepcopy(model.model).to(BF16)(torch.tensor([PROMPT])).logits[0].float()
 
     def error(logits):
         return (logits - exact).square().mean().sqrt() / exact.std()
 
-    got = error(last_logits(model.folder, Precision(BF16, compute)))
+    got = error(all_logits(model.folder, Precision(BF16, compute)))
     assert 0 < got < 0.05
     assert got < 1.5 * error(rounded)
 
 
 def test_float32_logits_are_those_of_transformers(llama):
-    got = last_logits(llama.folder, Precision(F32, F32))
-    torch.testing.assert_close(got, llama.logits(PROMPT)[-1], rtol=1e-4, atol=1e-4)
+    got = all_logits(llama.folder, Precision(F32, F32))
+    torch.testing.assert_close(got, llama.logits(PROMPT), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])

@@ -1,42 +1,46 @@
-"""Which model class runs which architecture: the one table of them."""
+"""Which file builds which family of models: the one table of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from lmi_bench.engine.torch_backend.models.llama import LlamaModel
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.torch_backend.loading import WeightLoader
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.models.falcon import build_falcon
+from lmi_bench.engine.torch_backend.models.llama import build_llama, build_mixtral
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.weights import Checkpoint
-from lmi_bench.errors import InputError
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.model_shape import ModelShape
 
-SUPPORTED_ARCHITECTURES: Final = {"LlamaForCausalLM": LlamaModel}
-
-
-def check_architecture(folder: Path, config: Mapping[str, Any]) -> str:
-    """The architecture that config.json names; InputError with the list if it is not known."""
-    named = config.get("architectures") or []
-    for architecture in named:
-        if architecture in SUPPORTED_ARCHITECTURES:
-            return str(architecture)
-    raise InputError(
-        f"{folder}: architecture {', '.join(map(str, named)) or 'not named in config.json'} is "
-        f"not supported; the torch back end has: {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )
+_BUILDERS: Final[Mapping[str, Callable[[WeightLoader, ModelShape], Decoder]]] = {
+    "llama": build_llama,
+    "mistral": build_llama,
+    "mixtral": build_mixtral,
+    "falcon": build_falcon,
+    "qwen2": build_llama,
+    "qwen3": build_llama,
+    "qwen3_moe": build_llama,
+}
 
 
 def build_model(
     folder: Path,
-    config: Mapping[str, Any],
-    shape: ModelShape,
+    spec: DecoderSpec,
     precision: Precision,
     device: torch.device,
-) -> LlamaModel:
-    """Load the model's weights; raises InputError for what cannot be loaded."""
-    model_class = SUPPORTED_ARCHITECTURES[check_architecture(folder, config)]
-    with Checkpoint(folder) as checkpoint:
-        return model_class(shape, config, checkpoint, precision, device)
+    progress: Progress | None = None,
+) -> Decoder:
+    """Load the model's weights; raises InputError for what cannot be loaded.
+
+    progress  called with the bytes read and the bytes there are, after each tensor
+    """
+    with Checkpoint(folder, progress) as checkpoint:
+        load = WeightLoader(spec, checkpoint, precision, device)
+        model = _BUILDERS[spec.family](load, spec.shape(folder.resolve().name))
+        checkpoint.finish()
+    return model

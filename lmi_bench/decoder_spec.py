@@ -1,0 +1,128 @@
+"""What the layers of a decoder are made of: the facts that its shape, its parameters and its
+forward pass follow from.
+
+One value a model; `hf_config` reads it from a model's own config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import ModelShape
+
+
+class NormKind(StrEnum):
+    """How a layer's input is normalised."""
+
+    RMS = "rms"  # one weight a feature
+    LAYER = "layer"  # a weight and a bias a feature
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A decoder, layer by layer the same but for the windows.
+
+    ffn_size           inner size of the MLP, of one expert where there are experts
+    gated_mlp          down(silu(gate(x)) * up(x)); else down(gelu(up(x)))
+    parallel           attention and MLP read the same input and both are added to it
+    norms_per_layer    2, or 1 where a parallel layer's attention and MLP share one
+    qk_norm            queries and keys are RMS-normalised head by head before they are turned
+    windows            a layer: tokens that it sees, itself included, or None for all
+    experts            0 for a dense MLP; `experts_per_token` of them run for a token
+    renormalise        whether the weights of a token's chosen experts are scaled to sum to 1
+    rope               settings of the rotary positions, in Hugging Face's words (`rope_theta`,
+                       `rope_type`, `factor`, ...)
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    max_positions: int
+    tied_embeddings: bool
+    norm_eps: float
+    norm: NormKind = NormKind.RMS
+    gated_mlp: bool = True
+    parallel: bool = False
+    norms_per_layer: int = 2
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    experts: int = 0
+    experts_per_token: int = 0
+    renormalise: bool = True
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.windows and len(self.windows) != self.num_layers:
+            raise InputError(
+                f"{len(self.windows)} attention windows for {self.num_layers} layers: "
+                "config.json's layer_types must name every layer"
+            )
+        for window in self.windows:
+            if window is not None and window < 1:
+                raise InputError(f"sliding_window must be at least 1 token, got {window}")
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The window of every layer."""
+        return self.windows or (None,) * self.num_layers
+
+    @property
+    def params_total(self) -> int:
+        """All parameters."""
+        return self._params(self.experts)
+
+    @property
+    def params_active(self) -> int:
+        """Parameters that one token touches: those of its own experts, embedding and head."""
+        return self._params(self.experts_per_token)
+
+    def _params(self, experts: int) -> int:
+        hidden, ffn = self.hidden_size, self.ffn_size
+        query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        norm = hidden * (1 if self.norm is NormKind.RMS else 2)
+        attention = 2 * hidden * (query + kv)
+        attention += (query + 2 * kv) * self.qkv_bias + hidden * self.out_bias
+        attention += 2 * self.head_dim * self.qk_norm
+        inner = 2 if self.gated_mlp else 1
+        mlp = (inner + 1) * hidden * ffn + (inner * ffn + hidden) * self.mlp_bias
+        if self.experts:
+            mlp = experts * mlp + self.experts * hidden  # the router scores every expert
+        layer = attention + mlp + self.norms_per_layer * norm
+        embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
+        return self.num_layers * layer + norm + embeddings
+
+    def shape(self, name: str) -> ModelShape:
+        """The numbers of it that fix memory, reads and arithmetic."""
+        sliding = [window for window in self.layer_windows if window is not None]
+        return ModelShape(
+            name=name,
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            ffn_size=self.ffn_size,
+            vocab_size=self.vocab_size,
+            max_positions=self.max_positions,
+            params_total=self.params_total,
+            params_active=self.params_active,
+            tied_embeddings=self.tied_embeddings,
+            sliding_window=max(sliding) if sliding else None,
+            full_attention_layers=self.num_layers - len(sliding),
+            experts=self.experts,
+            experts_per_token=self.experts_per_token,
+            expert_ffn_size=self.ffn_size if self.experts else 0,
+            source="config.json",
+        )

@@ -1,0 +1,142 @@
+"""A decoder put together from parts: the forward pass that every family shares.
+
+A family's file says which tensors of a checkpoint make which part; what the parts are like
+(norms, biases, windows, experts) stands in the DecoderSpec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.torch_backend.attention import PagedAttention
+from lmi_bench.engine.torch_backend.inputs import PackedStep
+from lmi_bench.engine.torch_backend.layers import Linear, Mlp, Norm
+from lmi_bench.engine.torch_backend.loading import WeightLoader
+from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
+from lmi_bench.model_shape import ModelShape
+
+Turn = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """Projections around paged attention.
+
+    qkv      rows of the query heads, then of the key heads, then of the value heads
+    qk_norm  of query and key heads together, before they are turned
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    qkv: Linear
+    out: Linear
+    qk_norm: Norm | None = None
+
+    def attend(
+        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
+    ) -> Tensor:
+        """What normalised rows x gather from their context, before `out`: (rows, query size)."""
+        heads, turned_heads = self.num_heads, self.num_heads + self.num_kv_heads
+        qkv = self.qkv(x).view(x.shape[0], turned_heads + self.num_kv_heads, -1)
+        turned = qkv[:, :turned_heads]
+        if self.qk_norm is not None:
+            turned = self.qk_norm(turned)
+        turned = rotate(turned, turn)
+        return attention(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:], step)
+
+
+class Layer(Protocol):
+    """One layer, in the two halves between which rows that give no token may be dropped."""
+
+    def attend(
+        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
+    ) -> Tensor:
+        """What rows x gather from their context."""
+        ...
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output from its input and what was gathered."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialLayer:
+    """x += attention(norm(x)), then x += mlp(norm(x))."""
+
+    attention_norm: Norm
+    attention: AttentionBlock
+    mlp_norm: Norm
+    mlp: Mlp
+
+    def attend(
+        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
+    ) -> Tensor:
+        return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.attention.out.add(attended, x)
+        return self.mlp.add(self.mlp_norm(x), x)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayer:
+    """x += attention(norm(x)) + mlp(norm(x)), the two norms one or not."""
+
+    attention_norm: Norm
+    attention: AttentionBlock
+    mlp_norm: Norm
+    mlp: Mlp
+
+    def attend(
+        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
+    ) -> Tensor:
+        return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        return self.mlp.add(self.mlp_norm(x), self.attention.out.add(attended, x))
+
+
+class Decoder:
+    """The forward pass of a step; holds weights, no cache and no sequence."""
+
+    def __init__(
+        self,
+        load: WeightLoader,
+        shape: ModelShape,
+        *,
+        embedding: Tensor,
+        layers: Sequence[Layer],
+        norm: Norm,
+        head: Linear,
+    ) -> None:
+        """embedding  shape (vocab, hidden)"""
+        self.shape = shape
+        self.spec: DecoderSpec = load.spec
+        self._compute = load.precision.compute
+        self._rotary = Rotary(
+            load.spec.rope, load.spec.head_dim, dtype=self._compute, device=load.device
+        )
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+
+    def logits(self, step: PackedStep, attention: PagedAttention) -> Tensor:
+        """Run a step: its keys and values into the cache, the sampled rows' logits out.
+
+        returns  shape (sampled rows, vocab)
+        """
+        x = self._embedding[step.token_ids].to(self._compute)
+        turn = self._rotary.at(step.positions, step.contexts)
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            attended = layer.attend(index, x, turn, step, attention)
+            if index == last:  # from here on a row feeds only its own logits
+                attended, x = attended[step.sampled_rows], x[step.sampled_rows]
+            x = layer.finish(x, attended)
+        return self._head(self._norm(x))

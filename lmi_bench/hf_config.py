@@ -1,0 +1,254 @@
+"""Reads a Hugging Face config.json: which family a model is of, and what its layers are made of.
+
+Where a key is absent, its value is the one that transformers takes. What would change the
+arithmetic and is not supported is refused, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from lmi_bench.decoder_spec import DecoderSpec, NormKind
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import ModelShape
+
+Config = Mapping[str, Any]
+
+
+def shape_from_hf_config(name: str, config: Config) -> ModelShape:
+    """The shape of a model from its config.json; raises InputError as `spec_from_hf_config`."""
+    return spec_from_hf_config(name, config).shape(name)
+
+
+def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
+    """What the model `name` is made of.
+
+    Raises InputError with the list of architectures where it is of none of them, and where a
+    needed number is absent or something asked for is not supported.
+    """
+    named = [str(architecture) for architecture in config.get("architectures") or []]
+    for architecture in named:
+        if architecture in ARCHITECTURES:
+            return ARCHITECTURES[architecture](_Reader(name, config))
+    raise InputError(
+        f"model {name!r}: architecture {', '.join(named) or 'not named in config.json'} is not "
+        f"supported; lmi-bench has: {', '.join(ARCHITECTURES)}"
+    )
+
+
+class _Reader:
+    """One config.json with its model's name, for errors that say where they come from."""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self.config = config
+        self._where = f"model {name!r}: config.json"
+
+    def need(self, *keys: str) -> int:
+        """The whole number under the first of these keys that is there."""
+        value = self.get(*keys)
+        if value is None:
+            raise InputError(f"{self._where} has none of {', '.join(keys)}")
+        return self._whole(keys[0], value)
+
+    def count(self, default: int, *keys: str) -> int:
+        """As `need`, with a value for where none is there."""
+        value = self.get(*keys)
+        return default if value is None else self._whole(keys[0], value)
+
+    def get(self, *keys: str) -> Any:
+        """The value under the first of these keys that is there and not null."""
+        for key in keys:
+            if self.config.get(key) is not None:
+                return self.config[key]
+        return None
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A yes or no."""
+        value = self.config.get(key)
+        return default if value is None else bool(value)
+
+    def refuse(self, wrong: bool, what: str) -> None:
+        """Stop where the model asks for what would be computed wrongly."""
+        if wrong:
+            raise InputError(f"{self._where}: {what}")
+
+    def rope(self, max_positions: int) -> dict[str, Any]:
+        """Settings of the rotary positions, whether they stand apart or at the top."""
+        rope = dict(self.get("rope_parameters", "rope_scaling") or {})
+        if rope.get("rope_theta") is None:
+            rope["rope_theta"] = self.get("rope_theta") or 10000.0
+        rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
+        if rope["rope_type"] == "dynamic" or not rope.get("original_max_position_embeddings"):
+            rope["original_max_position_embeddings"] = max_positions
+        partial = rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
+        self.refuse(partial != 1.0, f"partial_rotary_factor {partial} is not supported")
+        return rope
+
+    def _whole(self, key: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InputError(f"{self._where}: {key} must be a whole number, got {value!r}")
+        return value
+
+
+def _llama_like(read: _Reader, family: str, **facts: Any) -> DecoderSpec:
+    """What Llama and its kin have in common; `facts` are a family's own."""
+    activation = read.get("hidden_act") or "silu"
+    read.refuse(
+        activation != "silu", f"activation {activation!r} is not supported; {family} needs silu"
+    )
+    hidden, num_heads = read.need("hidden_size"), read.need("num_attention_heads")
+    positions = read.need("max_position_embeddings")
+    rope = read.rope(positions)
+    common: dict[str, Any] = {
+        "family": family,
+        "num_layers": read.need("num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_heads": num_heads,
+        "num_kv_heads": read.count(num_heads, "num_key_value_heads"),
+        "head_dim": read.count(hidden // max(1, num_heads), "head_dim"),
+        "ffn_size": read.need("intermediate_size"),
+        "vocab_size": read.need("vocab_size"),
+        "max_positions": _reach(positions, rope),
+        "tied_embeddings": read.flag("tie_word_embeddings", default=False),
+        "norm_eps": float(read.get("rms_norm_eps") or 1e-6),
+        "rope": rope,
+    }
+    return DecoderSpec(**(common | facts))
+
+
+def _reach(positions: int, rope: Mapping[str, Any]) -> int:
+    """Positions that a model may see. Where a scaling stretches the trained length,
+    max_position_embeddings stays the trained one by transformers' convention; llama3 differs."""
+    factor = rope.get("factor")
+    stretches = rope["rope_type"] in ("linear", "dynamic", "yarn")
+    if not stretches or not isinstance(factor, int | float):
+        return positions
+    return max(positions, int(rope["original_max_position_embeddings"] * factor))
+
+
+def _llama(read: _Reader) -> DecoderSpec:
+    biased = read.flag("attention_bias", default=False)
+    return _llama_like(
+        read,
+        "llama",
+        qkv_bias=biased,
+        out_bias=biased,
+        mlp_bias=read.flag("mlp_bias", default=False),
+    )
+
+
+def _mistral(read: _Reader) -> DecoderSpec:
+    window = read.config.get("sliding_window", 4096)  # transformers' value where it is not said
+    return _llama_like(read, "mistral", windows=(window,) * read.need("num_hidden_layers"))
+
+
+def _mixtral(read: _Reader) -> DecoderSpec:
+    window = read.get("sliding_window")
+    return _llama_like(
+        read,
+        "mixtral",
+        windows=(window,) * read.need("num_hidden_layers"),
+        experts=read.count(8, "num_local_experts"),
+        experts_per_token=read.count(2, "num_experts_per_tok"),
+    )
+
+
+def _qwen2(read: _Reader) -> DecoderSpec:
+    return _llama_like(read, "qwen2", qkv_bias=True, windows=_qwen_windows(read))
+
+
+def _qwen3(read: _Reader, family: str = "qwen3", **facts: Any) -> DecoderSpec:
+    biased = read.flag("attention_bias", default=False)
+    own: dict[str, Any] = {"qkv_bias": biased, "out_bias": biased, "qk_norm": True}
+    own |= {"windows": _qwen_windows(read), "head_dim": read.count(128, "head_dim")}
+    return _llama_like(read, family, **(own | facts))
+
+
+def _qwen3_moe(read: _Reader) -> DecoderSpec:
+    dense = read.get("mlp_only_layers") or read.count(1, "decoder_sparse_step") != 1
+    read.refuse(bool(dense), "layers without experts beside layers with them are not supported")
+    hidden, num_heads = read.need("hidden_size"), read.need("num_attention_heads")
+    return _qwen3(
+        read,
+        "qwen3_moe",
+        head_dim=read.count(hidden // num_heads, "head_dim"),
+        ffn_size=read.need("moe_intermediate_size"),
+        experts=read.count(128, "num_experts", "num_local_experts"),
+        experts_per_token=read.count(8, "num_experts_per_tok"),
+        renormalise=read.flag("norm_topk_prob", default=False),
+    )
+
+
+def _qwen_windows(read: _Reader) -> tuple[int | None, ...]:
+    """Qwen's windows are off unless asked for, and then begin at a layer."""
+    num_layers = read.need("num_hidden_layers")
+    window = read.get("sliding_window") if read.flag("use_sliding_window", default=False) else None
+    kinds = read.get("layer_types")
+    if window is None or not kinds:
+        first = read.count(28, "max_window_layers")
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _falcon(read: _Reader) -> DecoderSpec:
+    """Falcon under its own keys and those of its first publication (RefinedWeb, n_head ...).
+
+    There, 7B has one KV head (`multi_query`), 40B names its number (`n_head_kv`) and with it the
+    newer layer of two norms.
+    """
+    read.refuse(read.flag("alibi", default=False), "alibi positions are not supported")
+    read.refuse(
+        read.flag("apply_residual_connection_post_layernorm", default=False),
+        "apply_residual_connection_post_layernorm is not supported",
+    )
+    activation = read.get("activation") or "gelu"
+    read.refuse(
+        activation != "gelu", f"activation {activation!r} is not supported; falcon needs gelu"
+    )
+    hidden = read.need("hidden_size", "n_embed")
+    num_heads = read.need("num_attention_heads", "n_head")
+    newer = read.flag("new_decoder_architecture", default=read.get("n_head_kv") is not None)
+    if newer:
+        num_kv_heads = read.count(num_heads, "num_kv_heads", "n_head_kv")
+    else:
+        num_kv_heads = 1 if read.flag("multi_query", default=True) else num_heads
+    parallel = newer or read.flag("parallel_attn", default=True)
+    own_norms = not parallel or (newer and read.count(2, "num_ln_in_parallel_attn") == 2)
+    biased = read.flag("bias", default=False)
+    positions = read.count(2048, "max_position_embeddings")
+    rope = read.rope(positions)
+    return DecoderSpec(
+        family="falcon",
+        num_layers=read.need("num_hidden_layers", "n_layer"),
+        hidden_size=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=hidden // max(1, num_heads),
+        ffn_size=read.count(4 * hidden, "ffn_hidden_size"),
+        vocab_size=read.need("vocab_size"),
+        max_positions=_reach(positions, rope),
+        tied_embeddings=read.flag("tie_word_embeddings", default=True),
+        norm=NormKind.LAYER,
+        norm_eps=float(read.get("layer_norm_epsilon") or 1e-5),
+        gated_mlp=False,
+        parallel=parallel,
+        norms_per_layer=2 if own_norms else 1,
+        qkv_bias=biased,
+        out_bias=biased,
+        mlp_bias=biased,
+        rope=rope,
+    )
+
+
+ARCHITECTURES: Final[Mapping[str, Callable[[_Reader], DecoderSpec]]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "MixtralForCausalLM": _mixtral,
+    "FalconForCausalLM": _falcon,
+    "RWForCausalLM": _falcon,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+}
+"""The architectures that config.json may name."""

@@ -1,0 +1,88 @@
+"""Tiny random models of every family, saved as Hugging Face folders, and transformers' own answers
+for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+VOCAB_SIZE = 211
+
+GATED = {"intermediate_size": 96, "num_key_value_heads": 2, "tie_word_embeddings": False}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FALCON = {"alibi": False, "tie_word_embeddings": False}
+FAMILIES: dict[str, dict[str, object]] = {
+    "Llama": GATED | {"num_key_value_heads": 4},
+    "Mistral": GATED,
+    "Mixtral": GATED | EXPERTS,
+    "Qwen2": GATED,
+    "Qwen3": GATED | {"head_dim": 16},
+    "Qwen3Moe": GATED
+    | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "Falcon": FALCON,
+}
+"""What each family's config has beside the common sizes."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """transformers' greedy continuation and, token by token, how clear the choice was."""
+
+    token_ids: list[int]
+    gaps: list[float]
+
+
+class TinyModel:
+    """A saved model and the same model in transformers, float32."""
+
+    def __init__(self, folder: Path, family: str, **changes: object) -> None:
+        torch.manual_seed(7)
+        config = getattr(transformers, f"{family}Config")(
+            **{
+                "vocab_size": VOCAB_SIZE,
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "max_position_embeddings": 512,
+                "initializer_range": 0.2,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+            | FAMILIES[family]
+            | changes
+        )
+        self.model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        for name, parameter in self.model.named_parameters():
+            if parameter.ndim == 1:  # norms and biases: else ones and zeros, which hide mistakes
+                mean = 0.0 if name.endswith("bias") else 1.0
+                torch.nn.init.normal_(parameter, mean=mean, std=0.2)
+            elif family in ("Mixtral", "Qwen3Moe") and "gate" in name and parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=0.5)  # a router that has a clear opinion
+        self.folder = folder
+        self.model.save_pretrained(folder)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Of every position, shape (tokens, vocab)."""
+        return self.model(torch.tensor([list(token_ids)])).logits[0]
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> Reference:
+        self.logits([0])  # dynamic RoPE remembers the longest sequence until a short one comes
+        out = self.model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        top = torch.stack(out.logits)[:, 0].topk(2).values
+        return Reference(out.sequences[0, len(prompt) :].tolist(), (top[:, 0] - top[:, 1]).tolist())

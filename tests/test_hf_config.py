@@ -1,0 +1,188 @@
+"""config.json files of known models count what their publishers' weights have."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.catalog.models import find_model
+from lmi_bench.errors import InputError
+from lmi_bench.hf_config import shape_from_hf_config, spec_from_hf_config
+
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def sizes(layers, hidden, heads, kv_heads, ffn, vocab, positions):
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+    }
+
+
+def falcon(layers, hidden, heads, **more):
+    size = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
+    return size | {"vocab_size": 65024, "alibi": False, "bias": False} | more
+
+
+NEW_FALCON = {"new_decoder_architecture": True, "multi_query": True, "num_kv_heads": 8}
+# config.json as published, less what does not count
+PUBLISHED = {
+    "llama-2-7b": ("Llama", sizes(32, 4096, 32, 32, 11008, 32000, 4096)),
+    "llama-2-70b": ("Llama", sizes(80, 8192, 64, 8, 28672, 32000, 4096)),
+    "llama-3.1-8b": (
+        "Llama",
+        sizes(32, 4096, 32, 8, 14336, 128256, 131072) | {"rope_scaling": LLAMA3_ROPE},
+    ),
+    "llama-3.2-1b": (
+        "Llama",
+        sizes(16, 2048, 32, 8, 8192, 128256, 131072)
+        | {"head_dim": 64, "tie_word_embeddings": True, "rope_scaling": LLAMA3_ROPE},
+    ),
+    "mistral-7b-v0.1": (
+        "Mistral",
+        sizes(32, 4096, 32, 8, 14336, 32000, 32768) | {"sliding_window": 4096},
+    ),
+    "mistral-7b-v0.3": (
+        "Mistral",
+        sizes(32, 4096, 32, 8, 14336, 32768, 32768) | {"sliding_window": None},
+    ),
+    "mixtral-8x7b": (
+        "Mixtral",
+        sizes(32, 4096, 32, 8, 14336, 32000, 32768)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "mixtral-8x22b": (
+        "Mixtral",
+        sizes(56, 6144, 48, 8, 16384, 32000, 65536)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "falcon-7b": ("Falcon", falcon(32, 4544, 71, multi_query=True, parallel_attn=True)),
+    "falcon-40b": ("Falcon", falcon(60, 8192, 128, **NEW_FALCON)),
+    "falcon-180b": ("Falcon", falcon(80, 14848, 232, tie_word_embeddings=False, **NEW_FALCON)),
+    "qwen2.5-0.5b": (
+        "Qwen2",
+        sizes(24, 896, 14, 2, 4864, 151936, 32768)
+        | {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 32768},
+    ),
+    "qwen2.5-7b": ("Qwen2", sizes(28, 3584, 28, 4, 18944, 152064, 131072)),
+    "qwen3-0.6b": (
+        "Qwen3",
+        sizes(28, 1024, 16, 8, 3072, 151936, 40960)
+        | {"head_dim": 128, "tie_word_embeddings": True},
+    ),
+    "qwen3-32b": ("Qwen3", sizes(64, 5120, 64, 8, 25600, 151936, 40960) | {"head_dim": 128}),
+    "qwen3-30b-a3b": (
+        "Qwen3Moe",
+        sizes(48, 2048, 32, 4, 6144, 151936, 40960)
+        | {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8}
+        | {"moe_intermediate_size": 768, "norm_topk_prob": True},
+    ),
+}
+COMPARED = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"),
+    *("max_positions", "params_total", "params_active", "tied_embeddings"),
+    *("sliding_window", "full_attention_layers", "experts", "experts_per_token"),
+    "expert_ffn_size",
+)
+
+
+def named(family, config):
+    return {"architectures": [f"{family}ForCausalLM"]} | config
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_gives_the_shape_of_the_catalog(name):
+    """The catalog's parameter counts are those of the published weights."""
+    shape, known = shape_from_hf_config(name, named(*PUBLISHED[name])), find_model(name)
+    assert {key: getattr(shape, key) for key in COMPARED} == {
+        key: getattr(known, key) for key in COMPARED
+    }
+
+
+def test_falcons_first_config_files_give_the_shape_of_the_catalog():
+    """Keys of the first publication: model_type RefinedWebModel (7B) and RefinedWeb (40B)."""
+    common = {"architectures": ["RWForCausalLM"], "vocab_size": 65024, "alibi": False}
+    small = common | {"hidden_size": 4544, "n_head": 71, "n_layer": 32, "multi_query": True}
+    large = common | {"hidden_size": 8192, "n_head": 128, "n_layer": 60, "n_head_kv": 8}
+    for name, config in (("falcon-7b", small), ("falcon-40b", large)):
+        shape = shape_from_hf_config(name, config)
+        assert shape.params_total == find_model(name).params_total
+        assert shape.num_kv_heads == find_model(name).num_kv_heads
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "dynamic", "factor": 2.0}, 8192),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, 32768),
+        ({"type": "yarn", "factor": 0.5, "original_max_position_embeddings": 2048}, 4096),
+        (LLAMA3_ROPE, 4096),
+    ],
+)
+def test_scalings_that_stretch_the_trained_length_stretch_the_positions(rope, positions):
+    """By transformers' convention; Llama 3.1 states its whole length itself."""
+    config = sizes(2, 64, 4, 4, 96, 100, 4096) | {"rope_scaling": rope}
+    assert shape_from_hf_config("m", named("Llama", config)).max_positions == positions
+
+
+def test_qwens_window_begins_where_max_window_layers_says():
+    """transformers: layers from max_window_layers on slide, if use_sliding_window is set."""
+    config = sizes(4, 64, 4, 4, 96, 100, 4096) | {"sliding_window": 16, "max_window_layers": 3}
+    off = spec_from_hf_config("m", named("Qwen2", config))
+    on = spec_from_hf_config("m", named("Qwen2", config | {"use_sliding_window": True}))
+    assert off.layer_windows == (None,) * 4
+    assert on.layer_windows == (None, None, None, 16)
+    assert on.shape("m").full_attention_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "model 'm': architecture GPT2LMHeadModel is not supported; lmi-bench has: "
+            "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, FalconForCausalLM",
+        ),
+        ({}, "architecture not named in config.json"),
+        (named("Llama", {"hidden_size": "big"}), "hidden_size must be a whole number, got 'big'"),
+        (named("Llama", {}), "config.json has none of hidden_size"),
+        (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi positions are not supported"),
+        (
+            named("Qwen3Moe", sizes(2, 64, 4, 4, 96, 100, 512) | {"mlp_only_layers": [0]}),
+            "layers without experts beside layers with them are not supported",
+        ),
+        (
+            named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"partial_rotary_factor": 0.5}),
+            "partial_rotary_factor 0.5 is not supported",
+        ),
+        (
+            named("Mistral", sizes(2, 64, 4, 4, 96, 100, 512) | {"sliding_window": 0}),
+            "sliding_window must be at least 1 token, got 0",
+        ),
+        (
+            named(
+                "Qwen2",
+                sizes(2, 64, 4, 4, 96, 100, 512)
+                | {"layer_types": ["sliding_attention"], "sliding_window": 4}
+                | {"use_sliding_window": True},
+            ),
+            "1 attention windows for 2 layers",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(config, message):
+    with pytest.raises(InputError, match=message) as caught:
+        spec_from_hf_config("m", config)
+    assert "\n" not in str(caught.value)
