@@ -19,12 +19,15 @@ STATUS_OK = "ok"
 class Exchange:
     """What one request gave, whole, when it ended.
 
-    sent_s         when the request was handed to the target's transport
-    token_times_s  one time an event that carried a token; an event is one chunk of the server
-    token_counts   tokens in each event (one each where left out)
-    ended_s        end of the answer, its trailer included; None: with the last token
-    input_tokens   as the server counted them, where it says so; likewise output_tokens
-    connect_s      time spent on opening the connection before `sent_s`, if one was opened
+    sent_s            when the request was handed to the target's transport
+    token_times_s     one time an event that carried a token; an event is one chunk of the server
+    token_counts      tokens in each event (one each where left out)
+    ended_s           end of the answer, its trailer included; None: with the last token
+    input_tokens      as the server counted them, where it says so; likewise output_tokens
+    connect_s         time spent on opening the connection before `sent_s`, if one was opened
+    first_answer_s    first token of the answer proper, where reasoning came before it
+    reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
+    streamed          False: the answer came whole, so no time within it is known
     """
 
     sent_s: float
@@ -36,6 +39,9 @@ class Exchange:
     output_tokens: int | None = None
     ended_s: float | None = None
     connect_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -53,6 +59,7 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
+    first_answer_s, reasoning_tokens, streamed  as in `Exchange`
     """
 
     request_id: int
@@ -66,6 +73,9 @@ class RequestRecord:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    first_answer_s: float | None = None
+    reasoning_tokens: int = 0
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -97,6 +107,9 @@ class RequestRecord:
             ),
             finish_reason=exchange.finish_reason,
             ended_s=exchange.ended_s,
+            first_answer_s=exchange.first_answer_s,
+            reasoning_tokens=exchange.reasoning_tokens,
+            streamed=exchange.streamed,
         )
 
     @classmethod
@@ -131,6 +144,7 @@ class RequestRecord:
             sent_s=self.sent_s - start_s,
             token_times_s=tuple(t - start_s for t in self.token_times_s),
             ended_s=None if self.ended_s is None else self.ended_s - start_s,
+            first_answer_s=None if self.first_answer_s is None else self.first_answer_s - start_s,
         )
 
 

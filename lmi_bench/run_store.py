@@ -194,6 +194,13 @@ class RunStore:
         self.close()
 
     def _request_line(self, level: int, attempt: int, record: RequestRecord) -> dict[str, Any]:
+        optional: dict[str, Any] = {}
+        if record.first_answer_s is not None:
+            optional["first_answer_s"] = _ns(record.first_answer_s)
+        if record.reasoning_tokens:
+            optional["reasoning_tokens"] = record.reasoning_tokens
+        if not record.streamed:
+            optional["streamed"] = False
         return {
             "level": level,
             "attempt": attempt,
@@ -208,6 +215,7 @@ class RunStore:
             "error": None if record.error is None else redact_text(record.error, self._secrets),
             "finish_reason": record.finish_reason,
             "ended_s": None if record.ended_s is None else _ns(record.ended_s),
+            **optional,
         }
 
 
@@ -261,6 +269,9 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         error=line.get("error"),
         finish_reason=line.get("finish_reason"),
         ended_s=line.get("ended_s"),
+        first_answer_s=line.get("first_answer_s"),
+        reasoning_tokens=line.get("reasoning_tokens", 0),
+        streamed=line.get("streamed", True),
     )
 
 

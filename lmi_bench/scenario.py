@@ -33,6 +33,15 @@ DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 DEFAULT_OPEN_LOOP_REQUESTS = 100
 """Requests of an open-loop level that names neither a number nor a duration."""
 
+AUTO = "auto"
+DEFAULT_MODEL = "demo-15m"
+SAGEMAKER_PREFIX = "sagemaker:"
+DEFAULT_TIMEOUT_S = 60.0
+SAGEMAKER_STREAMING_TIMEOUT_S = 480.0
+"""How long SageMaker lets a response stream take; without one it gives up after 60 s."""
+_DERIVED = ("model", "timeout_s")
+"""Fields whose default depends on the others."""
+
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -138,22 +147,51 @@ class EngineSection(_Section):
     threads: PositiveInt | None = None
 
 
+class SageMakerSection(_Section):
+    """Which part of a SageMaker endpoint, and where its runtime is if not at AWS."""
+
+    endpoint_url: str | None = None
+    inference_component: str | None = None
+    target_variant: str | None = None
+    custom_attributes: str | None = None
+
+
+def is_endpoint(target: str) -> bool:
+    """Whether the target is a server somewhere: a URL or `sagemaker:NAME`."""
+    return "://" in target or target.startswith(SAGEMAKER_PREFIX)
+
+
+def _default_model(fields: dict[str, Any]) -> str:
+    return AUTO if is_endpoint(fields.get("target", "")) else DEFAULT_MODEL
+
+
+def _default_timeout_s(fields: dict[str, Any]) -> float:
+    streamed_by_sagemaker = fields.get("stream", True) and str(fields.get("target", "")).startswith(
+        SAGEMAKER_PREFIX
+    )
+    return SAGEMAKER_STREAMING_TIMEOUT_S if streamed_by_sagemaker else DEFAULT_TIMEOUT_S
+
+
 class Scenario(_Section):
     """A whole sweep.
 
-    model     a catalog name, a folder, or the name that the endpoint knows
-    target    `engine` (bundled, in this process), `sim:INSTANCE`, or a URL
-    protocol  wire format of a URL
+    target     `engine` (bundled, in this process), `sim:INSTANCE`, a URL, or `sagemaker:NAME`
+    model      a catalog name, a folder, or the name that the endpoint knows; auto: what it serves
+    protocol   wire format of an endpoint; auto: found by asking it
+    stream     False asks an endpoint for whole answers: their total time alone is known
+    timeout_s  of one request; by default 60, and 480 for a stream from SageMaker
     """
 
     name: str = ""
-    model: Annotated[str, Field(min_length=1)] = "demo-15m"
     target: Annotated[str, Field(min_length=1)] = "engine"
-    protocol: Literal["openai", "openai-chat", "lmi"] = "openai"
+    model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
+    protocol: Literal["auto", "openai", "openai-chat", "lmi", "tgi"] = "auto"
+    stream: bool = True
+    sagemaker: SageMakerSection = SageMakerSection()
     workload: WorkloadSection = WorkloadSection()
     load: LoadSection = LoadSection()
     engine: EngineSection = EngineSection()
-    timeout_s: PositiveSeconds | None = 60.0
+    timeout_s: PositiveSeconds | None = Field(default_factory=_default_timeout_s)
     seed: int = 0
     slo: tuple[str, ...] = ()
 
@@ -197,6 +235,9 @@ class Scenario(_Section):
         replaces a concurrency and the other way round; a length replaces a mix.
         """
         content = self.model_dump()
+        for name in _DERIVED:
+            if name not in self.model_fields_set:
+                del content[name]
         for dotted, value in overrides.items():
             if value is None:
                 continue

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,14 @@ def test_the_manifest_names_host_and_versions(tmp_path):
     assert manifest["host"]["cpus"] == os.cpu_count()
     assert manifest["host"]["memory_bytes"] > 2**20
     assert "orjson" in manifest["versions"]
+
+
+def test_what_only_some_answers_have_comes_back_and_costs_the_others_nothing(tmp_path):
+    thinking = replace(RECORD, first_answer_s=0.25, reasoning_tokens=1, streamed=False)
+    with RunStore.create(tmp_path / "run", _manifest()) as store:
+        store.append_level([RECORD, replace(thinking, request_id=1)], _level(0))
+    first, second = load_run(tmp_path / "run").records[0]
+    assert (first.first_answer_s, first.streamed) == (None, True)
+    assert (second.first_answer_s, second.reasoning_tokens, second.streamed) == (0.25, 1, False)
+    line = (tmp_path / "run" / "requests.jsonl").read_text().splitlines()[0]
+    assert "streamed" not in line

@@ -65,6 +65,13 @@ DEFINITIONS: tuple[Definition, ...] = (
         "ttft_ms (closed loop)",
     ),
     Definition(
+        "ttft_answer_ms",
+        "TTFT of the answer",
+        "ms",
+        "first token after the reasoning - due (open loop) or - sent (closed loop)",
+        "over the requests that reasoned and came to an answer; TTFT counts reasoning as tokens",
+    ),
+    Definition(
         "ttft_from_sent_ms",
         "TTFT from sent",
         "ms",

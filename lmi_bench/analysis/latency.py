@@ -31,6 +31,8 @@ LATENCY_KEYS = (
     "e2e_ms",
     "latency_ms_per_token",
 )
+ANSWER_KEY = "ttft_answer_ms"
+"""Beside them in a level where requests reasoned before they answered."""
 
 FloatArray = NDArray[np.float64]
 
@@ -42,6 +44,7 @@ class RequestLatency:
     ttft_s, e2e_s, latency_s_per_token  from the due time in an open loop, from the send in a
                                         closed one
     itl_s                               shape (events - 1,), gaps between its token events
+    ttft_answer_s                       like ttft_s, of the first token after the reasoning
     """
 
     ttft_s: float | None
@@ -51,6 +54,7 @@ class RequestLatency:
     tpot_s: float | None
     e2e_s: float | None
     latency_s_per_token: float | None
+    ttft_answer_s: float | None = None
 
 
 _NO_GAPS: FloatArray = np.empty(0)
@@ -67,7 +71,7 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
     """The latencies of one completed request.
 
     A request with one output token, or whose tokens came in one event, has neither TPOT nor ITL:
-    zero would read as infinitely fast.
+    zero would read as infinitely fast. An answer that was not streamed has no TTFT.
     """
     times = token_events_s(record)
     delay_s = record.sent_s - record.due_s
@@ -77,14 +81,16 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
     first_s, last_s = float(times[0]), float(times[-1])
     tokens = record.output_tokens
     has_gaps = times.size > 1 and tokens > 1
+    answer_s = record.first_answer_s
     return RequestLatency(
-        ttft_s=first_s - start_s,
-        ttft_from_sent_s=first_s - record.sent_s,
+        ttft_s=first_s - start_s if record.streamed else None,
+        ttft_from_sent_s=first_s - record.sent_s if record.streamed else None,
         dispatch_delay_s=delay_s,
         itl_s=np.diff(times) if has_gaps else _NO_GAPS,
         tpot_s=(last_s - first_s) / (tokens - 1) if has_gaps else None,
         e2e_s=last_s - start_s,
         latency_s_per_token=(last_s - start_s) / tokens if tokens else None,
+        ttft_answer_s=None if answer_s is None else answer_s - start_s,
     )
 
 
@@ -167,6 +173,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         return amount / wall_s if wall_s > 0 else None
 
     mean_concurrency = per_second(math.fsum(e2e_s))
+    answers_s = _present(each.ttft_answer_s for each in latencies)
     return {
         "level": spec.index,
         "attempt": run.attempt,
@@ -187,6 +194,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "stopped_by": run.stopped_by,
         "ttft_ms": summarise_ms(_present(each.ttft_s for each in latencies)),
         "ttft_from_sent_ms": summarise_ms(_present(each.ttft_from_sent_s for each in latencies)),
+        **_of_reasoning(completed, answers_s),
         "dispatch_delay_ms": summarise_ms([each.dispatch_delay_s for each in latencies]),
         "itl_ms": summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS),
         "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
@@ -197,6 +205,22 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "mean_concurrency": mean_concurrency,
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
         "generator": asdict(run.check),
+    }
+
+
+def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]) -> dict[str, Any]:
+    """What a level adds where requests reasoned; nothing elsewhere.
+
+    The share is taken of the tokens that came as events, since servers count differently.
+    """
+    reasoning = sum(record.reasoning_tokens for record in completed)
+    if not reasoning:
+        return {}
+    streamed = sum(sum(record.token_counts) for record in completed)
+    return {
+        ANSWER_KEY: summarise_ms(answers_s),
+        "reasoning_tokens": reasoning,
+        "reasoning_token_share": reasoning / streamed,
     }
 
 

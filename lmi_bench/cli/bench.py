@@ -12,9 +12,9 @@ from typing import Any
 from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
+from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.compose import (
     EngineParts,
-    find_tokenizer,
     open_simulated_engine,
     open_torch_engine,
 )
@@ -23,12 +23,9 @@ from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, Schedul
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.prompts import (
-    CommonWords,
     DatasetPrompts,
-    ExactText,
     Lengths,
     NoText,
     Prompts,
@@ -37,10 +34,8 @@ from lmi_bench.loadgen.prompts import (
     TokenIds,
     load_dataset,
 )
-from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.target import Target
-from lmi_bench.scenario import Scenario
-from lmi_bench.wire.format import find_format
+from lmi_bench.scenario import SAGEMAKER_PREFIX, Scenario
 
 Main = Callable[[Target], Awaitable[Any]]
 SIMULATED_PREFIX = "sim:"
@@ -51,11 +46,13 @@ ENGINE_TARGET = "engine"
 class Bench:
     """A target that is ready to be measured, and everything that depends on its kind.
 
+    scenario    as it will run: nothing in it is left to be found
     run         runs a coroutine over the target on the clock that the target needs
     knee_facts  what is known of the server, for the levels' lines given
     secrets     values that must never reach a file
     """
 
+    scenario: Scenario
     title: str
     facts: dict[str, Any]
     prompts: Callable[[str], Prompts]
@@ -71,18 +68,25 @@ class Bench:
         return secrets.token_hex(4) if self.salted else ""
 
 
-def open_bench(scenario: Scenario) -> Bench:
-    """The scenario's target, checked and loaded; raises InputError where it cannot be."""
+def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
+    """The scenario's target, checked and loaded; raises InputError where it cannot be.
+
+    access  what an endpoint wants to see before it answers
+    """
+    from lmi_bench.cli.remote import http_bench, sagemaker_bench
+
     target = scenario.target
     if target == ENGINE_TARGET:
         return _engine_bench(scenario)
     if target.startswith(SIMULATED_PREFIX):
         return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX))
+    if target.startswith(SAGEMAKER_PREFIX):
+        return sagemaker_bench(scenario, access)
     if "://" in target:
-        return _http_bench(scenario)
+        return http_bench(scenario, access)
     raise InputError(
         f"target {target!r} is not understood; write engine, sim:INSTANCE "
-        "(such as sim:ml.g5.2xlarge) or a URL (http://host:port)"
+        "(such as sim:ml.g5.2xlarge), a URL (http://host:port) or sagemaker:NAME"
     )
 
 
@@ -99,9 +103,10 @@ def _engine_bench(scenario: Scenario) -> Bench:
             return await main(InProcessTarget(engine, eos_token_ids=eos))
 
     return Bench(
+        scenario=scenario,
         title=f"bundled engine, {parts.shape.name}",
         facts=parts.facts,
-        prompts=lambda salt: _prompts(scenario, ids, tokenizer, salt),
+        prompts=lambda salt: make_prompts(scenario, ids, tokenizer, salt),
         run=lambda main: asyncio.run(run_in(main)),
         knee_facts=lambda _levels: _cache_facts(parts.config, scenario),
         notes=parts.notes,
@@ -115,7 +120,7 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
         )
-    total = max(kind.input_tokens + kind.output_tokens for kind in _lengths(scenario))
+    total = max(kind.input_tokens + kind.output_tokens for kind in lengths_of(scenario))
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=total
     )
@@ -125,9 +130,10 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
             return await main(InProcessTarget(engine, simulated=True))
 
     return Bench(
+        scenario=scenario,
         title=f"simulated {instance_type}, {parts.shape.name}",
         facts=parts.facts,
-        prompts=lambda salt: _prompts(scenario, NoText(), None, salt),
+        prompts=lambda salt: make_prompts(scenario, NoText(), None, salt),
         run=lambda main: run_virtual(run_in(main)),
         knee_facts=lambda levels: _simulated_facts(scenario, instance_type, parts, levels),
         notes=parts.notes,
@@ -135,16 +141,18 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
     )
 
 
-def _lengths(scenario: Scenario) -> list[Lengths]:
+def lengths_of(scenario: Scenario) -> list[Lengths]:
+    """The kinds of request of a synthetic workload."""
     workload = scenario.workload
     if not workload.mix:
         return [Lengths(workload.input_tokens, workload.output_tokens)]
     return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
 
 
-def _prompts(
+def make_prompts(
     scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
 ) -> Prompts:
+    """The scenario's prompts as this target takes them."""
     workload = scenario.workload
     if workload.dataset is not None:
         return DatasetPrompts(
@@ -156,13 +164,13 @@ def _prompts(
             ignore_eos=workload.ignore_eos,
         )
     return SyntheticPrompts(
-        _lengths(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
+        lengths_of(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
     )
 
 
 def _cache_facts(config: SchedulerConfig, scenario: Scenario) -> KneeFacts:
     """What the scheduler's own limits say: sequences in the cache, slots of the batch."""
-    lengths = _lengths(scenario)
+    lengths = lengths_of(scenario)
     shares = sum(kind.share for kind in lengths)
     full = sum((k.input_tokens + k.output_tokens) * k.share for k in lengths) / shares
     half = sum((k.input_tokens + k.output_tokens / 2) * k.share for k in lengths) / shares
@@ -179,36 +187,6 @@ def _cache_facts(config: SchedulerConfig, scenario: Scenario) -> KneeFacts:
     )
 
 
-def _http_bench(scenario: Scenario) -> Bench:
-    wire_format = find_format(scenario.protocol)
-    tokenizer = find_tokenizer(scenario.model)
-    text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
-    counts = (
-        f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
-        "the server's own counts are recorded where it states them"
-    )
-
-    async def run_in(main: Main) -> Any:
-        async with HttpTarget(scenario.target, wire_format, model=scenario.model) as target:
-            return await main(target)
-
-    return Bench(
-        title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
-        facts={
-            "kind": "http",
-            "url": scenario.target,
-            "protocol": scenario.protocol,
-            "model": scenario.model,
-        },
-        prompts=lambda salt: _prompts(scenario, text, tokenizer, salt),
-        run=lambda main: run_on_sockets(run_in(main)),
-        knee_facts=lambda _levels: KneeFacts(),
-        notes=(counts,) if tokenizer is None else (),
-        spacing_s=SPACING_S,
-        salted=not scenario.workload.reuse_prompts,
-    )
-
-
 def _simulated_facts(
     scenario: Scenario,
     instance_type: str,
@@ -220,7 +198,7 @@ def _simulated_facts(
     assert profile is not None  # a simulated engine has one
     instance = find_instance(instance_type)
     degree, dtype = scenario.engine.tensor_parallel, scenario.engine.dtype or "float16"
-    lengths = max(_lengths(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
+    lengths = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
     theory = theory_batch(
         parts.shape,
         instance,

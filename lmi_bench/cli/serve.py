@@ -29,6 +29,20 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8080,
+    lmi_replies: Annotated[
+        str,
+        typer.Option(
+            help="LMI routes reply as djl-serving does: rolling (to 0.34) or async (since 0.35)."
+        ),
+    ] = "rolling",
+    require_signature: Annotated[
+        bool,
+        typer.Option(
+            "--require-signature",
+            help="SageMaker's paths want requests signed with this AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY.",
+        ),
+    ] = False,
     tensor_parallel: Annotated[
         int, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_ENGINE)
     ] = 1,
@@ -85,7 +99,7 @@ def serve(
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
 ) -> None:
-    """Serve a model over HTTP: LMI /invocations and OpenAI /v1/completions, until Ctrl-C.
+    """Serve a model over HTTP: LMI, OpenAI and SageMaker's runtime paths, until Ctrl-C.
 
     With --executor simulated --instance ml.g5.2xlarge --model llama-2-7b it answers with the
     predicted timing of that instance and needs no GPU.
@@ -120,4 +134,12 @@ def serve(
         {"engine": {key: value for key, value in stated.items() if value is not None}},
         source="serve",
     ).engine
-    run(model, settings, instance=instance, host=host, port=port)
+    run(
+        model,
+        settings,
+        instance=instance,
+        host=host,
+        port=port,
+        lmi_replies=lmi_replies,
+        require_signature=require_signature,
+    )

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compose import EngineParts, open_simulated_engine, open_torch_engine
 from lmi_bench.cli.console import note, say, warn
 from lmi_bench.engine.server.app import Listening, build_app, serve
 from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
+from lmi_bench.engine.server.sagemaker_routes import credentials_check
+from lmi_bench.engine.server.sigv4 import SignatureCheck
+from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
 
 
-def run(model: str, settings: EngineSection, *, instance: str | None, host: str, port: int) -> None:
-    """Load, listen, and serve until a signal. Raises InputError before anything is served."""
+def run(
+    model: str,
+    settings: EngineSection,
+    *,
+    instance: str | None,
+    host: str,
+    port: int,
+    lmi_replies: str = "rolling",
+    require_signature: bool = False,
+) -> None:
+    """Load, listen, and serve until a signal. Raises InputError before anything is served.
+
+    lmi_replies        whose replies the LMI routes imitate, one of LMI_REPLIES
+    require_signature  on SageMaker's paths, by the key in this process's environment
+    """
+    if lmi_replies not in LMI_REPLIES:
+        raise InputError(f"--lmi-replies {lmi_replies}: use one of {', '.join(LMI_REPLIES)}")
+    check = None
+    if require_signature:
+        check = credentials_check(
+            os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+        )
     if instance is None:
         parts = open_torch_engine(model, settings)
     else:
@@ -22,10 +47,12 @@ def run(model: str, settings: EngineSection, *, instance: str | None, host: str,
         parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
     for line in parts.notes:
         note(line)
-    asyncio.run(_serve(parts, host, port))
+    asyncio.run(_serve(parts, host, port, lmi_replies, check))
 
 
-async def _serve(parts: EngineParts, host: str, port: int) -> None:
+async def _serve(
+    parts: EngineParts, host: str, port: int, lmi_replies: str, check: SignatureCheck | None
+) -> None:
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
 
     def on_ready(where: Listening) -> None:
@@ -39,5 +66,7 @@ async def _serve(parts: EngineParts, host: str, port: int) -> None:
             codec,
             model_name=parts.shape.name,
             max_model_len=parts.config.max_model_len,
+            signature_check=check,
+            lmi_reply=LMI_REPLIES[lmi_replies],
         )
         await serve(app, host, port, on_ready=on_ready)

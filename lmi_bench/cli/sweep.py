@@ -21,17 +21,25 @@ _TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
 def sweep(
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="[SCENARIO.yaml|URL]", help="A scenario file, or a URL to measure."),
+        typer.Argument(
+            metavar="[SCENARIO.yaml|URL|sagemaker:NAME]",
+            help="A scenario file, a URL, or a SageMaker endpoint to measure.",
+        ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            help="engine (bundled, this machine), sim:INSTANCE (virtual time), or a URL.",
+            help="engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
+            "sagemaker:NAME.",
             rich_help_panel=_TARGET,
         ),
     ] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="Of a URL: openai or lmi.", rich_help_panel=_TARGET)
+        str | None,
+        typer.Option(
+            help="Of an endpoint: openai, openai-chat, lmi or tgi. [found by asking]",
+            rich_help_panel=_TARGET,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -44,6 +52,36 @@ def sweep(
     ] = None,
     tensor_parallel: Annotated[
         int | None, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_TARGET)
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LMI_BENCH_API_KEY",
+            help="Sent as a bearer token; never written down.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", help="'Name: value'; repeatable.", rich_help_panel=_TARGET),
+    ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Without streaming only the total time of an answer is known.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    sagemaker_endpoint_url: Annotated[
+        str | None,
+        typer.Option(help="SageMaker's runtime elsewhere than at AWS.", rich_help_panel=_TARGET),
+    ] = None,
+    inference_component: Annotated[
+        str | None, typer.Option(help="Of a SageMaker endpoint.", rich_help_panel=_TARGET)
+    ] = None,
+    target_variant: Annotated[
+        str | None, typer.Option(help="Of a SageMaker endpoint.", rich_help_panel=_TARGET)
     ] = None,
     input_tokens: Annotated[
         int | None,
@@ -131,7 +169,8 @@ def sweep(
     timeout: Annotated[
         str | None,
         typer.Option(
-            help="Seconds after which a request fails and the sweep ends, or none. [60]",
+            help="Seconds after which a request fails and the sweep ends, or none. "
+            "[60; 480 for a stream from SageMaker]",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -214,6 +253,7 @@ def sweep(
 
     Flags win over the scenario file, which wins over the defaults.
     """
+    from lmi_bench.cli.access import Access, read_headers
     from lmi_bench.cli.sweep_run import run
 
     overrides: dict[str, Any] = {
@@ -221,6 +261,10 @@ def sweep(
         "model": model,
         "target": target,
         "protocol": protocol,
+        "stream": stream,
+        "sagemaker.endpoint_url": sagemaker_endpoint_url,
+        "sagemaker.inference_component": inference_component,
+        "sagemaker.target_variant": target_variant,
         "workload.input_tokens": input_tokens,
         "workload.output_tokens": output_tokens,
         "workload.mix": None if mix is None else parse_mix(mix),
@@ -252,7 +296,8 @@ def sweep(
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
-    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume)
+    access = Access(api_key, read_headers(header or ()))
+    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume, access=access)
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.nothing_answered:

@@ -13,6 +13,7 @@ from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.errors import InputError
@@ -21,7 +22,7 @@ from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
-from lmi_bench.scenario import Scenario, load_scenario, parse_scenario
+from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_slo
 
 
@@ -41,12 +42,14 @@ def run(
     timeout: str | None,
     out: Path | None,
     resume: bool,
+    access: Access = NO_ACCESS,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
-    folder = out or _default_folder(scenario)
     interrupted = False
-    bench = open_bench(scenario)
+    bench = open_bench(scenario, access)
+    scenario = bench.scenario
+    folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
@@ -79,7 +82,7 @@ def read_scenario(
     overrides = dict(overrides)
     if scenario_or_url is None:
         scenario = parse_scenario({})
-    elif "://" in scenario_or_url:
+    elif is_endpoint(scenario_or_url):
         if overrides.get("target") is not None:
             raise InputError(
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"

@@ -82,5 +82,10 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
         for known in [known for known in merged if known.lower() == name.lower()]:
             del merged[known]
         merged[name] = value
-    lines = [f"POST {endpoint.path} HTTP/1.1", *(f"{n}: {v}" for n, v in merged.items()), ""]
-    return "\r\n".join(lines).encode("latin-1", "replace")
+    return f"POST {endpoint.path} HTTP/1.1\r\n".encode("latin-1") + header_lines(merged)
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Headers as they stand on the wire."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    return "".join(lines).encode("latin-1", "replace")

@@ -106,6 +106,9 @@ class _Collector:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.error: WireEvent | None = None
+        self.reasoning_tokens = 0
+        self.first_answer_s: float | None = None
+        self.streamed = True
         self.ended = False
 
     def add(self, event: WireEvent, time_s: float) -> bool:
@@ -125,6 +128,10 @@ class _Collector:
             return False
         num_tokens = event.num_tokens
         if num_tokens:
+            if event.reasoning:
+                self.reasoning_tokens += num_tokens
+            elif self.reasoning_tokens and self.first_answer_s is None:
+                self.first_answer_s = time_s
             self.times_s.append(time_s)
             self.counts.append(num_tokens)
             self.texts.append(event.text)
@@ -139,11 +146,13 @@ def decode_answer(
     connect_s: float | None,
     kernel_time: KernelTime | None,
     signals: ReadSignals,
+    stream: bool = True,
     whole: bool = True,
 ) -> Exchange:
     """The exchange of a response.
 
     kernel_time  None: the reads' user times count
+    stream       False: the answer was asked for whole
     whole        False: the response broke off; what came is returned, and nothing is judged
 
     Raises TargetError, with what had come, where the response is not a full answer.
@@ -163,13 +172,21 @@ def decode_answer(
             output_tokens=collector.output_tokens,
             ended_s=ended_s,
             connect_s=connect_s,
+            first_answer_s=collector.first_answer_s,
+            reasoning_tokens=collector.reasoning_tokens,
+            streamed=collector.streamed,
         )
 
     try:
         bodies = [response.feed(read[2]) for read in reads]
         if response.headers_complete and not 200 <= response.status < 300:
-            raise wire_format.error(response.status, b"".join(bodies))
-        if not _collect_document(wire_format, response, b"".join(bodies), collector, ended_s):
+            raise wire_format.error(response.status, b"".join(bodies), response.headers)
+        collector.streamed = stream
+        if not stream:
+            if whole:
+                collector.add(wire_format.parse(b"".join(bodies)), ended_s or 0.0)
+                collector.ended = True
+        elif not _collect_document(wire_format, response, b"".join(bodies), collector, ended_s):
             _collect_stream(wire_format, bodies, stamps, collector, signals)
         if whole:
             _judge(collector)
@@ -206,6 +223,7 @@ def _collect_document(
     except TargetError:
         return False
     collector.add(event, time_s)
+    collector.streamed = False
     collector.ended = True
     return True
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -19,7 +19,7 @@ from typing import Literal, Self
 from lmi_bench.clock import is_virtual
 from lmi_bench.errors import InputError, TargetError
 from lmi_bench.loadgen.connection import Address, Connection, connect
-from lmi_bench.loadgen.endpoint import parse_endpoint, request_head
+from lmi_bench.loadgen.endpoint import header_lines, parse_endpoint, request_head
 from lmi_bench.loadgen.http_answer import NS_PER_S, Read, ReadSignals, decode_answer
 from lmi_bench.loadgen.measure import Answer, keep_partial
 from lmi_bench.loadgen.receive import SAMPLE_EVERY_S, KernelClock, KernelStamps, receiver_of
@@ -37,6 +37,8 @@ _CONNECTS_AT_ONCE = 64
 _SPARE_DESCRIPTORS = 64
 
 Timestamps = Literal["kernel", "user"]
+Sign = Callable[[bytes], Mapping[str, str]]
+"""Headers that depend on a request's body and on the time, such as its signature."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class HttpTarget:
 
     model       name that the endpoint knows
     headers     added to every request, such as Authorization
+    stream      False asks for answers that come whole
+    sign        called with each body just before it is sent
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
                 the kernel's where the host has it
     """
@@ -66,6 +70,8 @@ class HttpTarget:
         *,
         model: str,
         headers: Mapping[str, str] | None = None,
+        stream: bool = True,
+        sign: Sign | None = None,
         connect_timeout_s: float = 10.0,
         timestamps: Timestamps | None = None,
         tls_context: ssl.SSLContext | None = None,
@@ -73,6 +79,8 @@ class HttpTarget:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
         self._model = model
+        self._stream = stream
+        self._sign = sign
         self._head = request_head(self.endpoint, headers or {})
         self._connect_timeout_s = connect_timeout_s
         self._tls_context = tls_context
@@ -173,11 +181,12 @@ class HttpTarget:
         await self.close()
 
     async def _respond(self, request: PlannedRequest) -> _Undecoded:
-        body = self._format.request_body(request, model=self._model)
+        body = self._format.request_body(request, model=self._model, stream=self._stream)
         connection, connect_s = await self._take()
         if self._sampler is None:
             self._sample_clock()
-        message = b"%bContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body)
+        head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
+        message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
         sent_ns, ended = connection.start(message)
         try:
             await ended
@@ -262,6 +271,7 @@ class HttpTarget:
             connect_s=response.connect_s,
             kernel_time=self._kernel_ns if self.timestamps == "kernel" else None,
             signals=self._signals,
+            stream=self._stream,
         )
 
     def _decode_kept(self, response: _Undecoded) -> Exchange:
@@ -279,6 +289,7 @@ class HttpTarget:
             connect_s=connect_s,
             kernel_time=self._kernel_ns if self.timestamps == "kernel" else None,
             signals=self._signals,
+            stream=self._stream,
             whole=False,
         )
 

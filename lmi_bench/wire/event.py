@@ -7,11 +7,15 @@ the receive time first and decode later.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from lmi_bench.errors import TargetError
 from lmi_bench.workload import PlannedRequest
+
+NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class WireEvent:
                    so far
     error          the server's message: the request failed although the status was 200
     error_kind     the bucket of that error, one of `errors.TARGET_ERROR_KINDS`
+    reasoning      its tokens are thought, not yet answer
     end            nothing more of this answer counts
     """
 
@@ -38,6 +43,7 @@ class WireEvent:
     output_tokens: int | None = None
     error: str | None = None
     error_kind: str | None = None
+    reasoning: bool = False
     end: bool = False
 
     @property
@@ -91,6 +97,11 @@ class WireFormat(Protocol):
         """
         ...
 
-    def error(self, status: int, body: bytes) -> TargetError:
-        """What an HTTP status that is not 2xx means: its bucket, and the server's message."""
+    def error(
+        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
+    ) -> TargetError:
+        """What an HTTP status that is not 2xx means: its bucket, and the server's message.
+
+        headers  of the reply, names in lower case
+        """
         ...

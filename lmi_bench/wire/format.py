@@ -6,18 +6,24 @@ from lmi_bench.errors import InputError
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat
 from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
+from lmi_bench.wire.tgi import TgiFormat
 
 __all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]
 
 _FORMATS: dict[str, WireFormat] = {
     format_.name: format_
-    for format_ in (OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat())
+    for format_ in (OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat(), TgiFormat())
 }
 FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)
 
 
-def find_format(name: str) -> WireFormat:
-    """The protocol of that name. Raises InputError naming the known ones."""
+def find_format(name: str, *, stream: bool = True) -> WireFormat:
+    """The protocol of that name, for answers that are streamed or not.
+
+    Raises InputError naming the known ones.
+    """
     if name not in _FORMATS:
         raise InputError(f"unknown protocol {name!r}: use one of {', '.join(FORMAT_NAMES)}")
+    if name == "tgi" and not stream:
+        return TgiFormat(path="/generate")
     return _FORMATS[name]

@@ -14,14 +14,15 @@ lines may hold several tokens of which only the first is named.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
 
 from lmi_bench.errors import InputError, TargetError, TargetErrorKind
-from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.either import EitherSplitter
+from lmi_bench.wire.event import NO_HEADERS, WireEvent
 from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
-from lmi_bench.wire.json_lines import JsonLinesSplitter
 from lmi_bench.workload import PlannedRequest
 
 _FAILED_REASONS = ("error", "abort")
@@ -55,13 +56,12 @@ class LmiFormat:
         body = {"inputs": request.prompt_text, "parameters": parameters, "stream": stream}
         return orjson.dumps(body)
 
-    def new_splitter(self) -> JsonLinesSplitter:
-        """JSON lines."""
-        return JsonLinesSplitter()
+    def new_splitter(self) -> EitherSplitter:
+        """JSON lines, or server-sent events where the server is set to them."""
+        return EitherSplitter()
 
     def parse(self, payload: bytes) -> WireEvent:
         """Read a line of a stream, or the whole body of an unstreamed answer."""
-        payload = payload.removeprefix(b"data:")  # output_formatter=sse
         line = load_object(payload)
         if line is None:
             raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
@@ -76,7 +76,9 @@ class LmiFormat:
                 "malformed_frame", f"not an LMI token line ({exc}): {clip(payload)}"
             ) from exc
 
-    def error(self, status: int, body: bytes) -> TargetError:
+    def error(
+        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
+    ) -> TargetError:
         """The bucket of a refused request, and the server's message."""
         reply = load_object(body) or {}
         return TargetError(_error_kind(status, reply), describe_status(status, body))
@@ -119,7 +121,7 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
     text = token.get("text") or ""
     if not isinstance(text, str):
         raise TypeError("its text is not a string")
-    era_c = "index" in line
+    era_c = line.get("index") == 0  # its choice; a container in TGI's manner counts tokens from 1
     output_tokens = details.get("generated_tokens")
     if output_tokens is not None and era_c:
         output_tokens -= 1

@@ -7,12 +7,13 @@ what shows text or ids, and the total comes from the usage chunk, which has no c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
 
 from lmi_bench.errors import InputError, TargetError
-from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.event import NO_HEADERS, WireEvent
 from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
 from lmi_bench.wire.sse import SseSplitter
 from lmi_bench.workload import PlannedRequest
@@ -43,7 +44,9 @@ class _OpenAiFormat:
                 "malformed_frame", f"not a completion chunk ({exc}): {clip(payload)}"
             ) from exc
 
-    def error(self, status: int, body: bytes) -> TargetError:
+    def error(
+        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
+    ) -> TargetError:
         """The bucket of a refused request, and the server's message."""
         return TargetError(status_kind(status), describe_status(status, body))
 
@@ -123,28 +126,29 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
         chunk.get("object") == "text_completion" and choice.get("finish_reason") and usage
     )
     token_ids = choice.get("token_ids")
-    text = _choice_text(choice)
+    thought, text = _choice_text(choice)
     if not isinstance(text, str):
         raise TypeError("its text is not a string")
     return WireEvent(
-        text=text,
+        text=thought + text,
         token_ids=tuple(token_ids or ()),
         token_count=None if token_ids is None else len(token_ids),
         finish_reason=choice.get("finish_reason"),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        reasoning=bool(thought) and not text,
         end=bool(unstreamed),
     )
 
 
-def _choice_text(choice: dict[str, Any]) -> Any:
-    """What a choice adds: text of a completion, or content, reasoning and tool calls of a chat."""
+def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
+    """What a choice adds: its reasoning, and its text, or content and tool calls."""
     if "text" in choice:
-        return choice["text"] or ""
+        return "", choice["text"] or ""
     message = choice["delta"] if "delta" in choice else choice["message"]
-    text = message.get("reasoning") or message.get("reasoning_content") or ""
-    text += message.get("content") or ""
+    thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
+    text = message.get("content") or ""
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         text += (function.get("name") or "") + (function.get("arguments") or "")
-    return text
+    return thought, text

@@ -215,3 +215,33 @@ def test_every_latency_of_a_level_has_a_formula():
     for key in LATENCY_KEYS:
         assert set(line[key]) == {*STATISTICS, "n", "unsupported"}
         assert METRIC_FORMULAS[key]
+
+
+def test_the_answers_first_token_is_reported_beside_the_thoughts():
+    """By hand: sent at 1 s, thought at 1.5 s, answer at 3 s; the other request does not reason."""
+    thinking = RequestRecord(
+        0,
+        1.0,
+        1.0,
+        token_times_s=(1.5, 2.0, 3.0, 3.5),
+        first_answer_s=3.0,
+        reasoning_tokens=2,
+        output_tokens=4,
+    )
+    plain = RequestRecord(1, 1.0, 1.0, token_times_s=(1.25, 2.0), output_tokens=2)
+    spec = LevelSpec(index=0, concurrency=2, num_requests=2)
+    line = summarise_level(LevelRun(spec, 1, (thinking, plain)))
+    assert line["ttft_ms"]["max"] == pytest.approx(500.0)
+    assert line["ttft_answer_ms"]["n"] == 1
+    assert line["ttft_answer_ms"]["mean"] == pytest.approx(2000.0)
+    assert line["reasoning_token_share"] == pytest.approx(2 / 6)
+    assert "ttft_answer_ms" not in summarise_level(LevelRun(spec, 1, (plain,)))
+
+
+def test_an_answer_that_came_whole_has_no_first_token_time():
+    whole = RequestRecord(0, 1.0, 1.0, token_times_s=(3.0,), token_counts=(4,), streamed=False)
+    spec = LevelSpec(index=0, concurrency=1, num_requests=1)
+    line = summarise_level(LevelRun(spec, 1, (whole,)))
+    assert line["ttft_ms"]["n"] == line["ttft_from_sent_ms"]["n"] == 0
+    assert line["e2e_ms"]["mean"] == pytest.approx(2000.0)
+    assert line["latency_ms_per_token"]["mean"] == pytest.approx(500.0)

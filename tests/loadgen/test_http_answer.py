@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -112,3 +113,41 @@ def test_an_answer_that_the_server_gave_up_is_a_failure(reason):
     with pytest.raises(TargetError, match=reason) as caught:
         _decode([(10**9, None, answer, 0)])
     assert caught.value.kind == "server_error"
+
+
+def _chat_stream(*deltas):
+    chunks = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+        for delta, reason in deltas
+    ]
+    frames = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in chunks] + [DONE]
+    return [STREAM_HEAD] + [chunk(frame) for frame in frames] + [LAST_CHUNK]
+
+
+def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
+    """Role at 2 s, thoughts at 3 and 4 s, the answer from 5 s on: two first tokens."""
+    parts = _chat_stream(
+        ({"role": "assistant", "content": ""}, None),
+        ({"reasoning_content": "hm"}, None),
+        ({"reasoning": "so"}, None),
+        ({"content": "Yes"}, None),
+        ({"content": "."}, "stop"),
+    )
+    reads = [(i * 10**9, None, part, 0) for i, part in enumerate(parts, start=1)]
+    exchange = decode_answer(
+        find_format("openai-chat"),
+        reads,
+        sent_ns=0,
+        connect_s=None,
+        kernel_time=None,
+        signals=ReadSignals(),
+    )
+    assert exchange.token_times_s == (3.0, 4.0, 5.0, 6.0)
+    assert exchange.first_answer_s == 5.0
+    assert exchange.reasoning_tokens == 2
+
+
+def test_an_answer_without_thoughts_has_one_first_token():
+    exchange = _decode([(10**9, None, ANSWER, 0)])
+    assert exchange.first_answer_s is None
+    assert exchange.streamed

@@ -197,3 +197,18 @@ def test_a_request_without_a_prompt_is_refused_before_it_is_sent(name):
 def test_an_unknown_protocol_names_the_known_ones():
     with pytest.raises(InputError, match=r"'grpc'.*openai, openai-chat, lmi"):
         find_format("grpc")
+
+
+@pytest.mark.parametrize(
+    ("delta", "reasoning"),
+    [
+        ({"reasoning": "hm"}, True),
+        ({"reasoning_content": "hm", "content": ""}, True),
+        ({"reasoning": "hm", "content": "Yes"}, False),
+        ({"content": "Yes"}, False),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f"}}]}, False),
+        ({"role": "assistant", "content": ""}, False),
+    ],
+)
+def test_a_chunk_of_thought_alone_is_reasoning(delta, reasoning):
+    assert CHAT.parse(chat_chunk(delta)).reasoning is reasoning

@@ -14,9 +14,12 @@ from aiohttp import web
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
+from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.metrics import MetricsRoute
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
+from lmi_bench.engine.server.sagemaker_routes import SageMakerRoutes
+from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.errors import InputError
 from lmi_bench.units import MIB
@@ -50,14 +53,23 @@ def build_app(
     model_name: str,
     max_model_len: int,
     max_body_bytes: int = MAX_BODY_BYTES,
+    signature_check: SignatureCheck | None = None,
+    lmi_reply: type[RollingBatchReply] = RollingBatchReply,
 ) -> web.Application:
-    """Every route over a running engine, which the caller enters before and leaves after."""
+    """Every route over a running engine, which the caller enters before and leaves after.
+
+    signature_check  of what comes over SageMaker's paths; None lets everything in
+    lmi_reply        the version of djl-serving whose replies are imitated
+    """
     state = ServerState(engine, codec, model_name, max_model_len)
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
     )
-    LmiRoutes(state).add_to(app)
-    OpenAiRoutes(state).add_to(app)
+    lmi, openai = LmiRoutes(state, lmi_reply), OpenAiRoutes(state)
+    sagemaker = SageMakerRoutes(lmi, openai, model_name=model_name, check=signature_check)
+    lmi.add_to(app)
+    openai.add_to(app)
+    sagemaker.add_to(app)
     MetricsRoute(state).add_to(app)
     return app
 

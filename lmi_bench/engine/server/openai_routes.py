@@ -17,7 +17,7 @@ from lmi_bench.engine.server.openai_request import (
     read_completion_call,
 )
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.streaming import send_stream
+from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream
 
 ChatTemplate = Callable[[Sequence[Message]], str]
 
@@ -62,18 +62,24 @@ class OpenAiRoutes:
         }
         return json_response({"object": "list", "data": [model]})
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
+    async def completions(
+        self, request: web.Request, envelope: Envelope = PLAIN
+    ) -> web.StreamResponse:
         """Continue a prompt, at once or as server-sent events."""
         call = read_completion_call(await request.read(), self._state.codec.eos_token_ids)
-        return await self._generate(request, call, CompletionReply)
+        return await self._generate(request, call, CompletionReply, envelope)
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
+    async def chat(self, request: web.Request, envelope: Envelope = PLAIN) -> web.StreamResponse:
         """Answer a chat, at once or as server-sent events."""
         call = read_chat_call(await request.read(), self._state.codec.eos_token_ids)
-        return await self._generate(request, call, ChatReply)
+        return await self._generate(request, call, ChatReply, envelope)
 
     async def _generate(
-        self, request: web.Request, call: OpenAiCall, reply_type: type[OpenAiReply]
+        self,
+        request: web.Request,
+        call: OpenAiCall,
+        reply_type: type[OpenAiReply],
+        envelope: Envelope,
     ) -> web.StreamResponse:
         state = self._state
         if call.model is not None and call.model != state.model_name:
@@ -96,6 +102,7 @@ class OpenAiRoutes:
                     encode_chunk=reply.event,
                     encode_end=reply.last_events,
                     encode_failure=reply.failure_events,
+                    envelope=envelope,
                 )
             await answer.complete()
             return json_response(reply.whole(), headers=headers)

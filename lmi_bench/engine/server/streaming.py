@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -11,6 +12,17 @@ from lmi_bench.engine.server.answer import Answer, Piece
 from lmi_bench.errors import EngineError
 
 LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a route around the container's makes of a stream: other headers, each write wrapped."""
+
+    headers: Callable[[dict[str, str]], dict[str, str]]
+    wrap: Callable[[bytes], bytes]
+
+
+PLAIN = Envelope(headers=dict, wrap=bytes)
 
 
 async def send_stream(
@@ -21,6 +33,7 @@ async def send_stream(
     encode_chunk: Callable[[list[Piece]], bytes],
     encode_end: Callable[[], bytes],
     encode_failure: Callable[[EngineError], bytes],
+    envelope: Envelope = PLAIN,
 ) -> web.StreamResponse:
     """Stream an answer as it grows.
 
@@ -31,20 +44,20 @@ async def send_stream(
     An engine that fails before the first token raises EngineError, so that the reply can still
     carry a real status. Whatever ends this, the answer is closed and its blocks are freed.
     """
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers=envelope.headers(headers))
     try:
         chunks = answer.chunks()
         first = await anext(chunks)
         await response.prepare(request)
-        await response.write(encode_chunk(first))
+        await response.write(envelope.wrap(encode_chunk(first)))
         try:
             async for chunk in chunks:
-                await response.write(encode_chunk(chunk))
+                await response.write(envelope.wrap(encode_chunk(chunk)))
             end = encode_end()
         except EngineError as exc:
             end = encode_failure(exc)
         if end:
-            await response.write(end)
+            await response.write(envelope.wrap(end))
         await response.write_eof()
     except ConnectionResetError:  # the client has gone: nobody is left to tell
         LOGGER.debug("a client left in the middle of its stream")

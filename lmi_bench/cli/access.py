@@ -1,0 +1,55 @@
+"""What a person gives to be let in: used, and never written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmi_bench.errors import InputError
+from lmi_bench.redaction import REDACTED, redact
+
+_LONG_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A bearer token, and headers of every request."""
+
+    api_key: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def all_headers(self) -> dict[str, str]:
+        """Headers to send; one given by name wins over the key."""
+        named = {name.lower() for name in self.headers}
+        if self.api_key is None or "authorization" in named:
+            return dict(self.headers)
+        return {"Authorization": f"Bearer {self.api_key}", **self.headers}
+
+    def secrets(self) -> tuple[str, ...]:
+        """Values that must reach no file: the key, and what looks like one among the headers.
+
+        A short value under a harmless name is none: it would be cut out of every number.
+        """
+        found = [] if self.api_key is None else [self.api_key]
+        for name, value in self.headers.items():
+            if redact({name: value})[name] == REDACTED or len(value) >= _LONG_CHARS:
+                found += [value, value.rpartition(" ")[2]]
+        return tuple(value for value in found if value)
+
+
+NO_ACCESS = Access()
+
+
+def read_headers(lines: Sequence[str]) -> dict[str, str]:
+    """Headers from 'Name: value'; raises InputError where one is not understood.
+
+    >>> read_headers(["X-Team: a: b"])
+    {'X-Team': 'a: b'}
+    """
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise InputError("--header: write 'Name: value', such as -H 'X-Team: search'")
+        headers[name.strip()] = value.strip()
+    return headers

@@ -1,0 +1,188 @@
+"""Benches of servers elsewhere: a URL, or a SageMaker endpoint, found out about and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lmi_bench.analysis.knee_cause import KneeFacts
+from lmi_bench.cli.access import Access
+from lmi_bench.cli.bench import Bench, Main, lengths_of, make_prompts
+from lmi_bench.cli.compose import find_tokenizer
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.discover import Discovery, discover
+from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText
+from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
+from lmi_bench.wire.format import find_format
+
+
+def http_bench(scenario: Scenario, access: Access) -> Bench:
+    """A URL; whatever the scenario leaves open is found by asking the server.
+
+    Raises InputError where nothing that is known here answers, or the workload does not fit.
+    """
+    notes: tuple[str, ...] = ()
+    found = None
+    if AUTO in (scenario.protocol, scenario.model):
+        found = _discover(scenario, access)
+        scenario, notes = _resolved(scenario, found)
+    wire_format = find_format(scenario.protocol, stream=scenario.stream)
+    headers = access.all_headers()
+    facts: dict[str, Any] = {
+        "kind": "http",
+        "url": scenario.target,
+        "protocol": scenario.protocol,
+        "model": scenario.model,
+        "headers": sorted(headers),
+    }
+    if found is not None:
+        facts |= {
+            "server": found.server,
+            "max_model_len": found.max_model_len,
+            "token_counts": "server" if found.states_counts else "chunks",
+        }
+    return _bench(
+        scenario,
+        lambda: HttpTarget(
+            scenario.target,
+            wire_format,
+            model=scenario.model,
+            headers=headers,
+            stream=scenario.stream,
+        ),
+        title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
+        facts=facts,
+        tokenizers=(scenario.model, found.tokenizer if found else None),
+        notes=notes,
+        secrets=access.secrets(),
+    )
+
+
+def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
+    """A SageMaker endpoint; its container's settings say what it speaks and which model it has.
+
+    Raises InputError without AWS credentials, or where there is no such endpoint in service.
+    """
+    from lmi_bench.loadgen.aws_access import open_aws_access
+    from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
+    from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
+
+    settings = scenario.sagemaker
+    invocation = Invocation(
+        scenario.target.removeprefix(SAGEMAKER_PREFIX),
+        settings.inference_component,
+        settings.target_variant,
+        settings.custom_attributes,
+    )
+    aws = open_aws_access(settings.endpoint_url)
+    if aws.is_aws:
+        found = read_endpoint_facts(
+            aws,
+            invocation.endpoint_name,
+            target_variant=settings.target_variant,
+            inference_component=settings.inference_component,
+        )
+    else:
+        found = EndpointFacts(
+            {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
+            notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
+        )
+    protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
+    model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
+    scenario = scenario.with_overrides({"protocol": protocol, "model": model})
+    wire_format = find_format(protocol, stream=scenario.stream)
+    facts = {
+        **found.facts,
+        "endpoint": invocation.endpoint_name,
+        "region": aws.region,
+        "protocol": protocol,
+        "model": model,
+        "operation": "InvokeEndpointWithResponseStream" if scenario.stream else "InvokeEndpoint",
+        "target_variant": settings.target_variant,
+        "headers": sorted(access.headers),
+    }
+    keys = aws.credentials.get_frozen_credentials()
+    return _bench(
+        scenario,
+        lambda: SageMakerTarget(
+            aws,
+            invocation,
+            wire_format,
+            model=model,
+            stream=scenario.stream,
+            headers=access.headers,
+        ),
+        title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
+        facts=facts,
+        tokenizers=(model,),
+        notes=found.notes,
+        secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
+    )
+
+
+def _discover(scenario: Scenario, access: Access) -> Discovery:
+    return discover(
+        scenario.target,
+        protocol=None if scenario.protocol == AUTO else scenario.protocol,
+        model=None if scenario.model == AUTO else scenario.model,
+        stream=scenario.stream,
+        headers=access.all_headers(),
+    )
+
+
+def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario with what was found in it, and what a person is told."""
+    notes = [found.describe(), *found.notes]
+    overrides: dict[str, Any] = {"protocol": found.protocol, "model": found.model}
+    if scenario.workload.ignore_eos and not found.forces_length:
+        overrides["workload.ignore_eos"] = False
+        notes.append(
+            "warning: the server cannot be told to ignore the end of the text, so answers may be "
+            "shorter than planned"
+        )
+    if found.max_model_len is not None and scenario.workload.dataset is None:
+        longest = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
+        if longest.input_tokens + longest.output_tokens > found.max_model_len:
+            raise InputError(
+                f"{scenario.target} takes {found.max_model_len:,} tokens a request, but the "
+                f"workload has {longest.input_tokens:,} + {longest.output_tokens:,}: lower "
+                "--input-tokens or --output-tokens"
+            )
+    return scenario.with_overrides(overrides), tuple(notes)
+
+
+def _bench(
+    scenario: Scenario,
+    open_target: Callable[[], HttpTarget],
+    *,
+    title: str,
+    facts: Mapping[str, Any],
+    tokenizers: tuple[str | None, ...],
+    notes: tuple[str, ...],
+    secrets: tuple[str, ...],
+) -> Bench:
+    tokenizer = next((t for name in tokenizers if name and (t := find_tokenizer(name))), None)
+    text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
+    words = (
+        f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
+        "the server's own counts are recorded where it states them"
+    )
+
+    async def run_in(main: Main) -> Any:
+        async with open_target() as target:
+            return await main(target)
+
+    return Bench(
+        scenario=scenario,
+        title=title,
+        facts={key: value for key, value in facts.items() if value is not None},
+        prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
+        run=lambda main: run_on_sockets(run_in(main)),
+        knee_facts=lambda _levels: KneeFacts(),
+        notes=notes if tokenizer is not None else (*notes, words),
+        secrets=secrets,
+        spacing_s=SPACING_S,
+        salted=not scenario.workload.reuse_prompts,
+    )

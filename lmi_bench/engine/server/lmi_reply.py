@@ -1,0 +1,136 @@
+"""An answer in LMI's words, of either of the two ways in which it has streamed.
+
+rolling  djl-serving 0.27 to 0.34, and rolling batches since: `token.log_prob`, a line a token
+async    the default since 0.35, vLLM behind it: `token.logprob`, a line an engine event
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from lmi_bench.engine.server.answer import Answer, Piece, openai_finish_reason
+from lmi_bench.engine.server.failures import lmi_failure
+from lmi_bench.engine.server.lmi_request import LmiCall
+from lmi_bench.engine.server.state import ServerState
+from lmi_bench.errors import EngineError
+
+_FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's own
+
+
+class RollingBatchReply:
+    """One answer, a line a token."""
+
+    def __init__(self, call: LmiCall, answer: Answer, state: ServerState) -> None:
+        self._call = call
+        self._answer = answer
+        self._model_name = state.model_name
+        self._eos_token_ids = state.codec.eos_token_ids
+
+    def lines(self, pieces: list[Piece]) -> bytes:
+        """One line a token, empty texts included; the last one ends the answer."""
+        lines: list[dict[str, Any]] = [{"token": self._token(piece)} for piece in pieces]
+        if self._answer.finish_reason is not None:
+            if not lines:  # stopped from outside before its first token
+                lines = [{"token": {"id": -1, "text": "", "log_prob": None}}]
+            lines[-1] |= {"generated_text": self._generated_text()}
+            if self._call.details:
+                lines[-1] |= {"details": self._details()}
+        return b"".join([orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines])
+
+    def end(self) -> bytes:
+        """What follows the last line."""
+        return b""
+
+    def failure_line(self, exc: EngineError) -> bytes:
+        """The line that ends a stream under status 200 when the engine fails."""
+        _, body = lmi_failure(exc, self._model_name)
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an unstreamed reply."""
+        body: dict[str, Any] = {"generated_text": self._generated_text()}
+        if self._call.details:
+            body["details"] = self._details() | {
+                "tokens": [self._token(piece) for piece in self._answer.pieces]
+            }
+        return body
+
+    def _token(self, piece: Piece) -> dict[str, Any]:
+        token: dict[str, Any] = {
+            "id": piece.token_id,
+            "text": piece.text,
+            "log_prob": piece.logprob,
+        }
+        if piece.token_id in self._eos_token_ids:
+            token["special_token"] = True
+        return token
+
+    def _generated_text(self) -> str:
+        text = self._answer.text
+        return self._call.inputs + text if self._call.return_full_text else text
+
+    def _details(self) -> dict[str, Any]:
+        reason = self._answer.finish_reason or "error"
+        return {
+            "finish_reason": _FINISH_REASONS.get(reason, reason),
+            "generated_tokens": len(self._answer.pieces),
+            "inputs": self._call.inputs,
+        }
+
+
+class AsyncReply(RollingBatchReply):
+    """One answer, a line an engine event.
+
+    As there: only an event's first token is named, the stream counts one token too many, and ends
+    with two blank lines; unstreamed, `finish_reason` is null but for a stop string.
+    """
+
+    def lines(self, pieces: list[Piece]) -> bytes:
+        """One line, whose text is that of all its tokens."""
+        first = pieces[0] if pieces else Piece(-1, "", None)
+        text = "".join([piece.text for piece in pieces])
+        ended = self._answer.finish_reason is not None
+        line = {
+            "index": 0,
+            "token": {"id": first.token_id, "text": text, "logprob": first.logprob},
+            "generated_text": self._generated_text() if ended else None,
+            "details": self._streamed_details() if ended and self._call.details else None,
+        }
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+    def end(self) -> bytes:
+        """What is left of vLLM's usage chunk and of its end mark."""
+        return b"\n\n"
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an unstreamed reply."""
+        body: dict[str, Any] = {"generated_text": self._generated_text()}
+        if self._call.details:
+            body["details"] = {
+                "finish_reason": self._answer.stop_string,
+                "generated_tokens": len(self._answer.pieces),
+                "seed": self._call.sampling.seed,
+                "prefill": [],
+                "tokens": [
+                    {"id": piece.token_id, "text": piece.text, "logprob": piece.logprob}
+                    for piece in self._answer.pieces
+                ],
+            }
+        return body
+
+    def _streamed_details(self) -> dict[str, Any]:
+        return {
+            "finish_reason": openai_finish_reason(self._answer.finish_reason),
+            "seed": self._call.sampling.seed,
+            "generated_tokens": len(self._answer.pieces) + 1,
+            "input_length": len(self._answer.prompt.token_ids),
+        }
+
+
+LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
+    "rolling": RollingBatchReply,
+    "async": AsyncReply,
+}

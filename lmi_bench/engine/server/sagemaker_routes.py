@@ -1,0 +1,169 @@
+"""The two paths of SageMaker's runtime, so that boto3 reaches this server as it does an endpoint.
+
+    /endpoints/{name}/invocations                  InvokeEndpoint
+    /endpoints/{name}/invocations-response-stream  InvokeEndpointWithResponseStream
+
+Any endpoint name will do. The body decides what answers, as in djl-serving's async mode: `prompt`
+an OpenAI completion, `messages` a chat, anything else LMI. What the container (this server's other
+routes) refuses becomes ModelError, status 424, with the container's own status inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import orjson
+from aiohttp import web
+
+from lmi_bench.engine.server.failures import FAILURES, json_response, lmi_failure, openai_failure
+from lmi_bench.engine.server.lmi_routes import LmiRoutes
+from lmi_bench.engine.server.openai_routes import OpenAiRoutes
+from lmi_bench.engine.server.sigv4 import SignatureCheck, SignatureError, SignedRequest
+from lmi_bench.engine.server.streaming import PLAIN, Envelope
+from lmi_bench.errors import InputError
+from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
+
+UNARY_TIMEOUT_S = 60.0
+VARIANT = {"x-Amzn-Invoked-Production-Variant": "AllTraffic"}
+_CONTAINER_TYPE = "X-Amzn-SageMaker-Content-Type"
+_ERROR_TYPE = "x-amzn-ErrorType"
+
+_PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
+
+
+class _Handler(Protocol):
+    async def __call__(
+        self, request: web.Request, envelope: Envelope = PLAIN
+    ) -> web.StreamResponse: ...
+
+
+class SageMakerRoutes:
+    """Handlers that pass requests on to the other routes.
+
+    check            None lets unsigned requests in
+    unary_timeout_s  after which InvokeEndpoint gives up; the stream has no limit here
+    """
+
+    def __init__(
+        self,
+        lmi: LmiRoutes,
+        openai: OpenAiRoutes,
+        *,
+        model_name: str,
+        check: SignatureCheck | None = None,
+        unary_timeout_s: float = UNARY_TIMEOUT_S,
+    ) -> None:
+        self._lmi = lmi
+        self._openai = openai
+        self._model_name = model_name
+        self._check = check
+        self._unary_timeout_s = unary_timeout_s
+
+    def add_to(self, app: web.Application) -> None:
+        """Register the routes."""
+        path = "/endpoints/{endpoint}/invocations"
+        app.router.add_post(path, self.invoke)
+        app.router.add_post(path + "-response-stream", self.invoke_with_response_stream)
+
+    async def invoke(self, request: web.Request) -> web.StreamResponse:
+        """The container's whole answer."""
+        try:
+            async with asyncio.timeout(self._unary_timeout_s):
+                response = await self._answer(request)
+        except TimeoutError:
+            return _model_error(0, b"", "Model container did not answer in time.")
+        if not response.prepared:
+            response.headers.update(VARIANT)
+        return response
+
+    async def invoke_with_response_stream(self, request: web.Request) -> web.StreamResponse:
+        """The container's answer in payload parts: one for each of its writes."""
+        response = await self._answer(request, _PARTS)
+        if isinstance(response, web.Response) and response.status == 200:
+            body = response.body
+            assert isinstance(body, bytes)  # our own JSON replies have no other
+            headers = _stream_headers({"Content-Type": response.content_type})
+            return web.Response(body=payload_part(body), headers=headers)
+        return response
+
+    async def _answer(self, request: web.Request, envelope: Envelope = PLAIN) -> web.StreamResponse:
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge as exc:
+            return _aws_error(400, "ValidationError", f"the body is too large: {exc.text}")
+        if self._check is not None:
+            try:
+                self._check.verify(_as_signed(request, body))
+            except SignatureError as exc:
+                return _aws_error(403, exc.code, str(exc))
+        is_openai, handler = self._route(body)
+        try:
+            return await handler(request, envelope)
+        except FAILURES as exc:
+            status, said = openai_failure(exc) if is_openai else lmi_failure(exc, self._model_name)
+            return _model_error(status, orjson.dumps(said))
+
+    def _route(self, body: bytes) -> tuple[bool, _Handler]:
+        """Whether it is an OpenAI body, and who answers."""
+        try:
+            keys: Any = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            keys = ()
+        if isinstance(keys, dict) and "prompt" in keys:
+            return True, self._openai.completions
+        if isinstance(keys, dict) and "messages" in keys and "inputs" not in keys:
+            return True, self._openai.chat
+        return False, self._lmi.invocations
+
+
+def credentials_check(access_key: str | None, secret_key: str | None) -> SignatureCheck:
+    """A check of signatures with these credentials; raises InputError if one half is missing."""
+    if not access_key or not secret_key:
+        raise InputError(
+            "signatures cannot be checked without a key: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY (any values, the same for the client)"
+        )
+    return SignatureCheck(access_key, secret_key)
+
+
+def _as_signed(request: web.Request, body: bytes) -> SignedRequest:
+    return SignedRequest(
+        method=request.method,
+        path=request.rel_url.raw_path,
+        query=request.rel_url.raw_query_string,
+        headers=request.headers,
+        body=body,
+    )
+
+
+def _stream_headers(headers: dict[str, str]) -> dict[str, str]:
+    """The container's content type makes room for the event stream's."""
+    container_type = headers.get("Content-Type", "application/octet-stream")
+    return {
+        **{name: value for name, value in headers.items() if name.startswith("X-")},
+        **VARIANT,
+        "Content-Type": CONTENT_TYPE,
+        _CONTAINER_TYPE: container_type,
+    }
+
+
+def _model_error(original_status: int, said: bytes, why: str = "") -> web.Response:
+    message = why or (
+        f"Received {'client' if 400 <= original_status < 500 else 'server'} error "
+        f'({original_status}) from primary with message "{said.decode()}".'
+    )
+    return _aws_error(
+        424,
+        "ModelError",
+        message,
+        OriginalStatusCode=original_status,
+        OriginalMessage=said.decode(),
+        LogStreamArn="",
+    )
+
+
+def _aws_error(status: int, code: str, message: str, **fields: Any) -> web.Response:
+    """A restJson1 error: its name stands in a header."""
+    body = {"Message": message, "message": message} | fields
+    return json_response(body, status=status, headers={_ERROR_TYPE: code})

@@ -1,0 +1,227 @@
+"""What answers at an address: its protocol, its model, its limits, found by asking.
+
+A few GETs with short time-outs say who it may be (`/info` of TGI, `/v1/models` of everything
+OpenAI-like, `/ping` of a SageMaker container); one request of two tokens then proves a protocol,
+shows whether the server states token counts, and whether it lets a length be forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmi_bench.errors import InputError, TargetError
+from lmi_bench.loadgen.probe import Probe, Reply
+from lmi_bench.wire.event import WireEvent, WireFormat
+from lmi_bench.wire.format import FORMAT_NAMES, find_format
+from lmi_bench.workload import PlannedRequest
+
+_SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("openai-chat",),
+    "/v1/completions": ("openai",),
+    "/generate_stream": ("tgi",),
+    "/generate": ("tgi",),
+    "/invocations": ("lmi", "openai", "openai-chat"),
+    "/v1": ("openai", "openai-chat"),
+}
+"""Ends of a path that say what it is; `/invocations` may be any container's."""
+_NOT_THIS_PATH = (404, 405, 501)
+_REFUSED_FIELDS = (400, 422, 424)
+_CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found.
+
+    server         who answers, for people
+    tokenizer      where the model's tokenizer may lie, beside its name
+    max_model_len  most tokens of a request, both ways; None: not stated
+    states_counts  whether answers come with the server's own token counts
+    forces_length  whether it takes `ignore_eos`
+    """
+
+    protocol: str
+    model: str
+    server: str
+    tokenizer: str | None = None
+    max_model_len: int | None = None
+    states_counts: bool = False
+    forces_length: bool = True
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """One line for people."""
+        limit = "" if self.max_model_len is None else f", context {self.max_model_len:,} tokens"
+        source = "the server's own" if self.states_counts else "chunks, since it states none"
+        return (
+            f"found {self.server}: protocol {self.protocol}, model {self.model}{limit}; "
+            f"token counts: {source}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Hints:
+    """What the GETs said: who it may be, and which protocols are worth a try."""
+
+    server: str = ""
+    protocols: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    max_model_len: int | None = None
+
+
+def discover(
+    url: str,
+    *,
+    protocol: str | None = None,
+    model: str | None = None,
+    stream: bool = True,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> Discovery:
+    """Find out what answers at `url`; a protocol or model that is given is kept.
+
+    timeout_s  of the request that generates; the others have 5 s
+
+    Raises InputError where nothing answers, a key is needed, or no protocol fits.
+    """
+    probe = Probe(url, headers or {}, timeout_s=timeout_s)
+    by_path = next((names for end, names in _SUFFIXES.items() if _path_ends(probe, end)), ())
+    hints = _ask(probe)
+    name = _pick_model(model, hints, url)
+    tried: list[str] = []
+    for candidate in _candidates(protocol, by_path, hints):
+        wire_format = find_format(candidate, stream=stream)
+        reply, forced = _generate(probe, wire_format, name, stream=stream)
+        if reply.status in _NOT_THIS_PATH:
+            tried.append(f"{candidate}: HTTP {reply.status}")
+            continue
+        if reply.status in (401, 403):
+            raise InputError(
+                f"{url} wants a key (HTTP {reply.status}): give --api-key, or -H 'Name: value'"
+            )
+        if not 200 <= reply.status < 300:
+            tried.append(f"{candidate}: {wire_format.error(reply.status, reply.body)}")
+            continue
+        try:
+            events = list(_events(wire_format, reply, stream=stream))
+            _check(events)
+        except TargetError as exc:
+            tried.append(f"{candidate}: {exc}")
+            continue
+        return Discovery(
+            protocol=candidate,
+            model=name,
+            server=hints.server or probe.authority,
+            tokenizer=hints.tokenizer,
+            max_model_len=hints.max_model_len,
+            states_counts=any(event.output_tokens is not None for event in events),
+            forces_length=forced and candidate != "tgi",
+            notes=_notes(model, hints, name),
+        )
+    raise InputError(f"{url} answers, but in no protocol known here ({'; '.join(tried)})")
+
+
+def _path_ends(probe: Probe, end: str) -> bool:
+    return probe.path.endswith(end)
+
+
+def _candidates(protocol: str | None, by_path: Sequence[str], hints: _Hints) -> list[str]:
+    """Protocols to try, the likeliest first, each once."""
+    if protocol is not None:
+        return [protocol]
+    return list(dict.fromkeys(by_path or (*hints.protocols, *FORMAT_NAMES)))
+
+
+def _ask(probe: Probe) -> _Hints:
+    """What the server says of itself, TGI first: it has `/v1/models` too."""
+    info = probe.get("/info").json_object()
+    if "model_id" in info and ("max_total_tokens" in info or "max_input_tokens" in info):
+        return _Hints(
+            server=f"TGI {info.get('version', '')}".strip(),
+            protocols=("tgi",),
+            models=(str(info["model_id"]),),
+            max_model_len=_positive(info.get("max_total_tokens")),
+        )
+    reply = probe.get("/v1/models")
+    entries = reply.json_object().get("data")
+    if isinstance(entries, list) and entries and isinstance(entries[0], dict):
+        return _from_models([entry for entry in entries if isinstance(entry, dict)])
+    if reply.status in (401, 403):
+        raise InputError(
+            f"{probe.url} wants a key (HTTP {reply.status}): give --api-key, or -H 'Name: value'"
+        )
+    if probe.get("/ping").status == 200:
+        return _Hints(server="a SageMaker container (LMI)", protocols=("lmi",))
+    return _Hints()
+
+
+def _from_models(entries: Sequence[Mapping[str, Any]]) -> _Hints:
+    first = entries[0]
+    places = [first, first.get("meta") if isinstance(first.get("meta"), dict) else {}]
+    limits = [place.get(key) for place in places if place for key in _CONTEXT_KEYS]
+    owner = str(first.get("owned_by") or "")
+    root = first.get("root")
+    return _Hints(
+        server=owner if owner and len(owner) < 40 else "an OpenAI-compatible server",
+        protocols=("openai", "openai-chat"),
+        models=tuple(str(entry["id"]) for entry in entries if "id" in entry),
+        tokenizer=root if isinstance(root, str) else None,
+        max_model_len=next((limit for limit in map(_positive, limits) if limit), None),
+    )
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _pick_model(wanted: str | None, hints: _Hints, url: str) -> str:
+    if wanted is not None:
+        if hints.models and wanted not in hints.models:
+            known = ", ".join(hints.models[:5])
+            raise InputError(f"{url} has no model {wanted!r}: it has {known}")
+        return wanted
+    return hints.models[0] if hints.models else "model"
+
+
+def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
+    if wanted is None and len(hints.models) > 1:
+        return (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
+    return ()
+
+
+def _generate(
+    probe: Probe, wire_format: WireFormat, model: str, *, stream: bool
+) -> tuple[Reply, bool]:
+    """One request of two tokens, and whether its length was forced.
+
+    A server that knows no `ignore_eos` may refuse the field; it is asked again without.
+    """
+    request = PlannedRequest(0, 0.0, input_tokens=1, output_tokens=2, prompt_text="Hello")
+    body = wire_format.request_body(request, model=model, stream=stream)
+    reply = probe.post(wire_format, body)
+    if reply.status not in _REFUSED_FIELDS:
+        return reply, True
+    plain = replace(request, ignore_eos=False)
+    again = probe.post(wire_format, wire_format.request_body(plain, model=model, stream=stream))
+    return (again, False) if 200 <= again.status < 300 else (reply, True)
+
+
+def _events(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterator[WireEvent]:
+    kind = reply.content_type
+    if not stream or kind == "application/json":
+        yield wire_format.parse(reply.body)
+        return
+    splitter = wire_format.new_splitter()
+    for payload in (*splitter.feed(reply.body), *splitter.close()):
+        yield wire_format.parse(payload)
+
+
+def _check(events: Sequence[WireEvent]) -> None:
+    for event in events:
+        if event.error is not None:
+            raise TargetError("server_error", event.error)
+    if not any(event.num_tokens or event.finish_reason for event in events):
+        raise TargetError("short_output", "the answer holds no token")

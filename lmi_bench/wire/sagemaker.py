@@ -1,0 +1,104 @@
+"""A container's protocol behind SageMaker's runtime: the same body, other frames and errors.
+
+InvokeEndpoint passes the container's answer on; InvokeEndpointWithResponseStream wraps it into an
+AWS event stream. A container's refusal reaches the client as ModelError, status 424, so what
+happened is in OriginalStatusCode: 429 and 503 are the container's own, 0 is an invocation that took
+too long. Throttling by SageMaker itself is status 400. Errors: botocore's sagemaker-runtime model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.errors import TargetError, TargetErrorKind
+from lmi_bench.wire.either import EitherSplitter
+from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
+from lmi_bench.wire.event_stream import EventStreamSplitter, StreamFailure
+from lmi_bench.wire.failure import describe_status, load_object, status_kind
+from lmi_bench.workload import PlannedRequest
+
+_ERROR_TYPE = b"x-amzn-errortype"
+_KINDS: Mapping[str, TargetErrorKind] = {
+    "ThrottlingException": "throttled",
+    "Throttling": "throttled",
+    "TooManyRequestsException": "throttled",
+    "ServiceUnavailable": "overloaded",
+    "ServiceUnavailableException": "overloaded",
+    # Resources are still being made ready for the load; the same request works later.
+    "ModelNotReadyException": "overloaded",
+    "ValidationError": "client_error",
+    "ValidationException": "client_error",
+    "AccessDeniedException": "client_error",
+    "InternalFailure": "server_error",
+    "InternalDependencyException": "server_error",
+    "InternalStreamFailure": "server_error",
+    "ModelInvocationTimeExceeded": "timeout",
+    "StreamBroken": "broken_stream",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SageMakerFormat:
+    """The container's protocol as InvokeEndpoint carries it, or with a response stream."""
+
+    container: WireFormat
+
+    @property
+    def name(self) -> str:
+        """The container's protocol."""
+        return self.container.name
+
+    @property
+    def path(self) -> str:
+        """Unused: the operation's path holds the endpoint's name."""
+        return "/"
+
+    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
+        """The container's body."""
+        return self.container.request_body(request, model=model, stream=stream)
+
+    def new_splitter(self) -> Splitter:
+        """Payload parts of a response stream, split again as the container framed them."""
+        return EventStreamSplitter(EitherSplitter())
+
+    def parse(self, payload: bytes) -> WireEvent:
+        """Read a payload of the container, or why SageMaker ended the stream."""
+        if not isinstance(payload, StreamFailure):
+            return self.container.parse(payload)
+        detail = load_object(bytes(payload)) or {}  # orjson takes no subclass
+        code = str(detail.get("ErrorCode") or payload.code)
+        message = detail.get("Message") or detail.get("message") or payload.decode(errors="replace")
+        kind = _KINDS.get(code, _KINDS.get(payload.code, "server_error"))
+        return WireEvent(error=f"{code}: {message}"[:500], error_kind=kind, end=True)
+
+    def error(
+        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
+    ) -> TargetError:
+        """The bucket of a refused request: by the error's name, and by the container's status."""
+        reply = load_object(body) or {}
+        name = _error_name(reply, headers)
+        if name == "ModelError":
+            return self._model_error(status, body, reply)
+        kind = _KINDS.get(name, status_kind(status))
+        described = describe_status(status, body)
+        return TargetError(kind, f"{name}: {described}" if name else described)
+
+    def _model_error(self, status: int, body: bytes, reply: dict[str, Any]) -> TargetError:
+        original = reply.get("OriginalStatusCode")
+        if not isinstance(original, int):
+            return TargetError("server_error", f"ModelError: {describe_status(status, body)}")
+        if original == 0:
+            message = str(reply.get("Message") or reply.get("message") or "no answer in time")[:500]
+            return TargetError("timeout", f"ModelError, the invocation timed out: {message}")
+        said = self.container.error(original, str(reply.get("OriginalMessage") or "").encode())
+        return TargetError(said.kind, f"ModelError, the container answered {said}")
+
+
+def _error_name(reply: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
+    """The error's name, which may carry a name space before `#` or a URI after `:`."""
+    raw = headers.get(_ERROR_TYPE, b"").decode("latin-1") or str(
+        reply.get("__type") or reply.get("code") or ""
+    )
+    return raw.split(":")[0].rsplit("#", 1)[-1]

@@ -1,0 +1,114 @@
+"""The protocol of Text Generation Inference: `/generate_stream`, one event a token.
+
+Errors are events under status 200, overload included: the stream is opened before a slot is asked
+for (router/src/server.rs of TGI 3). There is no parameter that ignores the end-of-sequence token,
+so lengths cannot be forced; `details` states how many tokens came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi_bench.errors import InputError, TargetError, TargetErrorKind
+from lmi_bench.wire.event import NO_HEADERS, WireEvent
+from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
+from lmi_bench.wire.sse import SseSplitter
+from lmi_bench.workload import PlannedRequest
+
+_ERROR_KINDS: Mapping[str, TargetErrorKind] = {
+    "overloaded": "overloaded",
+    "validation": "client_error",
+    "template_error": "client_error",
+    "tool_error": "client_error",
+    "empty_input": "client_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TgiFormat:
+    """`/generate_stream`, or `/generate` for answers that are not streamed."""
+
+    name: str = "tgi"
+    path: str = "/generate_stream"
+
+    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
+        """The body to POST; the endpoint has one model, so `model` is not sent.
+
+        Raises InputError without a text.
+        """
+        if not request.prompt_text:
+            raise InputError(
+                f"request {request.request_id} has no prompt_text: the tgi protocol takes no "
+                "token ids"
+            )
+        parameters = {"max_new_tokens": request.output_tokens, "do_sample": False, "details": True}
+        body = {"inputs": request.prompt_text, "parameters": parameters, "stream": stream}
+        return orjson.dumps(body)  # `stream` is read on `/invocations` alone
+
+    def new_splitter(self) -> SseSplitter:
+        """Server-sent events."""
+        return SseSplitter()
+
+    def parse(self, payload: bytes) -> WireEvent:
+        """Read an event of a stream, or the whole body of an unstreamed answer."""
+        reply = load_object(payload)
+        if reply is None:
+            raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
+        if reply.get("error") is not None:
+            kind = _error_kind(reply, status=500)
+            return WireEvent(error=find_message(reply), error_kind=kind, end=True)
+        try:
+            return _token_event(reply) if "token" in reply else _whole_answer(reply)
+        except (AttributeError, KeyError, TypeError) as exc:
+            raise TargetError(
+                "malformed_frame", f"not a TGI event ({exc}): {clip(payload)}"
+            ) from exc
+
+    def error(
+        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
+    ) -> TargetError:
+        """The bucket of a refused request, and the server's message."""
+        kind = _error_kind(load_object(body) or {}, status=status)
+        return TargetError(kind, describe_status(status, body))
+
+
+def _error_kind(reply: dict[str, Any], *, status: int) -> TargetErrorKind:
+    """429 is TGI's word for a full server, and 424 for a model that failed."""
+    return _ERROR_KINDS.get(str(reply.get("error_type")), status_kind(status))
+
+
+def _token_event(reply: dict[str, Any]) -> WireEvent:
+    token = reply["token"]
+    details = reply.get("details") or {}
+    text = token.get("text") or ""
+    if not isinstance(text, str):
+        raise TypeError("its text is not a string")
+    return WireEvent(
+        text="" if token.get("special") else text,
+        token_ids=(token["id"],),
+        token_count=1,
+        finish_reason=details.get("finish_reason"),
+        input_tokens=details.get("input_length"),
+        output_tokens=details.get("generated_tokens"),
+        end=reply.get("generated_text") is not None,
+    )
+
+
+def _whole_answer(reply: dict[str, Any]) -> WireEvent:
+    details = reply.get("details") or {}
+    text = reply["generated_text"]
+    if not isinstance(text, str):
+        raise TypeError("generated_text is not a string")
+    return WireEvent(
+        text=text,
+        token_ids=tuple(token["id"] for token in details.get("tokens") or ()),
+        token_count=details.get("generated_tokens"),
+        finish_reason=details.get("finish_reason"),
+        input_tokens=len(details["prefill"]) if details.get("prefill") else None,
+        output_tokens=details.get("generated_tokens"),
+        end=True,
+    )

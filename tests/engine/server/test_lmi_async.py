@@ -1,0 +1,71 @@
+"""Replies as djl-serving's async mode gives them since 0.35, faults of counting included."""
+
+import json
+import urllib.request
+
+import pytest
+
+from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
+from lmi_bench.loadgen.http_target import HttpTarget
+from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.wire.format import find_format
+from lmi_bench.workload import PlannedRequest
+from tests.loadgen.runtime_server import runtime_server
+
+REQUEST = PlannedRequest(0, 0.0, input_tokens=3, output_tokens=4, prompt_text="a b c")
+
+
+@pytest.fixture(scope="module")
+def url():
+    with runtime_server(app_options={"lmi_reply": LMI_REPLIES["async"]}) as url:
+        yield url
+
+
+def post(url, **body):
+    request = urllib.request.Request(
+        url + "/invocations",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        return reply.headers["Content-Type"], reply.read()
+
+
+def test_a_stream_names_logprob_and_index_and_ends_with_blank_lines(url):
+    parameters = {"max_new_tokens": 4, "details": True}
+    kind, data = post(url, inputs="a b c", parameters=parameters, stream=True)
+    assert kind == "application/jsonlines"
+    assert data.endswith(b"}\n\n\n")
+    lines = [json.loads(line) for line in data.splitlines() if line]
+    assert len(lines) == 4
+    assert all(
+        line["index"] == 0 and set(line["token"]) == {"id", "text", "logprob"} for line in lines
+    )
+    assert [line["generated_text"] for line in lines[:-1]] == [None] * 3
+    assert lines[-1]["generated_text"] == "".join(line["token"]["text"] for line in lines)
+    assert lines[-1]["details"] == {
+        "finish_reason": "length",
+        "seed": None,
+        "generated_tokens": 5,
+        "input_length": 3,
+    }
+
+
+def test_an_unstreamed_answer_counts_right_and_gives_no_reason(url):
+    parameters = {"max_new_tokens": 4, "details": True}
+    _, data = post(url, inputs="a b c", parameters=parameters)
+    details = json.loads(data)["details"]
+    assert (details["generated_tokens"], details["finish_reason"]) == (4, None)
+    assert len(details["tokens"]) == 4
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_our_client_counts_its_tokens_right_all_the_same(url, stream):
+    async def main():
+        target = HttpTarget(url, find_format("lmi"), model="toy", stream=stream)
+        async with target:
+            return await target.send(REQUEST)
+
+    exchange = run_on_sockets(main())
+    assert exchange.output_tokens == 4
+    assert exchange.input_tokens == (3 if stream else None)

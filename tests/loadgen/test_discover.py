@@ -1,0 +1,238 @@
+"""Pointing at a URL is enough: each kind of server, played by a few routes, is found out."""
+
+import contextlib
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.discover import discover
+from tests.loadgen.runtime_server import runtime_server
+
+MODELS = {"data": [{"id": "org/model", "owned_by": "vllm", "root": "/m", "max_model_len": 4096}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+TGI_LINES = [
+    {"index": 1, "token": {"id": 5, "text": "a"}, "generated_text": None, "details": None},
+    {
+        "index": 2,
+        "token": {"id": 6, "text": "b"},
+        "generated_text": "ab",
+        "details": {"finish_reason": "length", "generated_tokens": 2, "input_length": 1},
+    },
+]
+LMI_LINES = [
+    {"token": {"id": 5, "text": "a", "log_prob": -0.1}},
+    {
+        "token": {"id": 6, "text": "b", "log_prob": -0.1},
+        "generated_text": "ab",
+        "details": {"finish_reason": "length", "generated_tokens": 2},
+    },
+]
+
+
+def events(*objects, done=True):
+    end = b"data: [DONE]\n\n" if done else b""
+    return b"".join(b"data: " + json.dumps(o).encode() + b"\n\n" for o in objects) + end
+
+
+def completion(text, reason=None):
+    return {
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": text, "finish_reason": reason}],
+    }
+
+
+def chat(delta, reason=None):
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def good_completions(body):
+    return 200, "text/event-stream", events(completion("a"), completion("b", "length"), USAGE)
+
+
+def good_chat(body):
+    first = chat({"role": "assistant", "content": ""})
+    return 200, "text/event-stream", events(first, chat({"content": "a"}, "length"))
+
+
+def good_tgi(body):
+    return 200, "text/event-stream", events(*TGI_LINES, done=False)
+
+
+def good_lmi(body):
+    lines = b"".join(json.dumps(line).encode() + b"\n" for line in LMI_LINES)
+    return 200, "application/jsonlines", lines
+
+
+def says(content, status=200):
+    return lambda body: (status, "application/json", json.dumps(content).encode())
+
+
+@contextmanager
+def playing(routes):
+    """A server of these routes, (method, path) to a function of the body; asked: what came."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append((self.command, self.path, body, dict(self.headers)))
+            route = routes.get((self.command, self.path), says({"error": "no"}, 404))
+            status, kind, content = route(body)
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(content)
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_our_own_server_is_found_with_its_model_and_context():
+    with runtime_server() as url:
+        found = discover(url)
+    assert (found.protocol, found.model, found.max_model_len) == ("openai", "toy", 512)
+    assert found.states_counts
+    assert found.forces_length
+
+
+def test_vllm_is_an_openai_server_with_a_context():
+    routes = {
+        ("GET", "/v1/models"): says(MODELS),
+        ("POST", "/v1/completions"): good_completions,
+    }
+    for path in ("", "/", "/v1", "/v1/completions"):
+        with playing(routes) as (url, asked):
+            found = discover(url + path)
+        assert (found.protocol, found.model, found.server) == ("openai", "org/model", "vllm")
+        assert (found.max_model_len, found.tokenizer) == (4096, "/m")
+        assert [a[1] for a in asked if a[0] == "POST"] == ["/v1/completions"]
+
+
+def test_a_server_without_completions_is_taken_as_a_chat():
+    routes = {
+        ("GET", "/v1/models"): says(MODELS),
+        ("POST", "/v1/chat/completions"): good_chat,
+    }
+    with playing(routes) as (url, _):
+        found = discover(url)
+    assert found.protocol == "openai-chat"
+    assert not found.states_counts
+
+
+def test_tgi_is_told_from_its_openai_side_by_info():
+    routes = {
+        ("GET", "/info"): says({"model_id": "tiiuae/f", "max_total_tokens": 2048, "version": "3"}),
+        ("GET", "/v1/models"): says(MODELS),
+        ("POST", "/generate_stream"): good_tgi,
+        ("POST", "/v1/completions"): good_completions,
+    }
+    with playing(routes) as (url, _):
+        found = discover(url)
+    assert (found.protocol, found.model, found.max_model_len) == ("tgi", "tiiuae/f", 2048)
+    assert found.states_counts
+    assert not found.forces_length
+
+
+def test_an_lmi_container_answers_ping_and_invocations():
+    routes = {("GET", "/ping"): says({}), ("POST", "/invocations"): good_lmi}
+    with playing(routes) as (url, _):
+        assert discover(url).protocol == "lmi"
+        assert discover(url + "/invocations").protocol == "lmi"
+
+
+def test_a_server_that_says_nothing_of_itself_is_tried():
+    with playing({("POST", "/v1/chat/completions"): good_chat}) as (url, _):
+        assert discover(url).protocol == "openai-chat"
+
+
+def test_a_server_that_refuses_to_force_lengths_is_asked_without():
+    def strict(body):
+        if "ignore_eos" in json.loads(body):
+            return says({"error": {"message": "Unrecognized argument: ignore_eos"}}, 400)(body)
+        return good_completions(body)
+
+    routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): strict}
+    with playing(routes) as (url, _):
+        found = discover(url)
+    assert found.protocol == "openai"
+    assert not found.forces_length
+
+
+def test_what_is_given_is_kept_and_checked():
+    two = {"data": [{"id": "a"}, {"id": "b"}]}
+    routes = {
+        ("GET", "/v1/models"): says(two),
+        ("POST", "/v1/completions"): good_completions,
+        ("POST", "/v1/chat/completions"): good_chat,
+    }
+    with playing(routes) as (url, asked):
+        found = discover(url, protocol="openai-chat", model="b")
+        assert (found.protocol, found.model) == ("openai-chat", "b")
+        assert json.loads(asked[-1][2])["model"] == "b"
+        assert "2 models" in discover(url).notes[0]
+        with pytest.raises(InputError, match="no model 'c': it has a, b"):
+            discover(url, model="c")
+
+
+def test_a_missing_key_is_asked_for_and_a_given_one_is_sent():
+    def locked(body):
+        return says({"error": "Unauthorized"}, 401)(body)
+
+    with (
+        playing({("GET", "/v1/models"): locked}) as (url, asked),
+        pytest.raises(InputError, match="--api-key"),
+    ):
+        discover(url, headers={"Authorization": "Bearer k"})
+    assert all(headers["Authorization"] == "Bearer k" for *_, headers in asked)
+
+
+def test_a_server_of_no_known_protocol_lists_what_was_tried():
+    with playing({}) as (url, _), pytest.raises(InputError, match="openai: HTTP 404") as caught:
+        discover(url)
+    assert "tgi: HTTP 404" in str(caught.value)
+
+
+def test_an_unstreamed_answer_is_judged_whole():
+    def whole(body):
+        assert json.loads(body)["stream"] is False
+        return says(completion("ab", "length") | {"usage": USAGE["usage"]})(body)
+
+    routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): whole}
+    with playing(routes) as (url, _):
+        assert discover(url, stream=False).states_counts
+
+
+def test_nothing_at_an_address_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(InputError, match="nothing answers at"):
+        discover(f"http://127.0.0.1:{port}")
+
+
+def test_an_answer_that_never_ends_is_given_up():
+    def slow(body):
+        threading.Event().wait(0.5)
+        return good_completions(body)
+
+    routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): slow}
+    with playing(routes) as (url, _), pytest.raises(InputError, match=r"within 0\.1 s"):
+        discover(url, timeout_s=0.1)
