@@ -139,6 +139,7 @@ class EngineSection(_Section):
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    kv_dtype: Literal["float32", "bfloat16"] | None = None
     tensor_parallel: PositiveInt = 1
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None

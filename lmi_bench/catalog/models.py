@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from lmi_bench.catalog.names import index_by_key, model_key, unknown_name_error
 from lmi_bench.catalog.tables import Row, count_or_zero, read_rows
+from lmi_bench.model_folder import is_model_folder, shape_of_folder
 from lmi_bench.model_shape import ModelShape
 
 
@@ -89,5 +91,10 @@ def find_model_entry(name: str) -> CatalogModel:
 
 
 def find_model(name: str) -> ModelShape:
-    """The shape of a model's name, Hugging Face id or alias; raises InputError as above."""
+    """The shape of a model's name, Hugging Face id or alias, or of a folder with a config.json.
+
+    Raises InputError with the nearest names, or with what a folder lacks.
+    """
+    if is_model_folder(Path(name)):
+        return shape_of_folder(Path(name))
     return find_model_entry(name).shape

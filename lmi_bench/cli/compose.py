@@ -14,6 +14,7 @@ from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_fo
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import progress
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
@@ -23,7 +24,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
-from lmi_bench.units import bytes_to_gib, ms_to_s
+from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
 
@@ -79,14 +80,17 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
     options: dict[str, Any] = {}
     if settings.memory_share is not None:
         options["memory_share"] = settings.memory_share
-    executor = TorchExecutor.load(
-        folder,
-        dtype=settings.dtype or "bfloat16",
-        num_blocks=settings.num_blocks,
-        block_size=settings.block_size or DEFAULT_BLOCK_SIZE,
-        threads=settings.threads,
-        **options,
-    )
+    with progress() as report:
+        executor = TorchExecutor.load(
+            folder,
+            dtype=settings.dtype or "bfloat16",
+            kv_dtype=settings.kv_dtype,
+            num_blocks=settings.num_blocks,
+            block_size=settings.block_size or DEFAULT_BLOCK_SIZE,
+            threads=settings.threads,
+            progress=lambda done, total: report("weights, MiB", done / MIB, total / MIB),
+            **options,
+        )
     shape = replace(executor.model_shape, name=model if model in DEMO_MODELS else folder.name)
     config = _scheduler_config(
         settings,
@@ -107,6 +111,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "back_end": "torch",
             "weights": executor.weights_description,
             "free_memory_bytes": executor.free_memory_bytes,
+            "kv_dtype": executor.kv_dtype,
             "kv_cache_bytes": executor.kv_cache_bytes,
             "scheduler": _config_facts(config),
         },
@@ -131,6 +136,11 @@ def open_simulated_engine(
 
     max_total_tokens  most tokens, input and output, of one request
     """
+    if settings.kv_dtype is not None:
+        raise InputError(
+            f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
+            "weights; leave it out, or choose both with --dtype"
+        )
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)

@@ -18,7 +18,7 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name.",
+            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name too.",
         ),
     ] = "demo-15m",
     executor: Annotated[
@@ -48,6 +48,13 @@ def serve(
     ] = 1,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -123,6 +130,7 @@ def serve(
         "chunked_prefill": chunked_prefill,
         "max_concurrent_requests": max_concurrent_requests,
         "dtype": dtype,
+        "kv_dtype": kv_dtype,
         "tensor_parallel": tensor_parallel,
         "num_blocks": num_blocks,
         "block_size": block_size,

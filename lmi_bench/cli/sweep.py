@@ -209,6 +209,13 @@ def sweep(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     num_blocks: Annotated[
         int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
     ] = None,
@@ -287,6 +294,7 @@ def sweep(
         "engine.chunked_prefill": chunked_prefill,
         "engine.max_concurrent_requests": max_concurrent_requests,
         "engine.dtype": dtype,
+        "engine.kv_dtype": kv_dtype,
         "engine.tensor_parallel": tensor_parallel,
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,

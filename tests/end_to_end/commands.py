@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +39,32 @@ def lmi_bench(
     assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done
+
+
+class Server:
+    """A running `lmi-bench serve`, with the address it printed."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen(
+            command("serve", "--port", "0", *args),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found is not None, (
+            f"{line}{self.process.stderr.read() if self.process.stderr else ''}"
+        )
+        self.url = found[0]
+
+    def stop(self) -> tuple[int, str]:
+        """Ctrl-C, and what was said on the way out."""
+        self.process.send_signal(signal.SIGINT)
+        _, stderr = self.process.communicate(timeout=60)
+        return self.process.returncode, stderr
 
 
 def modules_loaded_by(code: str, names: Sequence[str]) -> set[str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import command, environment, lmi_bench
+from tests.end_to_end.commands import Server, lmi_bench
 
 SCENARIO = """
 model: demo-15m
@@ -22,32 +19,6 @@ engine: {threads: 1}
 """
 # By hand: 6 requests in equal shares, so 3 of each kind a level.
 WORK = [(6, 0, 3 * 12 + 3 * 5, 3 * 5 + 3 * 9)] * 2
-
-
-class Server:
-    """A running `lmi-bench serve`, with the address it printed."""
-
-    def __init__(self, *args: str) -> None:
-        self.process = subprocess.Popen(
-            command("serve", "--port", "0", *args),
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found is not None, (
-            f"{line}{self.process.stderr.read() if self.process.stderr else ''}"
-        )
-        self.url = found[0]
-
-    def stop(self) -> tuple[int, str]:
-        """Ctrl-C, and what was said on the way out."""
-        self.process.send_signal(signal.SIGINT)
-        _, stderr = self.process.communicate(timeout=60)
-        return self.process.returncode, stderr
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ import torch
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
-from lmi_bench.engine.torch_backend.model_folder import read_config
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
 
 DEFAULT_BLOCK_SIZE: Final = 64
@@ -43,6 +43,7 @@ class _Loaded:
     free_memory_bytes: int
     kv_bytes_per_block: int
     kv_cache_bytes: int
+    kv_dtype: str
 
 
 class TorchExecutor:
@@ -53,6 +54,7 @@ class TorchExecutor:
     free_memory_bytes   seen after the weights were loaded, before the cache was taken
     kv_bytes_per_block  keys and values of one block, all layers
     kv_cache_bytes      of all blocks
+    kv_dtype            number format of the cache
     weights_description formats of weights and arithmetic, for a start-up line
     """
 
@@ -67,6 +69,7 @@ class TorchExecutor:
         self.free_memory_bytes = loaded.free_memory_bytes
         self.kv_bytes_per_block = loaded.kv_bytes_per_block
         self.kv_cache_bytes = loaded.kv_cache_bytes
+        self.kv_dtype = loaded.kv_dtype
         self.weights_description = str(loaded.precision)
 
     @classmethod
@@ -106,6 +109,7 @@ class TorchExecutor:
         if threads is not None and threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
         config = read_config(folder)
+        check_loadable(folder, config)
         name = folder.resolve().name
         spec = spec_from_hf_config(name, config)
         shape = spec.shape(name)
@@ -137,7 +141,15 @@ class TorchExecutor:
             cache = KvCache(layout, blocks, place)
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
             runner = ModelRunner(model, cache, precision, sampling_seed=seed)
-            return _Loaded(runner, precision, blocks, free, layout.bytes_per_block, cache.nbytes)
+            return _Loaded(
+                runner,
+                precision,
+                blocks,
+                free,
+                layout.bytes_per_block,
+                cache.nbytes,
+                str(layout.dtype).removeprefix("torch."),
+            )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
         worker = ThreadPoolExecutor(

@@ -91,6 +91,7 @@ class RankCheckpoint(Checkpoint):
         """spec  of the whole model"""
         super().__init__(folder, progress)
         rank, degree = collectives.rank, collectives.degree
+        self._total_bytes //= degree
         self._rank = rank
         self._degree = degree
         self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}

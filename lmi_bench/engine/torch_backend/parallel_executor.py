@@ -18,7 +18,6 @@ from lmi_bench.engine.torch_backend.executor import (
     usable_cores,
 )
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
-from lmi_bench.engine.torch_backend.model_folder import read_config
 from lmi_bench.engine.torch_backend.parallel import check_degree
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.rank import (
@@ -29,8 +28,10 @@ from lmi_bench.engine.torch_backend.rank import (
     TakeCache,
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
+from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
 
 
@@ -53,6 +54,7 @@ class ParallelExecutor:
         rooms: list[Room],
         kv_cache_bytes: int,
         precision: Precision,
+        kv_dtype: str,
         shared_memory: bool,
     ) -> None:
         self._group = group
@@ -65,6 +67,7 @@ class ParallelExecutor:
         )
         self.kv_bytes_per_block = sum(room.bytes_per_block for room in rooms)
         self.kv_cache_bytes = kv_cache_bytes
+        self.kv_dtype = kv_dtype
         self.weights_description = str(precision)
         self.transport = group.transport
 
@@ -83,6 +86,7 @@ class ParallelExecutor:
         threads: int | None = None,
         device: str = "cpu",
         sampling_seed: int | None = None,
+        progress: Progress | None = None,
         transport: Transport | None = None,
     ) -> ParallelExecutor:
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
@@ -107,7 +111,9 @@ class ParallelExecutor:
                 f"--tp {tensor_parallel} needs as many GPUs; {torch.cuda.device_count()} are here"
             )
         name = folder.resolve().name
-        spec = spec_from_hf_config(name, read_config(folder))
+        config = read_config(folder)
+        check_loadable(folder, config)
+        spec = spec_from_hf_config(name, config)
         shape = spec.shape(name)
         check_degree(name, spec, tensor_parallel)
         cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
@@ -124,7 +130,7 @@ class ParallelExecutor:
                 ChoosePrecision(dtype, device, shape.params_total)
             )
             rooms: list[Room] = group.ask_each(
-                LoadWeights(folder, spec, precision, device, block_size, cache_dtype)
+                LoadWeights(folder, spec, precision, device, block_size, cache_dtype), progress
             )
             on_one_machine = device == "cpu"
             free = min(room.free_bytes for room in rooms)
@@ -150,6 +156,7 @@ class ParallelExecutor:
             rooms=rooms,
             kv_cache_bytes=cache_bytes,
             precision=precision,
+            kv_dtype=str(cache_dtype or precision.stored).removeprefix("torch."),
             shared_memory=on_one_machine,
         )
 

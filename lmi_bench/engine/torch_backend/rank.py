@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -34,13 +34,19 @@ from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.shared_memory import Segment, SharedMemoryCollectives
 from lmi_bench.errors import EngineError, LmiBenchError
 
+_TELL_EVERY_S: Final = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank sends back: a result or an error."""
+    """What a rank sends back: a result or an error, or how far it has come with loading.
+
+    progress  bytes read and bytes of this rank
+    """
 
     result: Any = None
     error: LmiBenchError | None = None
+    progress: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class _Rank:
         self._layout: KvLayoutShape | None = None
         self._precision: Precision | None = None
         self._runner: ModelRunner | None = None
+        self._told_s = 0.0
 
     def serve(self) -> None:
         """Take requests until one says stop."""
@@ -205,6 +212,7 @@ class _Rank:
             request.spec,
             request.precision,
             self._device,
+            self._tell if self._rank == 0 else None,
             collectives=self._joined(),
         )
         shape = self._model.shape
@@ -216,6 +224,12 @@ class _Rank:
             dtype=request.cache_dtype or request.precision.stored,
         )
         return Room(free_memory_bytes(self._device), self._layout.bytes_per_block)
+
+    def _tell(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if done_bytes == total_bytes or now_s >= self._told_s + _TELL_EVERY_S:
+            self._told_s = now_s
+            self._connection.send(Answer(progress=(done_bytes, total_bytes)))
 
     def _take_cache(self, request: TakeCache) -> int:
         if self._model is None or self._layout is None or self._precision is None:

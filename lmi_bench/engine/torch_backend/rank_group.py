@@ -19,6 +19,7 @@ from typing import Any, Final
 from lmi_bench.engine.torch_backend.collectives import Meeting, Transport
 from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, run_rank
 from lmi_bench.engine.torch_backend.shared_memory import SegmentOwner, room_for, works_here
+from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
 
 _STOP_S: Final = 5.0
@@ -59,9 +60,12 @@ class RankGroup:
         """Give every rank a request and return rank 0's answer; the others answer nothing."""
         return self._collect(request, (0,))[0]
 
-    def ask_each(self, request: object) -> list[Any]:
-        """Give every rank a request and return the answers of all, in the order of the ranks."""
-        return self._collect(request, range(self.degree))
+    def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
+        """Give every rank a request and return the answers of all, in the order of the ranks.
+
+        progress  told what rank 0 says of its own while it is at it
+        """
+        return self._collect(request, range(self.degree), progress)
 
     def ask_first(self, request: object) -> Any:
         """Give rank 0 alone a request that needs no other rank."""
@@ -122,11 +126,13 @@ class RankGroup:
             with tempfile.TemporaryDirectory(prefix="lmi-bench-") as folder:
                 self.ask_each(Join(Meeting(self.transport, str(Path(folder) / "meeting"))))
 
-    def _collect(self, request: object, answering: Sequence[int]) -> list[Any]:
+    def _collect(
+        self, request: object, answering: Sequence[int], progress: Progress | None = None
+    ) -> list[Any]:
         messages = {wanted: pickle.dumps((request, wanted)) for wanted in (True, False)}
         for rank in range(self.degree):
             self._send(rank, messages[rank in answering])
-        return self._receive(answering)
+        return self._receive(answering, progress)
 
     def _send(self, rank: int, message: bytes) -> None:
         if not self._processes:
@@ -136,7 +142,7 @@ class RankGroup:
         except OSError as exc:
             raise self._end_of(rank) from exc
 
-    def _receive(self, wanted: Sequence[int]) -> list[Any]:
+    def _receive(self, wanted: Sequence[int], progress: Progress | None = None) -> list[Any]:
         """The answers of some ranks; an error of any rank, or its end, ends the wait."""
         results: dict[int, Any] = {}
         rank_of: dict[object, int] = {c: rank for rank, c in enumerate(self._connections)}
@@ -150,7 +156,10 @@ class RankGroup:
                     raise self._end_of(rank) from None
                 if answer.error is not None:
                     raise self._failure(rank, answer.error)
-                results[rank] = answer.result
+                if answer.progress is None:
+                    results[rank] = answer.result
+                elif progress is not None:
+                    progress(*answer.progress)
         return [results[rank] for rank in wanted]
 
     def _failure(self, rank: int, error: LmiBenchError) -> LmiBenchError:

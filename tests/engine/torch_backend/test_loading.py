@@ -141,3 +141,31 @@ def test_an_index_cannot_reach_outside_its_folder(folder, tmp_path):
     index.write_text(json.dumps({"weight_map": names}))
     with pytest.raises(InputError, match="not a file of this folder"):
         load(folder)
+
+
+def test_loading_tells_how_many_bytes_of_all_files_are_read(llama, tmp_path):
+    """Steadily, and at the end all of them, though a file also holds its header."""
+    llama.model.save_pretrained(tmp_path, max_shard_size="50KB")
+    seen = []
+    executor = TorchExecutor.load(
+        tmp_path, num_blocks=2, threads=1, progress=lambda done, total: seen.append((done, total))
+    )
+    asyncio.run(executor.close())
+    files = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    weights = sum(parameter.nbytes for parameter in llama.model.parameters())
+    assert {total for _, total in seen} == {files}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert (seen[-2][0], seen[-1][0]) == (weights, files)
+
+
+def test_a_wrong_file_fails_in_the_middle_of_loading_and_not_after_it(folder):
+    """Tensors are checked as they are read, so a model of many files fails at the wrong one."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(3, 3)
+    save_file(tensors, folder / "model.safetensors")
+    seen = []
+    with pytest.raises(InputError, match=r"layers.0.mlp.up_proj.weight' has shape \(3, 3\)"):
+        TorchExecutor.load(
+            folder, num_blocks=2, threads=1, progress=lambda done, total: seen.append(done / total)
+        )
+    assert max(seen) < 0.9

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import pytest
 import torch
 
+from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.torch_backend.attention import PagedAttention
+from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, packing_works
-from lmi_bench.engine.torch_backend.model_folder import read_config
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import read_config
 
 CPU = torch.device("cpu")
 F32, BF16 = torch.float32, torch.bfloat16
@@ -107,3 +112,32 @@ def test_weights_that_would_not_fit_twice_are_not_widened():
 
 def test_widened_precision_says_so():
     assert str(Precision(BF16, F32)) == "bfloat16, computed in float32"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_narrower_cache_takes_half_and_costs_little(make_llama, kv_heads):
+    """Stated tolerance: log-probabilities within 0.1 of float32's where only the cache is
+    rounded."""
+    model = make_llama(num_key_value_heads=kv_heads)
+    found = {}
+    for name in ("float32", "bfloat16"):
+        executor = TorchExecutor.load(
+            model.folder, dtype="float32", kv_dtype=name, num_blocks=4, block_size=4, threads=1
+        )
+        assert executor.kv_dtype == name
+        found[name] = (executor.kv_cache_bytes, asyncio.run(decoded_logprob(executor)))
+    (whole_bytes, exact), (narrow_bytes, rounded) = found["float32"], found["bfloat16"]
+    assert whole_bytes == 2 * narrow_bytes
+    assert 0 < abs(exact - rounded) < 0.1
+
+
+async def decoded_logprob(executor):
+    """Of the token that a decode row behind PROMPT[:-1] is sure of, whatever it is."""
+    sampling = SamplingParams(logprobs=True)
+    last = len(PROMPT) - 1
+    prompt = BatchEntry(1, StepKind.PREFILL, PROMPT[:-1], 0, (3, 0, 2), False, sampling)
+    await executor.execute(StepBatch(0, (prompt,), StepShape()))
+    decode = BatchEntry(1, StepKind.DECODE, PROMPT[-1:], last, (), True, sampling)
+    (output,) = await executor.execute(StepBatch(1, (decode,), StepShape()))
+    await executor.close()
+    return output.logprobs[0]

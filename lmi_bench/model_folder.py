@@ -1,23 +1,30 @@
-"""What a model folder says about itself: config.json, read and checked before any weight."""
+"""What a model folder says about itself: its config.json, read before any weight is touched.
+
+No code of a folder is ever run.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.errors import InputError
+from lmi_bench.hf_config import shape_from_hf_config
+from lmi_bench.model_shape import ModelShape
 
 _ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
 """Published with code beside them that transformers and this engine have since had themselves."""
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
+def is_model_folder(path: Path) -> bool:
+    """Whether there is a folder with a config.json."""
+    return (path / "config.json").is_file()
 
-    Raises InputError where it is absent or broken, or where the model needs code of its own
-    (`auto_map`) or has quantized weights. No code of a folder is ever run.
-    """
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json; InputError where it is absent or broken."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give a model folder with a config.json")
     path = folder / "config.json"
@@ -29,14 +36,25 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(config, dict):
         raise InputError(f"{path} is not a JSON object")
+    return config
+
+
+def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise InputError where the model needs code of its own or has quantized weights."""
     named = config.get("architectures") or [""]
     needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_OF_ITS_OWN
     if needs_code or config.get("trust_remote_code"):
         raise InputError(
-            f"{path} asks for code of its own (auto_map, trust_remote_code): lmi-bench runs no "
-            "code from a model folder; use a model that transformers itself knows"
+            f"{folder / 'config.json'} asks for code of its own (auto_map, trust_remote_code): "
+            "lmi-bench runs no code from a model folder; use a model that transformers itself knows"
         )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise InputError(f"{path}: weights quantized with {method!r} cannot be loaded")
-    return config
+        raise InputError(
+            f"{folder / 'config.json'}: weights quantized with {method!r} cannot be loaded"
+        )
+
+
+def shape_of_folder(folder: Path) -> ModelShape:
+    """The shape of the model in a folder, named after it; InputError where it cannot be read."""
+    return shape_from_hf_config(folder.resolve().name, read_config(folder))
