@@ -6,7 +6,7 @@ level's start, monotonic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmi_bench.errors import TargetError
@@ -28,6 +28,8 @@ class Exchange:
     first_answer_s    first token of the answer proper, where reasoning came before it
     reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
     streamed          False: the answer came whole, so no time within it is known
+    replica           which of several replicas had it, where that is known
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     """
 
     sent_s: float
@@ -39,9 +41,13 @@ class Exchange:
     output_tokens: int | None = None
     ended_s: float | None = None
     connect_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    replica: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -59,7 +65,8 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
-    first_answer_s, reasoning_tokens, streamed  as in `Exchange`
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
+    first_answer_s, reasoning_tokens, streamed, replica  as in `Exchange`
     """
 
     request_id: int
@@ -73,9 +80,13 @@ class RequestRecord:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    replica: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -107,9 +118,13 @@ class RequestRecord:
             ),
             finish_reason=exchange.finish_reason,
             ended_s=exchange.ended_s,
+            queue_s=exchange.queue_s,
+            prefill_s=exchange.prefill_s,
+            decode_s=exchange.decode_s,
             first_answer_s=exchange.first_answer_s,
             reasoning_tokens=exchange.reasoning_tokens,
             streamed=exchange.streamed,
+            replica=exchange.replica,
         )
 
     @classmethod
@@ -176,6 +191,7 @@ class LevelRun:
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted")
+    engine      what the engine in this process did meanwhile: counts, shares as fractions
     """
 
     spec: LevelSpec
@@ -183,3 +199,4 @@ class LevelRun:
     records: tuple[RequestRecord, ...]
     stopped_by: str | None = None
     check: GeneratorCheck = field(default_factory=GeneratorCheck)
+    engine: Mapping[str, float | None] | None = None

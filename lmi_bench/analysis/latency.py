@@ -174,7 +174,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
 
     mean_concurrency = per_second(math.fsum(e2e_s))
     answers_s = _present(each.ttft_answer_s for each in latencies)
-    return {
+    line = {
         "level": spec.index,
         "attempt": run.attempt,
         "concurrency": spec.concurrency,
@@ -206,6 +206,12 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
         "generator": asdict(run.check),
     }
+    if run.engine is not None:  # of a target in this process; an endpoint does not say
+        line["engine"] = dict(run.engine)
+    by_replica = Counter(r.replica for r in run.records if r.replica is not None)
+    if by_replica:
+        line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
+    return line
 
 
 def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]) -> dict[str, Any]:

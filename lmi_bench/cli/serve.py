@@ -44,8 +44,22 @@ def serve(
         ),
     ] = False,
     tensor_parallel: Annotated[
-        int, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_ENGINE)
+        str,
+        typer.Option(
+            "--tp",
+            help="Tensor-parallel degree, or max: all devices or cores.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "1",
+    replicas: Annotated[
+        int, typer.Option(help="Copies of the model behind one router.", rich_help_panel=_ENGINE)
     ] = 1,
+    router: Annotated[
+        str,
+        typer.Option(
+            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
+        ),
+    ] = "round-robin",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
@@ -105,6 +119,24 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: LMI, OpenAI and SageMaker's runtime paths, until Ctrl-C.
 
@@ -112,6 +144,7 @@ def serve(
     predicted timing of that instance and needs no GPU.
     """
     from lmi_bench.cli.serve_run import run
+    from lmi_bench.cli.sweep import parse_degree
     from lmi_bench.scenario import parse_scenario
 
     if executor not in EXECUTORS:
@@ -131,12 +164,17 @@ def serve(
         "max_concurrent_requests": max_concurrent_requests,
         "dtype": dtype,
         "kv_dtype": kv_dtype,
-        "tensor_parallel": tensor_parallel,
+        "tensor_parallel": parse_degree(tensor_parallel),
+        "replicas": replicas,
+        "router": router.replace("-", "_"),
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_model_len": max_model_len,
         "memory_share": memory_share,
         "threads": threads,
+        "draft": draft,
+        "draft_tokens": draft_tokens,
+        "draft_acceptance": draft_acceptance,
     }
     settings = parse_scenario(
         {"engine": {key: value for key, value in stated.items() if value is not None}},

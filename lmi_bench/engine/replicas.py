@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import fields
 from types import TracebackType
 from typing import Protocol
 
-from lmi_bench.engine.async_engine import AsyncEngine, EngineStats, Generation
+from lmi_bench.engine.async_engine import AsyncEngine, Generation
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.router import Router
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.errors import EngineError, InputError
@@ -93,20 +95,11 @@ class ReplicaGroup:
                 future.cancel()
 
     def stats(self) -> EngineStats:
-        """Counts at this moment, added up."""
+        """Counts at this moment, added up; `peak_running` is the sum of the replicas' peaks."""
         each = [engine.stats() for engine in self._engines]
-        used = sum(stats.slot_steps_used for stats in each)
-        idle = sum(stats.slot_steps_idle for stats in each)
         return EngineStats(
-            running=sum(stats.running for stats in each),
-            waiting=sum(stats.waiting for stats in each),
-            used_blocks=sum(stats.used_blocks for stats in each),
-            total_blocks=sum(stats.total_blocks for stats in each),
-            steps=sum(stats.steps for stats in each),
-            preemptions=sum(stats.preemptions for stats in each),
-            prompt_tokens=sum(stats.prompt_tokens for stats in each),
-            generation_tokens=sum(stats.generation_tokens for stats in each),
-            slot_steps_used=used,
-            slot_steps_idle=idle,
-            slot_waste_frac=idle / (used + idle) if used + idle else 0.0,
+            **{
+                field.name: sum(getattr(stats, field.name) for stats in each)
+                for field in fields(EngineStats)
+            }
         )

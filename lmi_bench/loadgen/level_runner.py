@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.loadgen.closed_loop import run_closed_loop
 from lmi_bench.loadgen.measure import Measured
 from lmi_bench.loadgen.open_loop import run_open_loop
@@ -74,6 +75,15 @@ class LevelAware(Protocol):
         ...
 
 
+@runtime_checkable
+class EngineWatched(Protocol):
+    """A target whose engine can be looked into."""
+
+    def engine_stats(self) -> EngineStats:
+        """The engine's counts at this moment."""
+        ...
+
+
 class LevelRunner:
     """One level: its requests, its loop, and the rules that cut it short."""
 
@@ -106,6 +116,7 @@ class LevelRunner:
         if isinstance(target, LevelAware):
             await target.open_level(self._connections())
         await self._warm_up()
+        before = target.engine_stats() if isinstance(target, EngineWatched) else None
         watch = LoopWatch()
         with _no_collections(), watch.watching():
             self._start_s = loop.time()
@@ -127,6 +138,7 @@ class LevelRunner:
             records=records,
             stopped_by=self._stopped_by or self._cut_by_duration(len(records)),
             check=check_level(spec, records, watch, signals),
+            engine=_engine_change(target, before),
         )
 
     def _prepare(self) -> None:
@@ -236,6 +248,12 @@ class LevelRunner:
                 tokens=self._tokens,
             )
         )
+
+
+def _engine_change(target: Target, before: EngineStats | None) -> Mapping[str, float | None] | None:
+    if before is None or not isinstance(target, EngineWatched):
+        return None
+    return target.engine_stats().since(before)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,15 @@ class Residents:
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
         return max(0, needed - self.blocks.num_free)
 
+    def spare_blocks(self) -> int:
+        """Free blocks beside those that one more token of every decoding sequence takes."""
+        needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
+        return max(0, self.blocks.num_free - needed)
+
+    def missing_for(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that a sequence lacks for this many more tokens."""
+        return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
+
     def decoding(self) -> abc.Iterator[Sequence]:
         """Sequences that may have one more token planned, oldest first.
 
@@ -111,6 +120,26 @@ class Residents:
                 high = middle
         return low
 
+    def slots(self) -> tuple[int, int]:
+        """Token slots that the running sequences hold, and those of them with a token."""
+        reserved = filled = 0
+        for seq in self.running:
+            reserved += seq.slot_capacity
+            filled += seq.num_computed
+        return reserved, filled
+
+    def slots_over_steps(self, num_steps: int) -> tuple[int, int]:
+        """`slots` summed over as many decode steps of all running sequences from now on."""
+        reserved = filled = 0
+        for seq in self.running:
+            first = seq.num_computed
+            filled += num_steps * first + num_steps * (num_steps + 1) // 2
+            inside = min(num_steps, seq.slot_capacity - first)  # steps before a new block
+            reserved += inside * seq.slot_capacity
+            reserved += self._sum_of_capacities(first + num_steps)
+            reserved -= self._sum_of_capacities(first + inside)
+        return reserved, filled
+
     def take_steps(self, num_steps: int, token_id: int) -> None:
         """Let every running sequence have decoded `token_id` this many times."""
         for seq in self.running:
@@ -118,6 +147,12 @@ class Residents:
             seq.output_token_ids.extend([token_id] * num_steps)
             if seq.num_computed > seq.slot_capacity:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
+
+    def _sum_of_capacities(self, num_tokens: int) -> int:
+        """Slots of the blocks for 1 token, for 2, and so on up to `num_tokens`, summed."""
+        size = self.blocks.block_size
+        whole, rest = divmod(num_tokens, size)
+        return size * (size * whole * (whole + 1) // 2 + rest * (whole + 1))
 
     def _blocks_for_steps(self, num_steps: int) -> int:
         size = self.blocks.block_size

@@ -19,6 +19,7 @@ class Sequence:
     num_pending     tokens that batches in flight will sample
     num_in_flight   batches in flight that hold the sequence
     slot_capacity   token slots of its blocks
+    drafting        what a drafter keeps of the sequence from step to step
     """
 
     seq_id: int
@@ -36,6 +37,7 @@ class Sequence:
     num_in_flight: int = 0
     admitted: bool = False
     finish_reason: str | None = None
+    drafting: object = None
 
     @property
     def order(self) -> tuple[float, int]:

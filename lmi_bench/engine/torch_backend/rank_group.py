@@ -7,6 +7,7 @@ by its processes: one that ends without being asked to fails whatever is under w
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import pickle
 import tempfile
@@ -50,6 +51,7 @@ class RankGroup:
         self._segment: SegmentOwner | None = None
         self._connections: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
+        atexit.register(self.close)  # before multiprocessing, which would wait for its processes
         try:
             self._start(threads)
         except BaseException:
@@ -79,6 +81,7 @@ class RankGroup:
 
     def close(self) -> None:
         """End every process: asked first, then made to. May be called again."""
+        atexit.unregister(self.close)
         stop = pickle.dumps((Stop(), False))
         for connection in self._connections:
             try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatch, StepOutput
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PagedAttention
 from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
@@ -137,9 +138,24 @@ class ModelRunner:
         penalised = entry.sampling.repetition_penalty != 1.0
         first = rows.context_tokens - rows.sampled + 1
         return [
-            RowRequest(entry.sampling, position, history[:position] if penalised else (), seed)
-            for position in range(first, first + rows.sampled)
+            RowRequest(
+                entry.sampling,
+                position,
+                history[:position] if penalised else (),
+                seed,
+                self._banned(entry.sampling, entry.num_generated + number),
+            )
+            for number, position in enumerate(range(first, first + rows.sampled), start=1)
         ]
+
+    def _banned(self, sampling: SamplingParams, number: int) -> tuple[int, ...]:
+        """Ids that would end a request with its `number`-th token although it wants more."""
+        if number > sampling.min_tokens:
+            return ()
+        ends = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            ends += sampling.eos_token_ids
+        return tuple(token_id for token_id in ends if token_id < self._model.shape.vocab_size)
 
     def _output(
         self, entry: BatchEntry, rows: SequenceRows, choices: Sequence[Choice]
