@@ -270,7 +270,7 @@ def _degree(settings: EngineSection, *, most: int) -> int:
 def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: TorchNumbers) -> str:
     parts = []
     if copies > 1:
-        parts.append(f"{copies} replicas, requests {router.replace('_', ' ')}")
+        parts.append(_replica_note(copies, router))
     if degree > 1:
         transport = str(getattr(loaded, "transport", "")).replace("_", " ")
         parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")
@@ -278,6 +278,10 @@ def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: Torc
     if copies * degree > cores:
         note += f" (warning: {copies * degree} processes share {cores} cores)"
     return note
+
+
+def _replica_note(copies: int, router: str) -> str:
+    return f"{copies} replicas behind a {router.replace('_', '-')} router"
 
 
 def _replica_facts(settings: EngineSection) -> dict[str, Any]:
@@ -423,7 +427,8 @@ def open_simulated_engine(
             f"{shape.name} on {instance.instance_type} ({instance.accelerator.name}), TP "
             f"{degree}, {dtype}: predicted step times, {profile.provenance}",
             f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
-            "sequences at once",
+            f"sequences at once{' a replica' if copies > 1 else ''}",
+            *((_replica_note(copies, settings.router),) if copies > 1 else ()),
             *_speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
