@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -50,9 +51,11 @@ def test_each_router_sends_the_same_requests_to_the_same_replicas(router, load):
     assert {record.replica for record in run.records} == {0, 1, 2}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(open_loops, lengths, configs, st.integers(2, 4), st.sampled_from(list(ROUTERS)))
 def test_open_loops_over_replicas_give_the_same_records(spec, lengths, config, replicas, router):
+    """Without a warm-up, which the simulator leaves out: its requests move the router on."""
+    spec = replace(spec, warmup_requests=0)
     assert_same_level(spec, lengths, config, Uneven(), replicas=replicas, router=ROUTERS[router])
 
 
