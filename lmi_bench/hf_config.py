@@ -1,7 +1,7 @@
 """Reads a Hugging Face config.json: which family a model is of, and what its layers are made of.
 
-Where a key is absent, its value is the one that transformers takes. What would change the
-arithmetic and is not supported is refused, never passed over.
+Sizes must be there; a setting that published files leave out has the value that transformers
+gives it. What would change the arithmetic and is not supported is refused, never passed over.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class _Reader:
         if wrong:
             raise InputError(f"{self._where}: {what}")
 
-    def rope(self, max_positions: int) -> dict[str, Any]:
+    def rope(self, max_positions: int, theta: float = 10000.0) -> dict[str, Any]:
         """Settings of the rotary positions, whether they stand apart or at the top."""
         rope = dict(self.get("rope_parameters", "rope_scaling") or {})
         if rope.get("rope_theta") is None:
-            rope["rope_theta"] = self.get("rope_theta") or 10000.0
+            rope["rope_theta"] = self.get("rope_theta") or theta
         rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
         if rope["rope_type"] == "dynamic" or not rope.get("original_max_position_embeddings"):
             rope["original_max_position_embeddings"] = max_positions
@@ -148,6 +148,8 @@ def _mixtral(read: _Reader) -> DecoderSpec:
     return _llama_like(
         read,
         "mixtral",
+        rope=read.rope(read.need("max_position_embeddings"), theta=1e6),
+        norm_eps=float(read.get("rms_norm_eps") or 1e-5),
         windows=(window,) * read.need("num_hidden_layers"),
         experts=read.count(8, "num_local_experts"),
         experts_per_token=read.count(2, "num_experts_per_tok"),
@@ -169,9 +171,11 @@ def _qwen3_moe(read: _Reader) -> DecoderSpec:
     dense = read.get("mlp_only_layers") or read.count(1, "decoder_sparse_step") != 1
     read.refuse(bool(dense), "layers without experts beside layers with them are not supported")
     hidden, num_heads = read.need("hidden_size"), read.need("num_attention_heads")
+    slides = read.flag("use_sliding_window", default=False)
     return _qwen3(
         read,
         "qwen3_moe",
+        windows=(read.get("sliding_window") if slides else None,) * read.need("num_hidden_layers"),
         head_dim=read.count(hidden // num_heads, "head_dim"),
         ffn_size=read.need("moe_intermediate_size"),
         experts=read.count(128, "num_experts", "num_local_experts"),

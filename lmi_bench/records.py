@@ -190,7 +190,7 @@ class LevelRun:
     """A level that ran: its records in request order, and why it ended early if it did.
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
-                "interrupted")
+                "interrupted", "decided": a search knew its verdict)
     engine      what the engine in this process did meanwhile: counts, shares as fractions
     """
 

@@ -31,6 +31,7 @@ from lmi_bench.redaction import redact, redact_text
 
 SCHEMA_VERSION = 1
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
+SLO_ANSWER = "slo.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Run:
     levels: list[dict[str, Any]]
     records: list[tuple[RequestRecord, ...]]
     knees: list[dict[str, Any]] | None
+    slo_answer: dict[str, Any] | None = None
 
 
 def build_manifest(
@@ -179,6 +181,10 @@ class RunStore:
         """Save what the finished sweep says about its knee."""
         write_whole(self.path / KNEES, redact(list(knees), self._secrets))
 
+    def write_slo_answer(self, answer: Mapping[str, Any]) -> None:
+        """Save the highest load that a search found."""
+        write_whole(self.path / SLO_ANSWER, redact(dict(answer), self._secrets))
+
     def close(self) -> None:
         """Let other sweeps write the folder."""
         if self._lock_fd is not None:
@@ -241,7 +247,7 @@ def load_run(path: Path) -> Run:
         kept = records.get((line["level"], line["attempt"]))
         if kept is not None:
             kept.append(_record(line))
-    knees_path = path / KNEES
+    knees_path, answer_path = path / KNEES, path / SLO_ANSWER
     return Run(
         path=path,
         manifest=manifest,
@@ -251,6 +257,7 @@ def load_run(path: Path) -> Run:
             for level in levels
         ],
         knees=json.loads(knees_path.read_bytes()) if knees_path.exists() else None,
+        slo_answer=json.loads(answer_path.read_bytes()) if answer_path.exists() else None,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from lmi_bench.errors import InputError
+from lmi_bench.lengths import parse_lengths
 from lmi_bench.slo import parse_slo
 
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -51,6 +52,21 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _levels_or_auto(value: object) -> object:
+    """Levels as a list, or the word auto."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError("write levels such as [1, 2, 4], or auto")
+    return _as_list(value)
+
+
+def _raise_value_error(parse: Callable[[str], object], text: str) -> None:
+    """Check a text with its parser; pydantic gathers ValueErrors only."""
+    try:
+        parse(text)
+    except InputError as exc:
+        raise ValueError(str(exc)) from exc
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -69,6 +85,9 @@ class WorkloadSection(_Section):
     mix            several kinds of request at once; `input_tokens`, `output_tokens` then unused
     dataset        JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`; a relative
                    path counts from the scenario file
+    input_lengths  a distribution, such as normal(622,100) or uniform(500,1000), instead of
+                   input_tokens; likewise output_lengths
+    trace          recorded traffic: its lengths and, in an open loop, its times
     ignore_eos     generate the asked number of tokens whatever the model says
     reuse_prompts  send the same prompts in every run, which flatters a server's prefix cache
     """
@@ -77,19 +96,41 @@ class WorkloadSection(_Section):
     output_tokens: PositiveInt = 256
     mix: tuple[LengthShare, ...] = ()
     dataset: str | None = None
+    input_lengths: str | None = None
+    output_lengths: str | None = None
+    trace: str | None = None
     ignore_eos: bool = True
     reuse_prompts: bool = False
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadSection:
-        if self.mix and self.dataset is not None:
-            raise ValueError("give either mix or dataset, not both")
+        drawn = self.input_lengths is not None or self.output_lengths is not None
+        given = {
+            "mix": bool(self.mix),
+            "dataset": self.dataset is not None,
+            "input_lengths or output_lengths": drawn,
+            "trace": self.trace is not None,
+        }
+        named = [name for name, there in given.items() if there]
+        if len(named) > 1:
+            raise ValueError(f"give either {' or '.join(named)}, not both")
+        for text in (self.input_lengths, self.output_lengths):
+            if text is not None:
+                _raise_value_error(parse_lengths, text)
         return self
 
 
 class LoadSection(_Section):
     """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
 
+    concurrency         levels, or auto: doubling until the server is full, finer round the knee
+    search              find the highest concurrency or rate that meets the SLOs; one value of
+                        `concurrency` or `rate_per_s` is then where it starts
+    burstiness          of gamma arrivals: 1 is Poisson, below it they come in bursts
+    ramp_s              an open loop's rate rises from 0 over the first seconds of a level
+    speed               of a trace: a level for each, 1 as recorded, 2 twice as fast
+    repeat              how often each level runs; with `until` at least
+    until               repeat until a metric is known well enough: `ttft_p90 +-5%`
     requests_per_user   closed loop: a level sends concurrency times this many
     requests_per_level  requests of every level instead
     duration_s          a level hands out nothing after this long; with requests_per_level,
@@ -97,9 +138,17 @@ class LoadSection(_Section):
     warmup_requests     sent before each level and left out of it
     """
 
-    concurrency: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_as_list)] = None
+    concurrency: Annotated[
+        tuple[PositiveInt, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
+    ] = None
     rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
-    arrivals: Literal["constant", "poisson"] = "poisson"
+    search: Literal["concurrency", "rate"] | None = None
+    arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
+    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    ramp_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    speed: Annotated[tuple[PositiveRate, ...], BeforeValidator(_as_list)] = (1.0,)
+    repeat: PositiveInt = 1
+    until: str | None = None
     requests_per_user: PositiveInt = 3
     requests_per_level: PositiveInt | None = None
     duration_s: PositiveSeconds | None = None
@@ -112,12 +161,29 @@ class LoadSection(_Section):
         for name in ("concurrency", "rate_per_s"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
+        if self.search is not None:
+            self._check_search(self.search)
+        if self.is_adaptive and (self.repeat > 1 or self.until is not None):
+            raise ValueError("repeat and until need listed levels, not auto or a search")
         return self
+
+    def _check_search(self, over: str) -> None:
+        start = self.concurrency if over == "concurrency" else self.rate_per_s
+        other = self.rate_per_s if over == "concurrency" else self.concurrency
+        if other is not None:
+            raise ValueError(f"search over {over} picks its own levels; leave the others out")
+        if isinstance(start, tuple) and len(start) > 1:
+            raise ValueError(f"search over {over} takes one value to start from, got {len(start)}")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a rule picks the levels from those before."""
+        return self.search is not None or self.concurrency == "auto"
 
     @property
     def concurrency_levels(self) -> tuple[int, ...]:
-        """Levels of the closed loop; empty when the load is a rate."""
-        if self.rate_per_s is not None:
+        """Levels of the closed loop; empty when the load is a rate or found as the sweep goes."""
+        if self.rate_per_s is not None or self.search is not None or self.concurrency == "auto":
             return ()
         return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
 
@@ -221,6 +287,22 @@ class Scenario(_Section):
                 raise ValueError(str(exc)) from exc
         return value
 
+    @model_validator(mode="after")
+    def _a_search_has_a_limit(self) -> Scenario:
+        if self.load.search is not None and not self.slo:
+            raise ValueError(
+                f"a search over {self.load.search} needs an SLO (slo, --slo), such as ttft_p90<=1s"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_trace_has_its_own_times(self) -> Scenario:
+        if self.workload.trace is not None and self.load.search == "rate":
+            raise ValueError("a search over rates makes its own arrivals; leave the trace out")
+        if self.workload.trace is None and self.load.speed != (1.0,):
+            raise ValueError("speed is that of a trace; give a trace, or a rate instead")
+        return self
+
     def canonical(self) -> dict[str, Any]:
         """All fields with their defaults filled in, as plain JSON values."""
         return self.model_dump(mode="json")
@@ -228,14 +310,17 @@ class Scenario(_Section):
     def hash(self) -> str:
         """SHA-256 of what decides the measurement: names and SLOs may change, the rest may not.
 
-        A data set counts with its bytes. Raises InputError when it cannot be read.
+        SLOs count where they pick the levels, a data set with its bytes. Raises InputError when it
+        cannot be read.
         """
         content = self.canonical()
-        for free in ("name", "slo"):
+        for free in ("name",) if self.load.is_adaptive else ("name", "slo"):
             del content[free]
-        dataset = content["workload"]["dataset"]
-        if dataset is not None:
-            content["workload"]["dataset"] = hashlib.sha256(_read_bytes(Path(dataset))).hexdigest()
+        for name in ("dataset", "trace"):
+            path = content["workload"][name]
+            if path is not None:
+                digest = hashlib.sha256(_read_bytes(Path(path))).hexdigest()
+                content["workload"][name] = digest
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -243,7 +328,8 @@ class Scenario(_Section):
         """A scenario with some fields replaced, checked again as a whole.
 
         Keys are dotted (`load.concurrency`); a value of None leaves the field alone. A rate
-        replaces a concurrency and the other way round; a length replaces a mix.
+        replaces a concurrency and the other way round; a length replaces a mix, a distribution
+        and a trace.
         """
         content = self.model_dump()
         for name in _DERIVED:
@@ -262,6 +348,8 @@ class Scenario(_Section):
                 content["load"]["concurrency"] = None
             elif dotted in ("workload.input_tokens", "workload.output_tokens"):
                 content["workload"]["mix"] = ()
+                content["workload"][dotted.split(".")[1].replace("tokens", "lengths")] = None
+                content["workload"]["trace"] = None
             place[last] = value
         return parse_scenario(content)
 
@@ -275,11 +363,22 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
     try:
         return Scenario.model_validate(content)
     except ValidationError as exc:
-        lines = [_describe(dict(error)) for error in exc.errors()]
+        lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
         noun = "mistake" if len(lines) == 1 else "mistakes"
         raise InputError(
             f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
         ) from exc
+
+
+def _follows(error: Mapping[str, Any]) -> bool:
+    """Whether a mistake only follows from another that is reported.
+
+    `auto` is the other branch of a list of levels; a default that depends on other fields waits
+    for them to be right.
+    """
+    if error["type"] == "default_factory_not_called":
+        return True
+    return error["type"] == "literal_error" and "literal['auto']" in error["loc"]
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -291,10 +390,12 @@ def load_scenario(path: Path) -> Scenario:
     except yaml.YAMLError as exc:
         raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
     scenario = parse_scenario(content, source=str(path))
-    dataset = scenario.workload.dataset
-    if dataset is None or Path(dataset).is_absolute():
-        return scenario
-    return scenario.with_overrides({"workload.dataset": str(path.parent / dataset)})
+    relative = {
+        f"workload.{name}": str(path.parent / given)
+        for name in ("dataset", "trace")
+        if (given := getattr(scenario.workload, name)) is not None and not Path(given).is_absolute()
+    }
+    return scenario.with_overrides(relative) if relative else scenario
 
 
 def scenario_json_schema() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Service-level objectives: `ttft_p90<=1s` and what it means.
 
+Goodput limits of requests are written as vLLM does: `ttft:500 tpot:15`.
 Grammar: (ttft|itl|tpot|e2e|latency_per_token)_(mean|p50|p90|p95|p99)<=NUMBER(ms|s)
 """
 
@@ -63,3 +64,45 @@ def parse_slo(text: str) -> Slo:
     if limit_ms <= 0:
         raise InputError(f"SLO {text!r}: the limit must be above 0")
     return Slo(metric, statistic, limit_ms)
+
+
+_GOODPUT = re.compile(r"(ttft|tpot|itl|e2el|e2e):([0-9]*\.?[0-9]+)")
+
+
+def parse_goodput(text: str) -> list[Slo]:
+    """Limits that a request must meet to be good, in ms, parted by spaces or commas.
+
+    The statistic is the mean, which for a request's one value is that value.
+
+    >>> [str(limit) for limit in parse_goodput("ttft:500 e2el:2000")]
+    ['ttft_mean<=500ms', 'e2e_mean<=2000ms']
+
+    Raises InputError with the grammar where a part is not one.
+    """
+    limits = []
+    for part in re.split(r"[\s,]+", text.strip()):
+        match = _GOODPUT.fullmatch(part)
+        if match is None or float(match[2]) <= 0:
+            raise InputError(
+                f"goodput {part!r} is not understood; write METRIC:MS with a metric of ttft, tpot, "
+                "itl, e2el, for example ttft:500 tpot:15"
+            )
+        limits.append(Slo("e2e" if match[1] == "e2el" else match[1], "mean", float(match[2])))
+    return limits
+
+
+def join_goodput(arguments: list[str]) -> list[str]:
+    """The command line with `--goodput ttft:500 tpot:15` made one value, as vLLM's users type it.
+
+    >>> join_goodput(["sweep", "--goodput", "ttft:500", "tpot:15", "--rate", "2"])
+    ['sweep', '--goodput', 'ttft:500 tpot:15', '--rate', '2']
+    """
+    joined: list[str] = []
+    after = False
+    for argument in arguments:
+        if after and _GOODPUT.fullmatch(argument) and joined[-1] != "--goodput":
+            joined[-1] += f" {argument}"
+            continue
+        after = argument == "--goodput" or (after and joined[-1] == "--goodput")
+        joined.append(argument)
+    return joined

@@ -13,7 +13,7 @@ from typing import Literal
 
 from lmi_bench.errors import InputError
 
-ArrivalProcess = Literal["constant", "poisson"]
+ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,11 @@ class LevelSpec:
 
     Exactly one of `concurrency` (closed loop: users that wait for their answer) and `rate_per_s`
     (open loop) is given, and at least one of `num_requests` and `duration_s`.
+
+    arrivals    of an open loop; with "trace" each request holds its own arrival_s
+    repeat      how often the level ran before: the same lengths, but other prompts and arrivals
+    burstiness  of gamma arrivals: 1 is Poisson, below it they come in bursts, above it evenly
+    ramp_s      an open loop's rate rises from 0 over these first seconds
     """
 
     index: int
@@ -58,6 +63,9 @@ class LevelSpec:
     num_requests: int | None = None
     duration_s: float | None = None
     warmup_requests: int = 0
+    repeat: int = 0
+    burstiness: float = 1.0
+    ramp_s: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate_per_s is None):
@@ -70,6 +78,11 @@ class LevelSpec:
             raise InputError("a level needs a number of requests or a duration_s")
         if self.num_requests is not None and self.num_requests < 1:
             raise InputError(f"a level needs at least 1 request, got {self.num_requests}")
+        if self.burstiness <= 0 or self.ramp_s < 0:
+            raise InputError(
+                f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and "
+                f"{self.ramp_s:g}"
+            )
         if self.duration_s is not None and self.duration_s <= 0:
             raise InputError(f"duration_s must be above 0, got {self.duration_s:g}")
 
@@ -130,23 +143,42 @@ def arrival_times_s(
     seed: int,
     num_requests: int | None = None,
     duration_s: float | None = None,
+    burstiness: float = 1.0,
+    ramp_s: float = 0.0,
 ) -> Iterator[float]:
     """Seconds after the start at which an open loop's requests are due.
 
     constant  the i-th is due at i / rate
     poisson   gaps are independent and exponential with mean 1 / rate; the first gap is waited too
+    gamma     gaps are independent and gamma with mean 1 / rate and shape `burstiness`: their
+              coefficient of variation is burstiness ** -0.5
+
+    ramp_s    the rate rises linearly from 0 over these seconds: time is stretched so that the
+              requests due by t are those that a steady rate has after t ** 2 / (2 ramp_s)
 
     Ends after `num_requests` or before `duration_s`, whichever comes first.
     """
+    if process == "trace":
+        raise ValueError("a trace's requests hold their own arrival times")
     draw = random.Random(seed)
-    at_s = 0.0
+    steady_s = 0.0
     index = 0
     while num_requests is None or index < num_requests:
         if process == "constant":
-            at_s = index / rate_per_s
+            steady_s = index / rate_per_s
+        elif process == "poisson":
+            steady_s += draw.expovariate(rate_per_s)
         else:
-            at_s += draw.expovariate(rate_per_s)
+            steady_s += draw.gammavariate(burstiness, 1 / (rate_per_s * burstiness))
+        at_s = _on_ramp_s(steady_s, ramp_s)
         if duration_s is not None and at_s >= duration_s:
             return
         yield at_s
         index += 1
+
+
+def _on_ramp_s(steady_s: float, ramp_s: float) -> float:
+    """When a ramped rate has sent as much as a steady one has after `steady_s`."""
+    if steady_s < ramp_s / 2:
+        return float((2 * ramp_s * steady_s) ** 0.5)
+    return steady_s + ramp_s / 2

@@ -186,3 +186,18 @@ def test_what_cannot_be_read_is_said_in_one_line(config, message):
     with pytest.raises(InputError, match=message) as caught:
         spec_from_hf_config("m", config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "theta", "eps"),
+    [("Llama", 1e4, 1e-6), ("Mistral", 1e4, 1e-6), ("Mixtral", 1e6, 1e-5), ("Qwen2", 1e4, 1e-6)],
+)
+def test_settings_that_a_file_leaves_out_have_the_values_of_transformers(family, theta, eps):
+    import transformers
+
+    default = getattr(transformers, f"{family}Config")()
+    spec = spec_from_hf_config("m", named(family, sizes(2, 64, 4, 4, 96, 100, 512)))
+    assert (spec.rope["rope_theta"], spec.norm_eps) == (theta, eps)
+    assert (default.rope_parameters["rope_theta"], default.rms_norm_eps) == (theta, eps)
+    assert spec.tied_embeddings == default.tie_word_embeddings
+    assert spec.layer_windows[0] == getattr(default, "sliding_window", None)

@@ -84,3 +84,32 @@ def test_a_level_is_named_by_its_load():
 def test_a_request_asks_and_gets_at_least_one_token():
     with pytest.raises(InputError, match="request 3"):
         PlannedRequest(3, 0.0, 0, 1)
+
+
+def _gaps(**options):
+    times = list(arrival_times_s(2.0, seed=1, num_requests=40_000, **options))
+    return [b - a for a, b in zip([0.0, *times], times, strict=False)]
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gamma_gaps_have_the_rate_and_the_spread_that_were_asked_for(burstiness):
+    """Mean 1 / rate, and a coefficient of variation of burstiness ** -0.5."""
+    gaps = _gaps(process="gamma", burstiness=burstiness)
+    mean = statistics.fmean(gaps)
+    assert mean == pytest.approx(0.5, rel=0.03)
+    assert statistics.pstdev(gaps) / mean == pytest.approx(burstiness**-0.5, rel=0.03)
+
+
+def test_a_ramp_sends_half_of_what_a_steady_rate_would():
+    """Over a ramp of 100 s at 2 req/s: 100 requests by 100 s, 25 by 50 s, then one each 0.5 s."""
+    times = list(arrival_times_s(2.0, process="constant", seed=0, num_requests=300, ramp_s=100.0))
+    assert sum(time < 50 for time in times) == 25
+    assert sum(time < 100 for time in times) == 100
+    assert times[201] - times[200] == pytest.approx(0.5)
+    assert times == sorted(times)
+
+
+def test_without_a_ramp_nothing_changes():
+    plain = list(arrival_times_s(2.0, process="poisson", seed=3, num_requests=50))
+    ramped = list(arrival_times_s(2.0, process="poisson", seed=3, num_requests=50, ramp_s=0.0))
+    assert plain == ramped

@@ -32,7 +32,7 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
     if not line.get("valid", True):
         reason = line.get("invalid_reason") or "the load generator gave no reason"
         warnings.append(f"{name} is invalid: {reason}")
-    if line.get("stopped_by"):
+    if line.get("stopped_by") not in (None, "decided"):  # a search decides on purpose
         warnings.append(
             f"{name} was cut short by {line['stopped_by']}: "
             f"{line.get('requests', 0)} requests were sent"

@@ -15,6 +15,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 from lmi_bench.engine.router import RoundRobin, Router
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput, WaitUntil
@@ -70,14 +71,20 @@ def simulate_level(
     )
     if spec.rate_per_s is None:
         level.run(level.users.start_offset_s(n, spacing_s) for n in range(level.users.concurrency))
+    elif spec.arrivals == "trace":
+        recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
+        limit_s = math.inf if spec.duration_s is None else spec.duration_s
+        level.run(takewhile(lambda at_s: at_s < limit_s, recorded))
     else:
         level.run(
             arrival_times_s(
                 spec.rate_per_s,
                 process=spec.arrivals,
-                seed=seed,
+                seed=seed + spec.repeat,
                 num_requests=spec.num_requests,
                 duration_s=spec.duration_s,
+                burstiness=spec.burstiness,
+                ramp_s=spec.ramp_s,
             )
         )
     return level.result()

@@ -19,7 +19,7 @@ from lmi_bench.units import s_to_ms
 
 FloatArray = NDArray[np.float64]
 
-_CUT_SHORT = ("timeout", "errors", "interrupted")
+_CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,8 +34,15 @@ from lmi_bench.loadgen.prompts import (
     TokenIds,
     load_dataset,
 )
+from lmi_bench.loadgen.shaped_prompts import (
+    DrawnPrompts,
+    TracePrompts,
+    distributions,
+    mean_lengths,
+)
 from lmi_bench.loadgen.target import Target
 from lmi_bench.scenario import SAGEMAKER_PREFIX, Scenario
+from lmi_bench.traces import read_trace
 
 Main = Callable[[Target], Awaitable[Any]]
 SIMULATED_PREFIX = "sim:"
@@ -49,6 +56,7 @@ class Bench:
     scenario    as it will run: nothing in it is left to be found
     run         runs a coroutine over the target on the clock that the target needs
     knee_facts  what is known of the server, for the levels' lines given
+    usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
     secrets     values that must never reach a file
     """
 
@@ -62,6 +70,8 @@ class Bench:
     secrets: tuple[str, ...] = ()
     spacing_s: float = 0.0
     salted: bool = True
+    usd_per_hour: float | None = None
+    count_instances: Callable[[], int | None] | None = None
 
     def new_salt(self) -> str:
         """What makes this run's prompts unlike those of every other run."""
@@ -120,7 +130,7 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
         )
-    total = max(kind.input_tokens + kind.output_tokens for kind in lengths_of(scenario))
+    total = longest_request(scenario)
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=total
     )
@@ -144,9 +154,22 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
 def lengths_of(scenario: Scenario) -> list[Lengths]:
     """The kinds of request of a synthetic workload."""
     workload = scenario.workload
+    if workload.trace is not None:
+        return [mean_lengths(read_trace(Path(workload.trace)))]
     if not workload.mix:
-        return [Lengths(workload.input_tokens, workload.output_tokens)]
+        return [Lengths(*(round(each.mean) for each in distributions(workload)))]
     return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
+
+
+def longest_request(scenario: Scenario) -> int:
+    """Most tokens, input and output, of one request."""
+    workload = scenario.workload
+    if workload.trace is not None:
+        requests = read_trace(Path(workload.trace)).requests
+        return max(request.input_tokens + request.output_tokens for request in requests)
+    if workload.mix:
+        return max(kind.input_tokens + kind.output_tokens for kind in workload.mix)
+    return sum(each.most for each in distributions(workload))
 
 
 def make_prompts(
@@ -163,6 +186,15 @@ def make_prompts(
             salt=salt,
             ignore_eos=workload.ignore_eos,
         )
+    options: dict[str, Any] = {
+        "seed": scenario.seed,
+        "salt": salt,
+        "ignore_eos": workload.ignore_eos,
+    }
+    if workload.trace is not None:
+        return TracePrompts(read_trace(Path(workload.trace)), text, **options)
+    if workload.input_lengths is not None or workload.output_lengths is not None:
+        return DrawnPrompts(*distributions(workload), text, **options)
     return SyntheticPrompts(
         lengths_of(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
     )

@@ -8,11 +8,16 @@ from typing import Annotated
 import typer
 
 from lmi_bench import __version__
+from lmi_bench.cli.compare import compare
+from lmi_bench.cli.export import export
+from lmi_bench.cli.gate import gate
+from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
+from lmi_bench.slo import join_goodput
 
 app = typer.Typer(
     name="lmi-bench",
@@ -24,6 +29,10 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(recommend)
 app.command()(report)
+app.command()(compare)
+app.command()(gate)
+app.command()(export)
+app.command("import")(import_results)
 app.command()(serve)
 
 
@@ -46,7 +55,7 @@ def _options(
 def main() -> None:
     """Run the command line; what a user can mend ends in one line on stderr."""
     try:
-        app()
+        app(join_goodput(sys.argv[1:]))
     except LmiBenchError as exc:
         typer.echo(f"error: {exc}", err=True)
         sys.exit(exc.exit_code)

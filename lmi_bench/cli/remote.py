@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.bench import Bench, Main, lengths_of, make_prompts
+from lmi_bench.cli.bench import Bench, Main, longest_request, make_prompts
 from lmi_bench.cli.compose import find_tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.discover import Discovery, discover
@@ -23,6 +23,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
 
     Raises InputError where nothing that is known here answers, or the workload does not fit.
     """
+    scenario = _with_levels(scenario)
     notes: tuple[str, ...] = ()
     found = None
     if AUTO in (scenario.protocol, scenario.model):
@@ -69,6 +70,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
     from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
     from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
 
+    scenario = _with_levels(scenario)
     settings = scenario.sagemaker
     invocation = Invocation(
         scenario.target.removeprefix(SAGEMAKER_PREFIX),
@@ -118,8 +120,18 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         facts=facts,
         tokenizers=(model,),
         notes=found.notes,
+        usd_per_hour=found.price_usd_per_hour,
+        count_instances=found.count_instances,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
+
+
+def _with_levels(scenario: Scenario) -> Scenario:
+    """Levels found as the sweep goes where none are stated: nobody knows a new server's limit."""
+    load = scenario.load
+    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
+        return scenario
+    return scenario.with_overrides({"load.concurrency": AUTO})
 
 
 def _discover(scenario: Scenario, access: Access) -> Discovery:
@@ -143,12 +155,12 @@ def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str
             "shorter than planned"
         )
     if found.max_model_len is not None and scenario.workload.dataset is None:
-        longest = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
-        if longest.input_tokens + longest.output_tokens > found.max_model_len:
+        longest = longest_request(scenario)
+        if longest > found.max_model_len:
             raise InputError(
                 f"{scenario.target} takes {found.max_model_len:,} tokens a request, but the "
-                f"workload has {longest.input_tokens:,} + {longest.output_tokens:,}: lower "
-                "--input-tokens or --output-tokens"
+                f"workload has up to {longest:,}, input and output: lower --input-tokens or "
+                "--output-tokens"
             )
     return scenario.with_overrides(overrides), tuple(notes)
 
@@ -162,6 +174,8 @@ def _bench(
     tokenizers: tuple[str | None, ...],
     notes: tuple[str, ...],
     secrets: tuple[str, ...],
+    usd_per_hour: float | None = None,
+    count_instances: Callable[[], int | None] | None = None,
 ) -> Bench:
     tokenizer = next((t for name in tokenizers if name and (t := find_tokenizer(name))), None)
     text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
@@ -185,4 +199,6 @@ def _bench(
         secrets=secrets,
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,
+        usd_per_hour=usd_per_hour,
+        count_instances=count_instances,
     )

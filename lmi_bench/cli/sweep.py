@@ -122,6 +122,31 @@ def sweep(
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
+    input_lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD).",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    output_lengths: Annotated[
+        str | None,
+        typer.Option(help="Likewise, of the answers.", rich_help_panel=_WORKLOAD),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded traffic: Azure's CSV or Mooncake's JSON lines.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = None,
+    speed: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a trace, a level each: 1 as recorded, 2 twice as fast.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
@@ -143,7 +168,8 @@ def sweep(
         typer.Option(
             "--concurrency",
             "--max-concurrency",
-            help="Closed loop: users at once, a level each: 1,2,4,8.",
+            help="Closed loop: users at once, a level each: 1,2,4,8; or auto (doubling until full, "
+            "then finer round the knee).",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -156,9 +182,41 @@ def sweep(
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the highest concurrency or rate that meets every --slo, to 5 %.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Of an open loop: poisson or constant.", rich_help_panel=_LOAD),
+        typer.Option(help="Of an open loop: poisson, constant or gamma.", rich_help_panel=_LOAD),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help="Of gamma arrivals: 1 is Poisson, less is burstier.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    ramp: Annotated[
+        float | None,
+        typer.Option(
+            "--ramp",
+            help="Seconds over which an open loop's rate rises from 0.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(help="Run every level this often, in rounds.", rich_help_panel=_LOAD),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Repeat until a metric is known well enough: 'ttft_p90 +-5%'.",
+            rich_help_panel=_LOAD,
+        ),
     ] = None,
     requests_per_user: Annotated[
         int | None,
@@ -279,6 +337,32 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(help="USD an hour of the whole target.", rich_help_panel=_RUN),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(help="What a URL runs on: its price is the catalog's.", rich_help_panel=_RUN),
+    ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
+    ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    failures: Annotated[
+        str,
+        typer.Option(
+            help="For SLOs: exclude failed requests, or count them as infinite.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "exclude",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -294,6 +378,7 @@ def sweep(
     Flags win over the scenario file, which wins over the defaults.
     """
     from lmi_bench.cli.access import Access, read_headers
+    from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import run
 
     overrides: dict[str, Any] = {
@@ -309,11 +394,20 @@ def sweep(
         "workload.output_tokens": output_tokens,
         "workload.mix": None if mix is None else parse_mix(mix),
         "workload.dataset": None if dataset is None else str(dataset),
+        "workload.input_lengths": input_lengths,
+        "workload.output_lengths": output_lengths,
+        "workload.trace": None if trace is None else str(trace),
+        "load.speed": None if speed is None else _numbers("--speed", speed),
         "workload.ignore_eos": ignore_eos,
         "workload.reuse_prompts": reuse_prompts,
-        "load.concurrency": None if concurrency is None else _numbers("--concurrency", concurrency),
+        "load.concurrency": _concurrency(concurrency),
         "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
-        "load.arrivals": arrivals,
+        "load.search": search,
+        "load.arrivals": "gamma" if arrivals is None and burstiness is not None else arrivals,
+        "load.burstiness": burstiness,
+        "load.ramp_s": ramp,
+        "load.repeat": repeat,
+        "load.until": until,
         "load.requests_per_user": requests_per_user,
         "load.requests_per_level": requests_per_level,
         "load.duration_s": duration,
@@ -345,13 +439,28 @@ def sweep(
         "slo": None if not slo else tuple(slo),
     }
     access = Access(api_key, read_headers(header or ()))
-    outcome = run(scenario, overrides, timeout=timeout, out=out, resume=resume, access=access)
+    budget = Budget(price_per_hour, instance, max_spend)
+    outcome = run(
+        scenario,
+        overrides,
+        timeout=timeout,
+        out=out,
+        resume=resume,
+        access=access,
+        budget=budget,
+        goodput=" ".join(goodput or ()),
+        failures=failures,
+    )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.nothing_answered:
         raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
+
+
+def _concurrency(text: str | None) -> list[float | int] | str | None:
+    return text if text in (None, "auto") else _numbers("--concurrency", text)
 
 
 def _numbers(flag: str, text: str) -> list[float | int]:

@@ -10,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.checks import check_levels
-from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.knee import Knee, find_knees
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.repeats import pooled_run
+from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.gate_run import read_failures
+from lmi_bench.cli.level_rule import LevelRule, level_rule
+from lmi_bench.cli.slo_print import SloOptions, print_slos
+from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.records import LevelRun
+from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
-from lmi_bench.slo import parse_slo
+from lmi_bench.slo import parse_goodput, parse_slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +47,43 @@ def run(
     out: Path | None,
     resume: bool,
     access: Access = NO_ACCESS,
+    budget: Budget = NO_BUDGET,
+    goodput: str = "",
+    failures: str = "exclude",
 ) -> SweepOutcome:
-    """Run a sweep and print its answer; raises InputError before anything is written."""
+    """Run a sweep and print its answer; raises InputError before anything is written.
+
+    goodput   limits of a good request, as `parse_goodput` reads them
+    failures  exclude or infinite: how failed requests count in the SLOs' latencies
+    """
+    limits = tuple(parse_goodput(goodput)) if goodput else ()
+    slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
+    level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     interrupted = False
     bench = open_bench(scenario, access)
     scenario = bench.scenario
+    rule = level_rule(scenario)
+    spend = Spend(
+        budget.price(bench.usd_per_hour),
+        max_usd=budget.max_usd,
+        count_instances=bench.count_instances,
+        note=note,
+    )
     folder = out or _default_folder(scenario)
     with _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store)
+            _run_levels(scenario, bench, store, rule, spend)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
         knees: list[Knee] = []
+        answer: SloAnswer | None = None
         if levels and not interrupted:
+            answer = _search_answer(folder, rule, store, seed=scenario.seed)
             knees = _find_knees(folder, bench)
             store.write_knees([knee.to_dict() for knee in knees])
     if interrupted:
@@ -68,11 +91,19 @@ def run(
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return SweepOutcome(interrupted=True)
-    if all(line["requests"] == line["errors"] for line in levels):
+    if levels and all(line["requests"] == line["errors"] for line in levels):
         _print_levels(levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(nothing_answered=True)
-    return SweepOutcome(slo_missed=_print_answer(scenario, levels, knees, folder))
+    pooled = pooled_run(load_run(folder))
+    _print_measured(pooled.levels, knees)
+    print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
+    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], slo_options)
+    if answer is not None:
+        say(describe_answer(answer))
+        missed = answer.value is None
+    say(f"run folder: {folder}   next: lmi-bench report {folder}")
+    return SweepOutcome(slo_missed=missed)
 
 
 def read_scenario(
@@ -128,12 +159,15 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 
-def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResult:
-    levels = levels_of(scenario)
+def _run_levels(
+    scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule, spend: Spend
+) -> SweepResult:
+    of_all = "" if rule.total is None else f"/{rule.total}"
+
     with progress() as report:
 
         def on_progress(state: Progress) -> None:
-            title = f"level {state.level + 1}/{len(levels)} {state.label} {state.state}"
+            title = f"level {state.level + 1}{of_all} {state.label} {state.state}"
             if state.errors:
                 title += f", {state.errors} errors"
             report(title, state.done, state.total)
@@ -144,13 +178,14 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
 
         result: SweepResult = bench.run(
             lambda target: run_sweep(
-                levels,
+                spend.levels(rule.levels),
                 target,
                 store,
                 prompts=bench.prompts(str(store.manifest.get("salt", ""))),
-                summarise=summarise_level,
+                summarise=spend.summarise(rule.summarise),
                 on_progress=on_progress,
                 on_level=on_level,
+                stop_rules=rule.stop_rules,
                 timeout_s=scenario.timeout_s,
                 spacing_s=bench.spacing_s,
                 seed=scenario.seed,
@@ -159,8 +194,20 @@ def _run_levels(scenario: Scenario, bench: Bench, store: RunStore) -> SweepResul
     return result
 
 
-def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
+def _search_answer(
+    folder: Path, rule: LevelRule, store: RunStore, *, seed: int
+) -> SloAnswer | None:
+    """The answer of a search, saved as slo.json; None where none was asked for."""
+    if rule.search is None:
+        return None
     run = load_run(folder)
+    answer = slo_answer(rule.search, run.levels, run.records, seed=seed)
+    store.write_slo_answer(answer.to_dict())
+    return answer
+
+
+def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
+    run = pooled_run(load_run(folder))
     if not run.levels:
         return []
     return find_knees(run.levels, records=run.records, facts=bench.knee_facts(run.levels))
@@ -179,10 +226,8 @@ def _print_levels(levels: list[dict[str, Any]]) -> None:
     print_table("Levels", level_rows(levels))
 
 
-def _print_answer(
-    scenario: Scenario, levels: list[dict[str, Any]], knees: list[Knee], folder: Path
-) -> bool:
-    """Print what was found; returns whether every level missed a stated SLO."""
+def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
+    """Levels, knees, and what is to be doubted."""
     _print_levels(levels)
     print_table(
         "Knee by rule (* recommended)",
@@ -194,11 +239,5 @@ def _print_answer(
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
-    slos = [parse_slo(text) for text in scenario.slo]
-    missed = bool(slos) and not any(
-        all(check_slo(line, slo).verdict == "pass" for slo in slos) for line in levels
-    )
-    if missed:
-        say(f"SLO missed at every level: {', '.join(map(str, slos))}")
-    say(f"run folder: {folder}   next: lmi-bench report {folder}")
-    return missed
+    if (cost := cheapest(levels)) is not None:
+        say(cost)

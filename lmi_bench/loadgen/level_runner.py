@@ -19,7 +19,7 @@ from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.self_check import LoopWatch, ReceiveSignals, check_level
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import LevelRun
+from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 PREPARED_REQUESTS = 4096
@@ -36,11 +36,16 @@ class StopRules:
     max_error_share  share of failed requests that a level may have. Failures come back sooner than
                      answers, so a level of a known number of requests is only cut short when the
                      share is certain; one of a fixed duration from `min_requests` ended ones on
+    ends_sweep       False: the next level is picked by the rule of levels all the same
+    watch            what looks at a level's answers as they end (they are decoded for it, on the
+                     loop) and says when nothing more need be sent: `stopped_by` is then "decided"
     """
 
     first_timeout: bool = True
     max_error_share: float | None = 0.5
     min_requests: int = 10
+    ends_sweep: bool = True
+    watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class LevelRunner:
         self._target = target
         self._prompts = prompts
         self._rules = rules
+        self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
         self._prepared: dict[int, PlannedRequest] = {}
@@ -129,6 +135,8 @@ class LevelRunner:
         signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
+        if self._stopped_by == "decided" and len(records) == spec.num_requests:
+            self._stopped_by = None  # the verdict fell when all had been sent: nothing was cut
         if self._stopped_by is None and self._too_many_errors(len(records), at_end=True):
             self._stopped_by = "errors"
         self._report("finished")
@@ -196,15 +204,29 @@ class LevelRunner:
         spec = self._spec
         if spec.rate_per_s is None:
             raise ValueError("an open loop needs a rate")
+        if spec.arrivals == "trace":
+            yield from self._recorded()
+            return
         times = arrival_times_s(
             spec.rate_per_s,
             process=spec.arrivals,
-            seed=seed,
+            seed=seed + spec.repeat,
             num_requests=spec.num_requests,
             duration_s=spec.duration_s,
+            burstiness=spec.burstiness,
+            ramp_s=spec.ramp_s,
         )
         for number, arrival_s in enumerate(times):
             yield replace(self._request(number), arrival_s=arrival_s)
+
+    def _recorded(self) -> Iterator[PlannedRequest]:
+        """The trace's requests, each due when its prompt says."""
+        for number in range(self._spec.num_requests or 0):
+            request = self._request(number)
+            limit_s = self._spec.duration_s
+            if limit_s is not None and request.arrival_s >= limit_s:
+                return
+            yield request
 
     def _ended(self, measured: Measured) -> bool:
         """Count a request that ended; False when a rule ends the level."""
@@ -217,6 +239,8 @@ class LevelRunner:
                 self._stopped_by = "timeout"
             elif self._too_many_errors(self._done):
                 self._stopped_by = "errors"
+        if self._is_decided is not None and self._is_decided(measured.record()):
+            self._stopped_by = self._stopped_by or "decided"
         self._report("running")
         return self._stopped_by is None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lmi_bench.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
+from lmi_bench.traces import Trace, read_trace
 from lmi_bench.workload import LevelSpec
 
 NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
@@ -19,6 +21,8 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     level that names neither a number nor a duration sends 100.
     """
     load = scenario.load
+    if scenario.workload.trace is not None and load.concurrency is None:
+        return _trace_levels(scenario, read_trace(Path(scenario.workload.trace)))
     timed = load.duration_s is not None
     levels: list[LevelSpec] = []
     for concurrency in load.concurrency_levels:
@@ -43,12 +47,32 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
                 index=len(levels),
                 rate_per_s=rate_per_s,
                 arrivals=load.arrivals,
+                burstiness=load.burstiness,
+                ramp_s=load.ramp_s,
                 num_requests=num_requests,
                 duration_s=load.duration_s,
                 warmup_requests=load.warmup_requests,
             )
         )
     return levels
+
+
+def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
+    """A level for each speed (1 is as recorded), or each mean rate that is asked for."""
+    load = scenario.load
+    rates = load.rate_per_s or [speed * trace.rate_per_s for speed in load.speed]
+    most = len(trace.requests)
+    return [
+        LevelSpec(
+            index=index,
+            rate_per_s=rate_per_s,
+            arrivals="trace",
+            num_requests=min(most, load.requests_per_level or most),
+            duration_s=load.duration_s,
+            warmup_requests=load.warmup_requests,
+        )
+        for index, rate_per_s in enumerate(rates)
+    ]
 
 
 def in_order(levels: Sequence[LevelSpec]) -> NextLevel:

@@ -1,8 +1,8 @@
 """What the requests say: synthetic prompts of exact token counts, or a data set's own.
 
-A prompt is a pure function of (seed, salt, level, number), so a resumed run and a second target get
-the same lengths in the same order. The salt changes from run to run: prompts that a server has
-seen before are answered from its prefix cache and flatter it.
+A prompt is a pure function of (seed, salt, level, repeat, number), so a resumed run and a second
+target get the same lengths in the same order. The salt changes from run to run: prompts that a
+server has seen before are answered from its prefix cache and flatter it.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class SyntheticPrompts:
             output_tokens=lengths.output_tokens,
             ignore_eos=self._ignore_eos,
         )
-        draw = random.Random(f"{self._seed}/{self._salt}/{level.index}/{number}")
+        draw = random.Random(f"{self._seed}/{self._salt}/{level_place(level)}/{number}")
         return self._text.fill(planned, draw)
 
     def _kind(self, number: int) -> int:
@@ -272,7 +272,7 @@ class DatasetPrompts:
         entry = self._entries[number % len(self._entries)]
         text = entry.text
         if self._salt:
-            text = f"[{self._salt}-{level.index}-{number}] {text}"
+            text = f"[{self._salt}-{level_place(level)}-{number}] {text}"
         ids = tuple(self._tokenizer.encode(text)) if self._tokenizer is not None else ()
         return PlannedRequest(
             request_id=number,
@@ -321,6 +321,11 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
     if not entries:
         raise InputError(f"{path} holds no prompt: write one JSON object a line")
     return entries
+
+
+def level_place(level: LevelSpec) -> str:
+    """The level, and its repeat if it is one: other prompts each time, of the same lengths."""
+    return f"{level.index}.{level.repeat}" if level.repeat else str(level.index)
 
 
 def _block(lengths: Sequence[Lengths]) -> list[int]:

@@ -6,7 +6,7 @@ describe it, and then the sweep goes on without.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class EndpointFacts:
     num_instances       running now
     price_usd_per_hour  of all its instances, from the catalog; None where that is unknown
     model, image        as the container's settings name them
+    count_instances     asks again how many run; None where that cannot be told
     notes               what a person is told at start
     """
 
@@ -37,6 +38,7 @@ class EndpointFacts:
     price_usd_per_hour: float | None = None
     model: str | None = None
     image: str | None = None
+    count_instances: Callable[[], int | None] | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -152,8 +154,24 @@ def describe_endpoint(
         price_usd_per_hour=price,
         model=model,
         image=container.get("Image"),
+        count_instances=lambda: _count_instances(sagemaker, endpoint_name, name),
         notes=tuple(notes),
     )
+
+
+def _count_instances(sagemaker: Any, endpoint_name: str, variant: str) -> int | None:
+    """Instances of a variant now; None where AWS does not say."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        variants = sagemaker.describe_endpoint(EndpointName=endpoint_name)["ProductionVariants"]
+    except (ClientError, BotoCoreError, KeyError):
+        return None
+    for running in variants:
+        if running["VariantName"] == variant:
+            count: int | None = running.get("CurrentInstanceCount")
+            return count
+    return None
 
 
 def _without(reason: str) -> EndpointFacts:

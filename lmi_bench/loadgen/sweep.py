@@ -60,7 +60,7 @@ async def run_sweep(
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
     lines: list[dict[str, Any]] = list(store.levels) if store is not None else []
-    stopped_by = _stopped_by(lines)
+    stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     while stopped_by is None and (spec := next_level(lines)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
@@ -78,14 +78,14 @@ async def run_sweep(
             store.append_level(run.records, line)
         lines.append(line)
         on_level(run, line)
-        stopped_by = _stopped_by(lines)
+        stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     return SweepResult(lines, stopped_by)
 
 
 def _stopped_by(lines: Sequence[Mapping[str, Any]]) -> str | None:
     """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
     reason = lines[-1].get("stopped_by") if lines else None
-    return None if reason in (None, "duration") else str(reason)
+    return None if reason in (None, "duration", "decided") else str(reason)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def command(*args: str | Path) -> list[str]:

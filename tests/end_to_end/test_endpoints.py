@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import boto3
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
 
-from tests.end_to_end.commands import lmi_bench
+from tests.end_to_end.commands import Server, lmi_bench
 from tests.loadgen.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, runtime_server
 
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "1,2", "--warmup-requests", "0")
@@ -36,11 +39,11 @@ def files_hold(run: Path, text: str) -> bool:
     return any(text in path.read_text() for path in run.iterdir() if path.is_file())
 
 
-def test_a_url_alone_is_enough(tmp_path):
-    """The default sweep: six levels of three requests a user, 256 tokens each way."""
+def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
+    """The default workload, 256 tokens each way, at two levels of three requests a user."""
     run = tmp_path / "run"
-    with runtime_server(step_s=0.0002, num_blocks=2048) as url:
-        done = lmi_bench("sweep", url, "--out", run)
+    with runtime_server(step_s=0.0002) as url:
+        done = lmi_bench("sweep", url, "--concurrency", "1,2", "--out", run)
     assert "protocol openai, model toy, context 512 tokens" in done.stderr
     assert "token counts: the server's own" in done.stderr
     levels = lines_of(run, "levels.jsonl")
@@ -52,10 +55,26 @@ def test_a_url_alone_is_enough(tmp_path):
     assert (run / "knees.json").exists()
 
 
-def test_a_key_is_sent_and_never_written(tmp_path):
+def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):
+    """Two slots of 10 ms a token: 4 users bring no more than 2, so the doubling ends there."""
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.01, max_rolling_batch_size=2) as url:
+        lmi_bench("sweep", url, "--isl", "8", "--osl", "8", "--out", run)
+    levels = [line["concurrency"] for line in lines_of(run, "levels.jsonl")]
+    assert levels[:3] == [1, 2, 4]
+    assert max(levels) <= 8
+    assert manifest_of(run)["scenario"]["load"]["concurrency"] == "auto"
+
+
+def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     run = tmp_path / "run"
     with runtime_server() as url:
-        lmi_bench("sweep", url, *SMALL, "--api-key", KEY, "-H", "X-Team: a", "--out", run)
+        args = ("sweep", url, *SMALL, "--api-key", KEY, "-H", "X-Team: a", "--out", run)
+        done = lmi_bench(*args, "--price-per-hour", "2.5")
+    for line in lines_of(run, "levels.jsonl"):
+        usd = 2.5 / 3600 / line["throughput_tokens_per_s"] * 1e6
+        assert line["usd_per_1m_output_tokens"] == pytest.approx(usd)
+    assert "USD per 1M output tokens" in done.stdout
     assert not files_hold(run, KEY)
     assert manifest_of(run)["target"]["headers"] == ["Authorization", "X-Team"]
 
@@ -109,8 +128,51 @@ def test_a_wrong_key_shows_in_the_records_and_not_the_key(tmp_path, monkeypatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     run = tmp_path / "run"
     with runtime_server() as url:
-        lmi_bench("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, *SMALL, "--out", run)
+        args = ("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, *SMALL)
+        done = lmi_bench(*args, "--out", run, expect=1)
+    assert "InvalidSignatureException" in done.stderr
     (level,) = lines_of(run, "levels.jsonl")
     assert level["errors_by_kind"] == {"client_error": 3}
     assert "InvalidSignatureException" in (run / "requests.jsonl").read_text()
     assert not files_hold(run, "another-secret")
+
+
+def test_boto3_streams_from_the_bundled_engine_that_wants_signatures(tmp_path, monkeypatch):
+    """`serve` with a real model, boto3 as anyone uses it, then our own sweep of the same."""
+    server = Server("--model", "demo-15m", "--threads", "1", "--require-signature")
+    try:
+        body = {"inputs": "time year way", "parameters": {"max_new_tokens": 5}, "stream": True}
+        arguments = {
+            "EndpointName": "any",
+            "ContentType": "application/json",
+            "Body": json.dumps(body).encode(),
+        }
+        once = Config(retries={"total_max_attempts": 1})
+
+        def client():
+            return boto3.Session().client("sagemaker-runtime", endpoint_url=server.url, config=once)
+
+        reply = client().invoke_endpoint_with_response_stream(**arguments)
+        parts = [event["PayloadPart"]["Bytes"] for event in reply["Body"]]
+        run = tmp_path / "run"
+        lmi_bench(
+            *("sweep", "sagemaker:any", "--sagemaker-endpoint-url", server.url, *SMALL),
+            *("--model", "demo-15m", "--out", run),
+        )
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        with pytest.raises(ClientError, match="InvalidSignatureException"):
+            client().invoke_endpoint_with_response_stream(**arguments)
+    finally:
+        assert server.stop()[0] == 0
+    lines = [json.loads(line) for line in b"".join(parts).splitlines()]
+    assert reply["ContentType"] == "application/jsonlines"
+    assert len(lines) == 5
+    assert len(parts) > 1
+    assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"]
+    assert [line["errors"] for line in lines_of(run, "levels.jsonl")] == [0, 0]
+
+
+def test_a_server_that_is_to_check_signatures_needs_a_key(monkeypatch):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    refused = lmi_bench("serve", "--require-signature", "--port", "0", expect=2)
+    assert "AWS_SECRET_ACCESS_KEY" in refused.stderr

@@ -21,7 +21,7 @@ def levels_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "levels.jsonl").read_text().splitlines()]
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], limit_s: float = 300.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "did not happen in time"

@@ -140,7 +140,7 @@ def test_what_the_container_refuses_is_the_same_model_error_for_both(protocol, s
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_full_container_is_overloaded_behind_424(stream):
     """One request runs; the scheduler takes no second one beside it."""
-    with runtime_server(step_s=0.05, max_concurrent_requests=1) as url:
+    with runtime_server(step_s=0.4, max_concurrent_requests=1) as url:
         body = find_format("lmi").request_body(REQUEST, model="toy", stream=stream)
 
         async def main():

@@ -91,7 +91,8 @@ def _growth(settings: Settings, head_dim: int) -> tuple[float, float] | None:
 
     theta grows by (factor * length / trained length - (factor - 1)) ** (d / (d - 2)) once a
     sequence is longer than trained, so that the slowest turn stays within what was seen
-    ("NTK-aware" scaling, as in transformers). Cached keys keep the turn they were stored with.
+    ("NTK-aware" scaling, as in transformers). Cached keys keep the turn they were stored with, so
+    beyond the trained length a prompt in chunks is turned like one that grew token by token.
     """
     if settings["rope_type"] != "dynamic":
         return None

@@ -36,6 +36,10 @@ MODELS = {
     "Qwen3, tied": ("Qwen3", TIED | {"attention_bias": True}),
     "Qwen3 MoE": ("Qwen3Moe", {"norm_topk_prob": True}),
     "Qwen3 MoE, weights as scored": ("Qwen3Moe", {"norm_topk_prob": False}),
+    "Qwen3 MoE, every layer slides": (
+        "Qwen3Moe",
+        {"use_sliding_window": True, "sliding_window": 12},
+    ),
     "Falcon 7B: one KV head, one norm": ("Falcon", {"multi_query": True}),
     "Falcon 7B's odd number of heads": (
         "Falcon",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -51,55 +50,30 @@ class AttentionBlock:
         return attention(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:], step)
 
 
-class Layer(Protocol):
-    """One layer, in the two halves between which rows that give no token may be dropped."""
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x where `parallel`.
+
+    It runs in two halves, between which rows that give no token may be dropped.
+    """
+
+    attention_norm: Norm
+    attention: AttentionBlock
+    mlp_norm: Norm
+    mlp: Mlp
+    parallel: bool = False
 
     def attend(
         self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
     ) -> Tensor:
-        """What rows x gather from their context."""
-        ...
+        """What rows x gather from their context, shape (rows, query size)."""
+        return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output from its input and what was gathered."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SequentialLayer:
-    """x += attention(norm(x)), then x += mlp(norm(x))."""
-
-    attention_norm: Norm
-    attention: AttentionBlock
-    mlp_norm: Norm
-    mlp: Mlp
-
-    def attend(
-        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
-    ) -> Tensor:
-        return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = self.attention.out.add(attended, x)
-        return self.mlp.add(self.mlp_norm(x), x)
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelLayer:
-    """x += attention(norm(x)) + mlp(norm(x)), the two norms one or not."""
-
-    attention_norm: Norm
-    attention: AttentionBlock
-    mlp_norm: Norm
-    mlp: Mlp
-
-    def attend(
-        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
-    ) -> Tensor:
-        return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        return self.mlp.add(self.mlp_norm(x), self.attention.out.add(attended, x))
+        with_attention = self.attention.out.add(attended, x)
+        read = x if self.parallel else with_attention
+        return self.mlp.add(self.mlp_norm(read), with_attention)
 
 
 class Decoder:

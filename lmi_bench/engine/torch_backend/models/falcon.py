@@ -15,8 +15,6 @@ from lmi_bench.engine.torch_backend.models.decoder import (
     AttentionBlock,
     Decoder,
     Layer,
-    ParallelLayer,
-    SequentialLayer,
 )
 from lmi_bench.model_shape import ModelShape
 
@@ -38,9 +36,8 @@ def _layer(load: WeightLoader, prefix: str) -> Layer:
     spec = load.spec
     hidden, ffn = spec.hidden_size, spec.ffn_size
     first, second = _norms(load, prefix)
-    kind = ParallelLayer if spec.parallel else SequentialLayer
     mlp = f"{prefix}.mlp"
-    return kind(
+    return Layer(
         attention_norm=first,
         attention=_attention(load, f"{prefix}.self_attention"),
         mlp_norm=second,
@@ -48,6 +45,7 @@ def _layer(load: WeightLoader, prefix: str) -> Layer:
             load.linear((f"{mlp}.dense_h_to_4h",), (ffn,), hidden, bias=spec.mlp_bias),
             load.linear((f"{mlp}.dense_4h_to_h",), (hidden,), ffn, bias=spec.mlp_bias),
         ),
+        parallel=spec.parallel,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from lmi_bench.engine.torch_backend.experts import ExpertMlp
 from lmi_bench.engine.torch_backend.layers import GatedMlp, Mlp, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
-from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, SequentialLayer
+from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
 from lmi_bench.model_shape import ModelShape
 
 
@@ -59,8 +59,8 @@ def _build(load: WeightLoader, shape: ModelShape, names: _MlpNames) -> Decoder:
     )
 
 
-def _layer(load: WeightLoader, prefix: str, names: _MlpNames) -> SequentialLayer:
-    return SequentialLayer(
+def _layer(load: WeightLoader, prefix: str, names: _MlpNames) -> Layer:
+    return Layer(
         attention_norm=load.norm(f"{prefix}.input_layernorm"),
         attention=_attention(load, f"{prefix}.self_attn"),
         mlp_norm=load.norm(f"{prefix}.post_attention_layernorm"),

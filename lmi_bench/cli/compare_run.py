@@ -1,0 +1,43 @@
+"""One comparison from two folders to its table."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from lmi_bench.analysis.compare import Difference, compare_runs
+from lmi_bench.cli.console import note, print_table, say
+from lmi_bench.cli.gate_run import write_text
+from lmi_bench.report.formats import MISSING, number
+from lmi_bench.run_store import load_run
+
+
+def run_compare(a: Path, b: Path, *, json_file: Path | None) -> None:
+    """Compare, print and write."""
+    differences = compare_runs(load_run(a), load_run(b))
+    print_table(f"{b} against {a}", [_row(each) for each in differences], left=("level", "metric"))
+    counts = Counter(each.verdict for each in differences)
+    say(f"{b} against {a}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    note("intervals: 95 %, paired bootstrap over requests; runs differ by more than requests do")
+    if json_file is not None:
+        content = {
+            "a": str(a),
+            "b": str(b),
+            "confidence": 0.95,
+            "differences": [each.to_dict() for each in differences],
+        }
+        write_text(json_file, json.dumps(content, indent=2) + "\n")
+
+
+def _row(each: Difference) -> dict[str, str]:
+    known = each.change is not None and each.low is not None and each.high is not None
+    return {
+        "level": each.level,
+        "metric": f"{each.metric}, {each.unit}",
+        "A": number(each.a),
+        "B": number(each.b),
+        "change": f"{each.change:+.1%}" if known else MISSING,
+        "95 %": f"{each.low:+.1%} to {each.high:+.1%}" if known else each.reason,
+        "verdict": each.verdict,
+    }

@@ -1,0 +1,85 @@
+"""Which levels a scenario runs: its list, or a rule that picks each from those before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
+from lmi_bench.analysis.next_level import auto_levels
+from lmi_bench.analysis.repeats import parse_until, repeat_rule
+from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
+from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.loadgen.levels import NextLevel, levels_of
+from lmi_bench.loadgen.sweep import StopRules
+from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.scenario import Scenario
+from lmi_bench.slo import parse_slo
+from lmi_bench.workload import LevelSpec
+
+MOST_RATE_PER_S, LEAST_RATE_PER_S = 10_000.0, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRule:
+    """What `run_sweep` needs to know of the levels.
+
+    total   number of levels, None where a rule picks them
+    search  of a search over the SLOs
+    """
+
+    levels: Sequence[LevelSpec] | NextLevel
+    total: int | None
+    stop_rules: StopRules
+    summarise: Callable[[LevelRun], dict[str, Any]]
+    search: SloSearch | None = None
+
+
+def level_rule(scenario: Scenario) -> LevelRule:
+    """The rule of a scenario's load section."""
+    load = scenario.load
+    if not load.is_adaptive:
+        levels = levels_of(scenario)
+        if load.repeat > 1 or load.until is not None:
+            until = None if load.until is None else parse_until(load.until)
+            rule = repeat_rule(levels, repeats=load.repeat, until=until)
+            return LevelRule(rule, None, StopRules(), summarise_level)
+        return LevelRule(levels, len(levels), StopRules(), summarise_level)
+    slos = tuple(parse_slo(text) for text in scenario.slo)
+    sizes = LevelSizes(
+        requests_per_user=load.requests_per_user,
+        requests_per_level=load.requests_per_level,
+        duration_s=load.duration_s,
+        warmup_requests=load.warmup_requests,
+        arrivals=load.arrivals,
+        burstiness=load.burstiness,
+        ramp_s=load.ramp_s,
+    )
+    if load.search is None:
+        rules = StopRules(ends_sweep=False)
+        return LevelRule(auto_levels(sizes, slos=slos), None, rules, summarise_level)
+    search = _search(scenario, sizes)
+
+    def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
+        if spec.num_requests is None:
+            return None
+        return CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None).add
+
+    def summarise(run: LevelRun) -> dict[str, Any]:
+        return {**summarise_level(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
+
+    rules = StopRules(ends_sweep=False, watch=watch)
+    return LevelRule(search.next_level, None, rules, summarise, search)
+
+
+def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:
+    load = scenario.load
+    slos = tuple(parse_slo(text) for text in scenario.slo)
+    start = load.concurrency if load.search == "concurrency" else load.rate_per_s
+    first = float(start[0]) if isinstance(start, tuple) else 1.0
+    axis: LoadAxis = "concurrency" if load.search == "concurrency" else "rate_per_s"
+    if axis == "concurrency":
+        return SloSearch(axis, slos, sizes, start=first)
+    return SloSearch(axis, slos, sizes, start=first, least=LEAST_RATE_PER_S, most=MOST_RATE_PER_S)

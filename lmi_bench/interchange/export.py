@@ -1,0 +1,91 @@
+"""A run written for other programs: CSV or Parquet tables, one JSON, or llm-d reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pandas as pd
+import yaml
+
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.llm_d import llm_d_reports
+from lmi_bench.interchange.tables import level_table, request_table
+from lmi_bench.run_store import Run
+
+ExportFormat = Literal["csv", "parquet", "json", "llm-d"]
+EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+
+
+def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path]:
+    """Write a run into a folder, which is made if need be; returns the files.
+
+    csv, parquet  levels and requests, a table each
+    json          run.json: manifest, levels, knees and the answer of a search
+    llm-d         level-N.yaml: one benchmark report 0.2 a level
+    Raises InputError where the run has no level, a file cannot be written or pyarrow is missing.
+    """
+    if not run.levels:
+        raise InputError(f"{run.path} has no finished level: there is nothing to export")
+    writers: Mapping[ExportFormat, Callable[[Run, Path], list[Path]]] = {
+        "csv": _write_csv,
+        "parquet": _write_parquet,
+        "json": _write_json,
+        "llm-d": _write_llm_d,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return writers[export_format](run, folder)
+    except OSError as exc:
+        raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
+
+
+def _tables(run: Run) -> dict[str, pd.DataFrame]:
+    tables = {"levels": level_table(run), "requests": request_table(run)}
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _write_csv(run: Run, folder: Path) -> list[Path]:
+    files = []
+    for name, table in _tables(run).items():
+        path = folder / f"{name}.csv"
+        table.to_csv(path, index=False)
+        files.append(path)
+    return files
+
+
+def _write_parquet(run: Run, folder: Path) -> list[Path]:
+    files = []
+    for name, table in _tables(run).items():
+        path = folder / f"{name}.parquet"
+        try:
+            table.to_parquet(path, index=False)
+        except ImportError as exc:
+            raise InputError(
+                "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
+            ) from exc
+        files.append(path)
+    return files
+
+
+def _write_json(run: Run, folder: Path) -> list[Path]:
+    content: dict[str, Any] = {
+        "manifest": run.manifest,
+        "levels": run.levels,
+        "knees": run.knees,
+        "slo_answer": run.slo_answer,
+    }
+    path = folder / "run.json"
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return [path]
+
+
+def _write_llm_d(run: Run, folder: Path) -> list[Path]:
+    files = []
+    for number, report in enumerate(llm_d_reports(run)):
+        path = folder / f"level-{number}.yaml"
+        path.write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
+        files.append(path)
+    return files

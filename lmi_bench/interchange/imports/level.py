@@ -1,0 +1,242 @@
+"""An imported level: the line that levels.jsonl holds, made of what another tool wrote.
+
+Formulas are mapped, not names: a metric whose formula is not ours is left empty with the reason.
+Quantiles that the number of requests cannot support are left empty as in our own levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmi_bench.analysis.latency import (
+    LATENCY_KEYS,
+    QUANTILES,
+    STATISTICS,
+    samples_needed,
+    summarise_level,
+)
+from lmi_bench.errors import InputError
+from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.workload import LevelSpec
+
+NOT_IN_FILE = "not in the imported file"
+Statistics = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much at once, as the file says it; one of the two is given."""
+
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate_per_s is None):
+            raise InputError(
+                "the file does not say under which load it was measured: give --concurrency N or "
+                "--rate R"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedLevel:
+    """A level's line without `level` and `attempt`, and its requests if the file has them."""
+
+    line: dict[str, Any]
+    records: tuple[RequestRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What one file holds.
+
+    tool   that wrote it
+    facts  of the target, as a manifest holds them; `workload` of the scenario, where known
+    """
+
+    tool: str
+    levels: tuple[ImportedLevel, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def statistics(
+    values: Mapping[str, float | None], *, n: int | None, reason: str = NOT_IN_FILE
+) -> Statistics:
+    """The statistics object of a level's line, from those that a file has, in milliseconds.
+
+    n       number of samples, None where it is not known: then nothing is held back
+    reason  why a statistic is missing
+    """
+    found: Statistics = {name: _number(values.get(name)) for name in STATISTICS}
+    unsupported = {name: reason for name in STATISTICS if found[name] is None}
+    for name, quantile in QUANTILES.items():
+        needed = samples_needed(quantile)
+        if found[name] is not None and n is not None and n < needed:
+            found[name] = None
+            unsupported[name] = f"needs {needed} samples, has {n}"
+    return {**found, "n": n, "unsupported": unsupported}
+
+
+def missing(reason: str = NOT_IN_FILE) -> Statistics:
+    """A metric that the file does not have by our formula, and why."""
+    return statistics({}, n=None, reason=reason)
+
+
+def summary_line(
+    load: Load,
+    *,
+    tool: str,
+    requests: int | None,
+    errors: int | None,
+    input_tokens: float | None = None,
+    output_tokens: float | None = None,
+    wall_s: float | None = None,
+    throughput: float | None = None,
+    total_throughput: float | None = None,
+    request_throughput: float | None = None,
+    latencies: Mapping[str, Statistics],
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A level's line from another tool's summary; `extra` keeps what has no place with us.
+
+    Other tools count the TTFT from the send, so it fills both of ours.
+    """
+    if "ttft_ms" in latencies:
+        latencies = {"ttft_from_sent_ms": latencies["ttft_ms"], **latencies}
+    e2e_mean = (latencies.get("e2e_ms") or {}).get("mean")
+    mean_concurrency = None
+    if e2e_mean is not None and request_throughput is not None:
+        mean_concurrency = request_throughput * e2e_mean / 1000  # Little's law
+    return {
+        "concurrency": load.concurrency,
+        "rate_per_s": load.rate_per_s,
+        "requests": requests,
+        "errors": errors,
+        "errors_by_kind": {"unknown": errors} if errors else {},
+        "output_tokens": output_tokens,
+        "input_tokens": input_tokens,
+        "wall_s": wall_s,
+        "throughput_tokens_per_s": throughput,
+        "total_throughput_tokens_per_s": total_throughput,
+        "request_throughput_per_s": request_throughput,
+        "steady": {"throughput_tokens_per_s": None, "reason": NOT_IN_FILE},
+        "valid": True,
+        "invalid_reason": None,
+        "stopped_by": None,
+        **{key: latencies.get(key) or missing() for key in LATENCY_KEYS},
+        "mean_concurrency": mean_concurrency,
+        "little_law_ratio": None,
+        "generator": {},
+        "imported_from": tool,
+        "imported": dict(extra or {}),
+    }
+
+
+def record_level(
+    load: Load,
+    records: Sequence[RequestRecord],
+    *,
+    tool: str,
+    missing_metrics: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> ImportedLevel:
+    """A level from another tool's requests, summarised as our own are.
+
+    records          times in seconds since any common start
+    missing_metrics  metrics that these records cannot give, and why
+    """
+    if not records:
+        raise InputError("the file holds no request")
+    start_s = min(record.sent_s for record in records)
+    ordered = sorted((r.shifted(start_s) for r in records), key=lambda r: r.request_id)
+    spec = LevelSpec(
+        0,
+        concurrency=load.concurrency,
+        rate_per_s=load.rate_per_s,
+        num_requests=len(ordered),
+    )
+    line = summarise_level(LevelRun(spec, 1, tuple(ordered)))
+    for key in ("level", "attempt"):
+        del line[key]
+    # the due time is not known: it is taken as the send
+    absent = {"dispatch_delay_ms": "the file has no due times", **(missing_metrics or {})}
+    for key, reason in absent.items():
+        line[key] = missing(reason)
+    line |= {"generator": {}, "imported_from": tool, "imported": dict(extra or {})}
+    return ImportedLevel(line, tuple(ordered))
+
+
+def two_event_record(
+    number: int,
+    *,
+    sent_s: float,
+    ttft_s: float | None,
+    e2e_s: float,
+    input_tokens: int,
+    output_tokens: int,
+) -> RequestRecord:
+    """A request of which only the first and the last token's times are known."""
+    times: tuple[float, ...] = (sent_s + e2e_s,)
+    counts: tuple[int, ...] = (max(1, output_tokens),)
+    if ttft_s is not None and output_tokens > 1:
+        times, counts = (sent_s + ttft_s, sent_s + e2e_s), (1, output_tokens - 1)
+    return RequestRecord(
+        number,
+        sent_s,
+        sent_s,
+        token_times_s=times,
+        token_counts=counts,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        ended_s=sent_s + e2e_s,
+    )
+
+
+def failed_record(
+    number: int,
+    *,
+    sent_s: float,
+    error: str,
+    input_tokens: int = 0,
+    ended_s: float | None = None,
+) -> RequestRecord:
+    """A request that failed, for a reason that is the other tool's own."""
+    return RequestRecord(
+        number,
+        sent_s,
+        sent_s,
+        input_tokens=input_tokens,
+        status="server_error",
+        error=error,
+        ended_s=ended_s,
+    )
+
+
+def number_of(content: Mapping[str, Any], *names: str) -> float | None:
+    """The first of some fields that holds a finite number."""
+    for name in names:
+        found = _number(content.get(name))
+        if found is not None:
+            return found
+    return None
+
+
+def whole_of(content: Mapping[str, Any], *names: str) -> int | None:
+    """The first of some fields that holds a finite number, as a whole one."""
+    found = number_of(content, *names)
+    return None if found is None else round(found)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,115 @@
+"""Which tool wrote a file is told by its fields, never by its name; then its reader maps it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.imports import (
+    by_request_tools,
+    guidellm,
+    nvidia,
+    summaries,
+    vllm_family,
+)
+from lmi_bench.interchange.imports.level import Imported, Load
+
+_Object = Mapping[str, Any]
+_Reader = Callable[[_Object, Load | None], Imported]
+_LinesReader = Callable[[Sequence[_Object], Load | None], Imported]
+
+# The first that knows the fields reads: SGLang's lines look like vLLM's but for a few.
+_OBJECTS: tuple[tuple[Callable[[_Object], bool], _Reader], ...] = (
+    (vllm_family.is_sglang, vllm_family.read_sglang),
+    (vllm_family.is_vllm, vllm_family.read_vllm),
+    (vllm_family.is_inferencex, vllm_family.read_inferencex),
+    (nvidia.is_summary, nvidia.read_summary),
+    (guidellm.is_guidellm, guidellm.read_guidellm),
+    (by_request_tools.is_llmperf, by_request_tools.read_llmperf),
+    (summaries.is_inference_perf, summaries.read_inference_perf),
+    (summaries.is_awscurl, summaries.read_awscurl),
+    (summaries.is_llm_d, summaries.read_llm_d),
+)
+_LINES: tuple[tuple[Callable[[_Object], bool], _LinesReader], ...] = (
+    (nvidia.is_request_line, nvidia.read_requests),
+    (by_request_tools.is_llmeter_line, by_request_tools.read_llmeter),
+)
+TOOLS = (
+    "vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm",
+    "llmperf", "llmeter", "inference-perf", "awscurl", "llm-d benchmark report 0.2",
+)  # fmt: skip
+
+
+def read_results(path: Path, load: Load | None = None) -> Imported:
+    """The levels of one file of another tool.
+
+    load  where the file does not say under which load it was measured, or says it wrong
+    Raises InputError where no reader knows the file, or a field it needs is missing.
+    """
+    objects = _objects(path)
+    first = objects[0]
+    for knows_line, read_lines in _LINES:
+        if knows_line(first):
+            return _checked(path, partial(read_lines, objects, load))
+    for knows, read in _OBJECTS:
+        if knows(first):
+            return _checked(path, partial(_read_each, read, objects, load))
+    raise InputError(
+        f"{path}: no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
+        f"known are {', '.join(TOOLS)}"
+    )
+
+
+def _checked(path: Path, read: Callable[[], Imported]) -> Imported:
+    try:
+        return read()
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise InputError(
+            f"{path}: a field is missing or has another form than documented "
+            f"({type(exc).__name__}: {exc})"
+        ) from exc
+
+
+def _read_each(read: _Reader, objects: Sequence[_Object], load: Load | None) -> Imported:
+    parts = [read(each, load) for each in objects]
+    first = parts[0]
+    return Imported(
+        first.tool,
+        tuple(level for part in parts for level in part.levels),
+        first.facts,
+        first.workload if all(part.workload == first.workload for part in parts) else {},
+        first.notes,
+    )
+
+
+def _objects(path: Path) -> list[_Object]:
+    """The file's JSON objects: one, one a line, or a YAML document."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {exc}") from exc
+    try:
+        is_yaml = path.suffix in (".yaml", ".yml")
+        found = [yaml.safe_load(text)] if is_yaml else _json_objects(text)
+    except (ValueError, yaml.YAMLError) as exc:
+        raise InputError(f"{path} is neither JSON nor JSON lines: {exc}") from exc
+    if not found or not all(isinstance(each, Mapping) for each in found):
+        raise InputError(f"{path} holds no JSON object")
+    return found
+
+
+def _json_objects(text: str) -> list[Any]:
+    """Python's own parser: it takes Infinity, which SGLang writes and JSON forbids."""
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return whole if isinstance(whole, list) else [whole]

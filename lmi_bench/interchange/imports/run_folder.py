@@ -1,0 +1,45 @@
+"""Imported levels as a run folder, which every other command reads as it reads our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.imports.level import Imported
+from lmi_bench.run_store import RunStore, build_manifest
+
+
+def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence[str]) -> int:
+    """Write the levels of several files of one tool as one run; returns how many.
+
+    Raises InputError where the files are of several tools, or the folder exists.
+    """
+    tools = sorted({part.tool for part in parts})
+    if len(tools) > 1:
+        raise InputError(f"files of {' and '.join(tools)} are no one run: import them apart")
+    first = parts[0]
+    facts = {key: value for key, value in first.facts.items() if value is not None}
+    workload = first.workload if all(p.workload == first.workload for p in parts) else {}
+    scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
+    if workload:
+        scenario["workload"] = workload
+    digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
+    manifest = build_manifest(
+        scenario,
+        digest,
+        target={"kind": "imported", "tool": tools[0], **facts},
+        command=command,
+        imported_from=tools[0],
+        notes=sorted({note for part in parts for note in part.notes}),
+    )
+    levels = [level for part in parts for level in part.levels]
+    if not levels:
+        raise InputError("the files hold no level")
+    with RunStore.create(folder, manifest) as store:
+        for index, level in enumerate(levels):
+            store.append_level(level.records, {"level": index, "attempt": 1, **level.line})
+    return len(levels)

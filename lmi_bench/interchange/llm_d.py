@@ -1,0 +1,161 @@
+"""A level as a benchmark report of llm-d, schema version 0.2: one report a level.
+
+Units are written with each metric (ms, ms/token, tokens/s, queries/s, count). Source: the schema
+`schema_v0_2.py` of llm-d/llm-d-benchmark (2026-08). A statistic that was not measured is left out;
+nothing is filled in. The stack is described only where the accelerator is known, which the schema
+asks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lmi_bench import __version__
+from lmi_bench.interchange.tables import hardware, mean_lengths
+from lmi_bench.run_store import Run
+
+REPORT_VERSION = "0.2"
+_STATISTICS = {"mean": "mean", "std": "stddev", "min": "min", "p50": "p50", "p90": "p90",
+               "p95": "p95", "p99": "p99", "max": "max"}  # fmt: skip
+_LATENCIES = {
+    "time_to_first_token": ("ttft_ms", "ms"),
+    "normalized_time_per_output_token": ("latency_ms_per_token", "ms/token"),
+    "time_per_output_token": ("tpot_ms", "ms/token"),
+    "inter_token_latency": ("itl_ms", "ms/token"),
+    "request_latency": ("e2e_ms", "ms"),
+}
+
+
+def llm_d_reports(run: Run) -> list[dict[str, Any]]:
+    """A report for each level, in the order in which they ran."""
+    return [_report(run, line, stage) for stage, line in enumerate(run.levels)]
+
+
+def _report(run: Run, line: Mapping[str, Any], stage: int) -> dict[str, Any]:
+    scenario = run.manifest.get("scenario") or {}
+    experiment = _digest({"hash": run.manifest.get("scenario_hash"), "folder": run.path.name})
+    stack = _stack(run)
+    return {
+        "version": REPORT_VERSION,
+        "run": {
+            "uid": _digest([experiment, line.get("level"), line.get("attempt")]),
+            "eid": experiment,
+            "time": {"duration": f"PT{float(line.get('wall_s') or 0):.6f}S"},
+        },
+        "scenario": {
+            **({"stack": stack} if stack else {}),
+            **_load(run, line, scenario, stage),
+        },
+        "results": {"request_performance": {"aggregate": _aggregate(line)}},
+    }
+
+
+def _stack(run: Run) -> list[dict[str, Any]]:
+    facts = hardware(run)
+    if facts["accelerator"] is None or facts["n_accelerators"] is None or facts["model"] is None:
+        return []
+    target = run.manifest.get("target")
+    return [
+        {
+            "metadata": {"label": "engine-0", "cfg_id": _digest(target)},
+            "standardized": {
+                "kind": "inference_engine",
+                "tool": str((target or {}).get("kind", "unknown")),
+                "tool_version": __version__,
+                "role": "replica",
+                "replicas": int(facts["instance_count"] or 1),
+                "model": {"name": str(facts["model"])},
+                "accelerator": {
+                    "model": str(facts["accelerator"]),
+                    "count": int(facts["n_accelerators"]),
+                    "parallelism": {"dp": 1, "ep": 1, "pp": 1, "tp": int(facts["tp"] or 1)},
+                },
+            },
+            "native": {"config": target},
+        }
+    ]
+
+
+def _load(
+    run: Run, line: Mapping[str, Any], scenario: Mapping[str, Any], stage: int
+) -> dict[str, Any]:
+    """The load section; left out where the prompt length is unknown, which the schema asks for."""
+    workload = scenario.get("workload") or {}
+    input_tokens, output_tokens = mean_lengths(line)
+    fixed = not workload.get("mix") and not workload.get("dataset")
+    if input_tokens is None or input_tokens < 1:
+        return {}
+    standardized: dict[str, Any] = {
+        "tool": str(run.manifest.get("imported_from") or "lmi-bench"),
+        "tool_version": __version__,
+        "source": "sampled" if workload.get("dataset") else "random",
+        "stage": stage,
+        "input_seq_len": _length(input_tokens, fixed=fixed),
+    }
+    if output_tokens is not None and output_tokens >= 1:
+        standardized["output_seq_len"] = _length(output_tokens, fixed=fixed)
+    if line.get("rate_per_s") is not None:
+        standardized["rate_qps"] = line["rate_per_s"]
+    if line.get("concurrency") is not None:
+        standardized["concurrency"] = int(line["concurrency"])
+    metadata = {"cfg_id": _digest(scenario), "description": str(scenario.get("name") or "")}
+    native = {"config": dict(scenario)}
+    return {"load": {"metadata": metadata, "standardized": standardized, "native": native}}
+
+
+def _length(tokens: float, *, fixed: bool) -> dict[str, Any]:
+    return {"distribution": "fixed" if fixed else "other", "value": tokens}
+
+
+def _aggregate(line: Mapping[str, Any]) -> dict[str, Any]:
+    requests: dict[str, Any] = {"total": line.get("requests") or 0}
+    if line.get("errors") is not None:
+        requests["failures"] = line["errors"]
+    for name, mean in zip(("input_length", "output_length"), mean_lengths(line), strict=True):
+        if mean is not None:
+            requests[name] = {"units": "count", "mean": mean}
+    latency = {
+        name: found
+        for name, (key, units) in _LATENCIES.items()
+        if (found := _statistics(line.get(key), units)) is not None
+    }
+    total, output = (
+        line.get("total_throughput_tokens_per_s"),
+        line.get("throughput_tokens_per_s"),
+    )
+    rates = {
+        "input_token_rate": (
+            None if total is None or output is None else total - output,
+            "tokens/s",
+        ),
+        "output_token_rate": (output, "tokens/s"),
+        "total_token_rate": (total, "tokens/s"),
+        "request_rate": (line.get("request_throughput_per_s"), "queries/s"),
+    }
+    throughput = {
+        name: {"units": units, "mean": value}
+        for name, (value, units) in rates.items()
+        if value is not None
+    }
+    return {"requests": requests, "latency": latency, "throughput": throughput}
+
+
+def _statistics(found: Mapping[str, Any] | None, units: str) -> dict[str, Any] | None:
+    """The schema asks for a mean; a metric without one is left out."""
+    if not found or found.get("mean") is None:
+        return None
+    kept = {
+        theirs: float(found[ours])
+        for ours, theirs in _STATISTICS.items()
+        if found.get(ours) is not None and math.isfinite(found[ours])
+    }
+    return {"units": units, **kept}
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,155 @@
+"""A run as two tidy tables: a row a level, and a row a request.
+
+The level table begins with the columns of the published benchmark tables, so that measured and
+published rows can be stacked; every further column has its unit in its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from lmi_bench.analysis.latency import LATENCY_KEYS, STATISTICS, request_latency
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.errors import InputError
+from lmi_bench.run_store import Run
+from lmi_bench.units import s_to_ms
+
+PUBLISHED_COLUMNS = (
+    "model",
+    "instance",
+    "accelerator",
+    "n_accelerators",
+    "tp",
+    "instance_count",
+    "total_tokens",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "throughput_tokens_per_s",
+    "latency_ms_per_token",
+    "table",
+)
+_CUT = ("timeout", "errors", "interrupted", "decided")
+
+
+def level_table(run: Run) -> pd.DataFrame:
+    """A row a level. A level that was cut short keeps its row and has no throughput or latency.
+
+    latency_ms_per_token  is the p90, as in the published tables; the other statistics follow
+    """
+    return pd.DataFrame([_level_row(run, line) for line in run.levels])
+
+
+def request_table(run: Run) -> pd.DataFrame:
+    """A row a request that was sent; times are seconds since its level's start."""
+    rows = []
+    for line, records in zip(run.levels, run.records, strict=True):
+        open_loop = line.get("concurrency") is None
+        for record in records:
+            latency = request_latency(record, open_loop=open_loop) if record.ok else None
+            times = record.token_times_s
+            rows.append(
+                {
+                    "level": line["level"],
+                    "attempt": line["attempt"],
+                    "concurrency": line.get("concurrency"),
+                    "rate_per_s": line.get("rate_per_s"),
+                    "request_id": record.request_id,
+                    "status": record.status,
+                    "finish_reason": record.finish_reason,
+                    "due_s": record.due_s,
+                    "sent_s": record.sent_s,
+                    "first_token_s": times[0] if len(times) else None,
+                    "last_token_s": times[-1] if len(times) else None,
+                    "ended_s": record.ended_s,
+                    "input_tokens": record.input_tokens,
+                    "output_tokens": record.output_tokens,
+                    "ttft_ms": _ms(latency.ttft_s if latency else None),
+                    "tpot_ms": _ms(latency.tpot_s if latency else None),
+                    "e2e_ms": _ms(latency.e2e_s if latency else None),
+                    "latency_ms_per_token": _ms(latency.latency_s_per_token if latency else None),
+                    "error": record.error,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def hardware(run: Run) -> dict[str, Any]:
+    """What a run's manifest and the catalog know of the machine; None where they do not."""
+    target = run.manifest.get("target")
+    facts: Mapping[str, Any] = target if isinstance(target, Mapping) else {}
+    instance = facts.get("instance") or facts.get("instance_type")
+    accelerator, number = facts.get("accelerator"), facts.get("n_accelerators")
+    if instance is not None:
+        try:
+            known = find_instance(str(instance))
+        except InputError:  # not in the catalog: the run's own facts stand alone
+            known = None
+        if known is not None:
+            accelerator = accelerator or known.accelerator.name
+            number = number or known.num_accelerators
+    return {
+        "model": facts.get("model") or (run.manifest.get("scenario") or {}).get("model"),
+        "instance": instance,
+        "accelerator": accelerator,
+        "n_accelerators": number,
+        "tp": facts.get("tensor_parallel"),
+        "instance_count": facts.get("instance_count", 1 if instance is not None else None),
+    }
+
+
+def mean_lengths(line: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Mean prompt and output length of a level's completed requests, in tokens."""
+    completed = (line.get("requests") or 0) - (line.get("errors") or 0)
+    if completed <= 0:
+        return None, None
+    tokens = (line.get("input_tokens"), line.get("output_tokens"))
+    mean = [None if total is None else total / completed for total in tokens]
+    return mean[0], mean[1]
+
+
+def _level_row(run: Run, line: Mapping[str, Any]) -> dict[str, Any]:
+    input_tokens, output_tokens = mean_lengths(line)
+    whole = line.get("stopped_by") not in _CUT
+    row: dict[str, Any] = {
+        **hardware(run),
+        "total_tokens": None
+        if input_tokens is None or output_tokens is None
+        else input_tokens + output_tokens,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "concurrency": line.get("concurrency"),
+        "throughput_tokens_per_s": line.get("throughput_tokens_per_s") if whole else None,
+        "latency_ms_per_token": _statistic(line, "latency_ms_per_token", "p90") if whole else None,
+        "table": run.manifest.get("imported_from") or "lmi-bench",
+        "run": run.path.name,
+        "level": line.get("level"),
+        "attempt": line.get("attempt"),
+        "rate_per_s": line.get("rate_per_s"),
+        "valid": line.get("valid"),
+        "stopped_by": line.get("stopped_by"),
+        "requests": line.get("requests"),
+        "errors": line.get("errors"),
+        "wall_s": line.get("wall_s"),
+        "total_throughput_tokens_per_s": line.get("total_throughput_tokens_per_s"),
+        "request_throughput_per_s": line.get("request_throughput_per_s"),
+        "steady_throughput_tokens_per_s": (line.get("steady") or {}).get("throughput_tokens_per_s"),
+        "mean_concurrency": line.get("mean_concurrency"),
+    }
+    for key in LATENCY_KEYS:
+        metric, unit = key.split("_ms", 1)
+        for statistic in STATISTICS:
+            row[f"{metric}_{statistic}_ms{unit}"] = _statistic(line, key, statistic)
+    return row
+
+
+def _statistic(line: Mapping[str, Any], key: str, statistic: str) -> float | None:
+    value = (line.get(key) or {}).get(statistic)
+    return None if value is None else float(value)
+
+
+def _ms(value_s: float | None) -> float | None:
+    return None if value_s is None else s_to_ms(value_s)

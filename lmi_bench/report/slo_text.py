@@ -1,0 +1,112 @@
+"""SLOs on the console: goodput and each limit by level, and what a search found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmi_bench.analysis.checks import level_name
+from lmi_bench.analysis.gate import level_measured_ms
+from lmi_bench.analysis.goodput import goodput
+from lmi_bench.analysis.slo_boundary import SloAnswer
+from lmi_bench.analysis.slo_values import FailureRule
+from lmi_bench.records import RequestRecord
+from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, load_name, number, share
+from lmi_bench.slo import Slo
+
+_SHAPES = {"smooth": "passed gradually", "cliff": "a cliff"}
+
+
+def describe_answer(answer: SloAnswer) -> str:
+    """What a search found, in two or three lines of plain text."""
+    slos = ", ".join(answer.slo)
+    spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
+    if answer.value is None:
+        return (
+            f"no load meets {slos}: {load_name(answer.load, answer.first_breach)} already misses "
+            f"{answer.binding} ({spent})"
+        )
+    best = f"highest load that meets {slos}: {load_name(answer.load, answer.value)}"
+    if answer.first_breach is None:
+        return f"{best}, the highest that was tried: nothing broke ({spent})"
+    breach = load_name(answer.load, answer.first_breach)
+    return (
+        f"{best}\n"
+        f"  boundary between {number(answer.low)} and {number(answer.high)} (95 %), "
+        f"{_SHAPES[answer.boundary or 'smooth']}; first breach at {breach}: {answer.binding}\n"
+        f"  {spent}"
+    )
+
+
+def goodput_rows(
+    levels: Sequence[Mapping[str, Any]],
+    records: Sequence[Sequence[RequestRecord]],
+    slos: Sequence[Slo],
+    limits: Sequence[Slo],
+    *,
+    failures: FailureRule = "exclude",
+) -> list[dict[str, str]]:
+    """A row a level: requests that met every limit, and each SLO's measured value.
+
+    limits  of a single request; the SLOs where there are none
+    """
+    rows = []
+    for line, kept in zip(levels, records, strict=True):
+        open_loop = line.get("concurrency") is None
+        good = goodput(kept, limits or slos, open_loop=open_loop)
+        row = {
+            "level": level_name(line),
+            "goodput req/s": number(good.per_s),
+            "good": share(good.share),
+        }
+        for slo in slos:
+            measured, _ = level_measured_ms(kept, slo, open_loop=open_loop, failures=failures)
+            row[f"{slo.metric}_{slo.statistic} <= {number(slo.limit_ms)} ms"] = _verdict(
+                measured, slo
+            )
+        rows.append(row)
+    return rows
+
+
+def spread_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row a level and metric of levels that ran several times; none where each ran once."""
+    return [
+        {
+            "level": level_name(line),
+            "attempts": str(line["attempts"]),
+            "metric": metric,
+            "mean": number(found["mean"]),
+            "interval": MISSING
+            if found["low"] is None
+            else f"{number(found['low'])} to {number(found['high'])}",
+            "cv": share(found["cv"]),
+        }
+        for line in levels
+        for metric, found in (line.get("spread") or {}).items()
+    ]
+
+
+def meets_all(
+    line: Mapping[str, Any],
+    records: Sequence[RequestRecord],
+    slos: Sequence[Slo],
+    *,
+    failures: FailureRule = "exclude",
+) -> bool:
+    """Whether a level is known to meet every SLO."""
+    open_loop = line.get("concurrency") is None
+    measured = [
+        level_measured_ms(records, slo, open_loop=open_loop, failures=failures)[0] for slo in slos
+    ]
+    return all(
+        value is not None and value <= slo.limit_ms
+        for value, slo in zip(measured, slos, strict=True)
+    )
+
+
+def _verdict(measured: float | None, slo: Slo) -> str:
+    if measured is None:
+        return NOT_SUPPORTED
+    shown = number(measured) if math.isfinite(measured) else "endless"
+    return f"{shown} {'ok' if measured <= slo.limit_ms else 'MISS'}"

@@ -1,0 +1,197 @@
+"""The highest load under an SLO, on servers whose knees are known by construction."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.level_sizes import LevelSizes
+from lmi_bench.analysis.slo_boundary import isotonic, slo_answer
+from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
+from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.slo import parse_slo
+from lmi_bench.workload import LevelSpec
+from tests.analysis.servers import MadeUpServer, run_search
+
+SLOS = (parse_slo("e2e_p90<=2s"),)
+
+
+def search_over(axis="concurrency", **options):
+    return SloSearch(axis, SLOS, LevelSizes(), **options)
+
+
+def answer_of(search, server, **options):
+    lines, records = run_search(search, server, **options)
+    return slo_answer(search, lines, records)
+
+
+# latency of a load, and the load at which it reaches 2 s, by hand
+KNOWN = {
+    "linear": (lambda c: 0.5 + c / 100, 150),
+    "quadratic": (lambda c: 1 + (c / 137) ** 2, 137),
+    "saturated": (lambda c: max(0.8, c / 61), 122),
+    "steep": (lambda c: 0.3 * c, 6),
+    "wide": (lambda c: 0.1 + c / 900, 1710),
+}
+
+
+def doubling_search_seconds(latency, *, tolerance=0.05):
+    """Seconds that doubling and then bisection take with whole levels: the usual way."""
+
+    def level_s(users):
+        return math.ceil(max(3 * users, 29) / users) * latency(users)
+
+    low, high, seconds = 0, 1, level_s(1)
+    while latency(high) <= 2:
+        low, high = high, 2 * high
+        seconds += level_s(high)
+    while high - low > 1 and high > low * (1 + tolerance):
+        middle = (low + high) // 2
+        seconds += level_s(middle)
+        low, high = (middle, high) if latency(middle) <= 2 else (low, middle)
+    return seconds
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_highest_load_is_found_to_five_percent(name):
+    latency, knee = KNOWN[name]
+    answer = answer_of(search_over(), MadeUpServer(latency))
+    assert answer.value <= knee < answer.first_breach
+    assert answer.first_breach - answer.value <= max(1, 0.05 * answer.value)
+    assert answer.low <= knee <= answer.high
+    assert answer.binding == "e2e_p90<=2000ms"
+    assert answer.boundary == "smooth"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_it_takes_less_than_half_the_time_of_a_doubling_search(name):
+    latency, _ = KNOWN[name]
+    answer = answer_of(search_over(), MadeUpServer(latency))
+    assert answer.endpoint_seconds <= 0.5 * doubling_search_seconds(latency)
+
+
+def test_a_cliff_is_told_from_a_slope_and_found_to_its_step():
+    answer = answer_of(search_over(), MadeUpServer(lambda c: 1.0 if c <= 93 else 9.0))
+    assert (answer.boundary, answer.value <= 93 < answer.first_breach) == ("cliff", True)
+
+
+def test_requests_that_fail_beyond_a_limit_are_a_cliff():
+    answer = answer_of(search_over(), MadeUpServer(lambda c: 1.0, error_above=40))
+    assert answer.boundary == "cliff"
+    assert answer.value <= 40 < answer.first_breach
+
+
+def test_a_noisy_boundary_lies_in_the_interval_for_nineteen_of_twenty_seeds():
+    """p90 of a lognormal is its median times exp(1.2816 sigma): 0.5 + c / 100 = 2 / that."""
+    sigma = 0.3
+    linear = 100 * (2 / math.exp(1.28155 * sigma) - 0.5)
+    saturated = 61 * 2 / math.exp(1.28155 * sigma)
+    held = []
+    for seed in range(15):
+        for name, knee in (("linear", linear), ("saturated", saturated)):
+            server = MadeUpServer(KNOWN[name][0], noise=sigma, seed=seed)
+            answer = answer_of(search_over(), server)
+            held.append(answer.low <= knee <= answer.high)
+            assert answer.value == pytest.approx(knee, rel=0.25)
+    assert np.mean(held) >= 0.87  # 95 % of 30, two standard errors below
+
+
+def test_a_rate_is_searched_upwards_and_downwards():
+    """Latency 1 / (capacity - rate) passes 2 s at capacity - 0.5."""
+    for capacity in (0.7, 8.0):
+        server = MadeUpServer(lambda rate, most=capacity: 1 / max(1e-3, most - rate))
+        answer = answer_of(search_over("rate_per_s", least=0.01), server)
+        knee = capacity - 0.5
+        assert answer.value <= knee <= answer.first_breach <= 1.0501 * answer.value
+
+
+def test_an_slo_that_not_even_one_user_meets_has_no_value():
+    answer = answer_of(search_over(), MadeUpServer(lambda c: 5.0))
+    assert (answer.value, answer.first_breach, answer.high) == (None, 1, 1)
+
+
+def test_a_server_that_never_breaks_is_followed_to_the_most_allowed_only():
+    answer = answer_of(search_over(most=64), MadeUpServer(lambda c: 1.0))
+    assert (answer.value, answer.first_breach, answer.high) == (64, None, None)
+    assert answer.to_dict()["value"] == 64
+
+
+def test_the_ends_of_the_bracket_rest_on_enough_requests():
+    """A p90 needs 29; a level cut short has missed whatever the rest had been."""
+    lines, _ = run_search(search_over(), MadeUpServer(lambda c: 0.3 * c))
+    last = {line["concurrency"]: line for line in lines}
+    assert last[6]["requests"] >= 29
+    assert last[7][SEARCH_KEY]["planned"] >= 29
+
+
+def test_a_resumed_search_goes_on_as_it_would_have_gone():
+    search = search_over()
+    lines, _ = run_search(search, MadeUpServer(KNOWN["linear"][0]))
+    for done in range(len(lines)):
+        spec = search.next_level(lines[:done])
+        assert (spec.index, spec.concurrency) == (done, lines[done]["concurrency"])
+
+
+def test_a_whole_search_asks_for_nothing_more():
+    lines, _ = run_search(search_over(), MadeUpServer(KNOWN["linear"][0]))
+    assert search_over().next_level(lines) is None
+
+
+@pytest.mark.parametrize(
+    ("slo", "n", "over"),
+    [("e2e_p90<=2s", 30, 3), ("e2e_p50<=2s", 11, 6), ("e2e_p99<=2s", 300, 4)],
+)
+def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
+    """`over` slow answers and otherwise instant ones miss; one slow answer less does not."""
+    slos = (parse_slo(slo),)
+
+    def finished(slow):
+        times = [10.0] * slow + [1.0] * (n - slow)
+        return [RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times)]
+
+    def misses(slow):
+        spec = LevelSpec(0, concurrency=1, num_requests=n)
+        return not judge_level(LevelRun(spec, 1, tuple(finished(slow))), slos).passed
+
+    watch = CertainMiss(slos, n, open_loop=False)
+    certain = [watch.add(record) for record in finished(n)]
+    first = certain.index(True) + 1
+    # linear quantiles reach between two values, so a miss may come one slow answer earlier
+    assert misses(first)
+    assert first - 1 <= over <= first
+    assert not misses(first - 2)
+
+
+def test_a_mean_is_lost_once_the_sum_is():
+    watch = CertainMiss((parse_slo("e2e_mean<=1s"),), 4, open_loop=False)
+    answers = [RequestRecord(i, 0.0, 0.0, (1.0, 2.0)) for i in range(3)]
+    assert [watch.add(record) for record in answers] == [False, False, True]
+
+
+def test_a_failed_request_is_endless():
+    """One failure in ten is above a p90's place, two are not."""
+    good = [RequestRecord(i, 0.0, 0.0, (0.5, 1.0)) for i in range(19)]
+    bad = RequestRecord(19, 0.0, 0.0, status="overloaded", ended_s=0.1)
+    spec = LevelSpec(0, concurrency=1, num_requests=20)
+    one = judge_level(LevelRun(spec, 1, (*good, bad)), SLOS)
+    three = judge_level(LevelRun(spec, 1, (*good[:17], bad, bad, bad)), SLOS)
+    assert (one.passed, three.passed, three.ratio) == (True, False, math.inf)
+    assert three.to_dict()["ratio"] is None
+
+
+def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_were():
+    records = tuple(RequestRecord(i, 0.0, 0.0, (0.5, 1.0)) for i in range(30))
+    run = LevelRun(LevelSpec(0, concurrency=1, num_requests=40), 1, records, "timeout")
+    assert not judge_level(run, SLOS).passed
+    assert summarise_level(run)["stopped_by"] == "timeout"
+
+
+def test_isotonic_pools_what_falls():
+    """3, 1 become their mean 2; weights count."""
+    assert isotonic(np.array([0.0, 3.0, 1.0, 5.0]), np.ones(4)).tolist() == [0, 2, 2, 5]
+    weighted = isotonic(np.array([3.0, 0.0]), np.array([1.0, 2.0]))
+    assert weighted.tolist() == [1, 1]

@@ -1,0 +1,137 @@
+"""Searches and adaptive sweeps through the load generator itself, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lmi_bench.analysis.slo_boundary import slo_answer
+from lmi_bench.cli.level_rule import level_rule
+from lmi_bench.clock import run_virtual
+from lmi_bench.errors import InputError, TargetError
+from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.sweep import run_sweep
+from lmi_bench.records import Exchange
+from lmi_bench.run_store import RunStore, load_run
+from lmi_bench.scenario import parse_scenario
+
+PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)
+MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
+
+
+class Slots:
+    """`slots` requests at a time, one second each, first come first served; more wait.
+
+    With c users an answer takes max(1, c / slots) seconds.
+    """
+
+    def __init__(self, slots, refuse_above=1000):
+        self.slots = slots
+        self.refuse_above = refuse_above
+        self.inside = 0
+        self.semaphore = None
+
+    async def send(self, request):
+        loop = asyncio.get_running_loop()
+        self.semaphore = self.semaphore or asyncio.Semaphore(self.slots)
+        sent_s = loop.time()
+        if self.inside >= self.refuse_above:
+            await asyncio.sleep(0.01)
+            raise TargetError("overloaded", "full")
+        self.inside += 1
+        try:
+            async with self.semaphore:
+                await asyncio.sleep(1.0)
+        finally:
+            self.inside -= 1
+        return Exchange(sent_s, (loop.time(),), (request.output_tokens,))
+
+
+def sweep(folder, target, load, slo=(), resume_after=None):
+    rule = level_rule(parse_scenario({"load": {"warmup_requests": 0, **load}, "slo": slo}))
+    with RunStore.create(folder, MANIFEST) as store:
+        options = {"prompts": PROMPTS, "summarise": rule.summarise, "stop_rules": rule.stop_rules}
+        run_virtual(run_sweep(rule.levels, target, store, **options))
+    run = load_run(folder)
+    if rule.search is None:
+        return run, None
+    return run, slo_answer(rule.search, run.levels, run.records)
+
+
+def test_a_search_finds_the_users_that_ten_slots_answer_in_three_seconds(tmp_path):
+    """From 31 users on someone waits a fourth second, from 34 on more than a tenth do."""
+    run, answer = sweep(
+        tmp_path / "run", Slots(10), {"search": "concurrency"}, slo=["e2e_p90<=3.05s"]
+    )
+    assert 30 <= answer.value <= 33
+    assert answer.value < answer.first_breach <= 34
+    assert run.levels[0]["concurrency"] == 1
+
+
+def test_a_level_that_cannot_be_saved_is_cut_short(tmp_path):
+    """200 users on ten slots, 400 requests: 40 over 3 s may be, the 41st comes at 8 s."""
+    load = {"search": "concurrency", "concurrency": 200}
+    run, answer = sweep(tmp_path / "run", Slots(10), load, slo=["e2e_p90<=3.05s"])
+    first = run.levels[0]
+    assert (first["stopped_by"], first["search"]["planned"]) == ("decided", 400)
+    assert first["requests"] == 200 + 70  # all users, and again those that were free by 7 s
+    assert 30 <= answer.value <= 33
+
+
+def test_a_search_over_rates_finds_the_capacity(tmp_path):
+    """Ten slots of a second: beyond 10 req/s the queue grows without end."""
+    _, answer = sweep(
+        tmp_path / "run",
+        Slots(10),
+        {"search": "rate", "arrivals": "constant", "requests_per_level": 300},
+        slo=["e2e_p90<=1.5s"],
+    )
+    assert 9.5 <= answer.value <= 10.5
+    assert answer.value < answer.first_breach <= answer.value * 1.051
+
+
+def test_refusals_do_not_end_a_search(tmp_path):
+    _, answer = sweep(
+        tmp_path / "run",
+        Slots(100, refuse_above=20),
+        {"search": "concurrency"},
+        slo=["e2e_p90<=5s"],
+    )
+    assert answer.value <= 22
+    assert answer.boundary == "cliff"
+
+
+def test_auto_levels_stop_when_the_slots_are_full(tmp_path):
+    run, _ = sweep(tmp_path / "run", Slots(8), {"concurrency": "auto", "requests_per_user": 8})
+    loads = [line["concurrency"] for line in run.levels]
+    assert loads[:5] == [1, 2, 4, 8, 16]
+    assert max(loads) == 16
+
+
+def test_a_search_without_an_slo_is_refused():
+    with pytest.raises(InputError, match="needs an SLO"):
+        parse_scenario({"load": {"search": "rate"}})
+
+
+def test_a_search_takes_one_start():
+    with pytest.raises(InputError, match="one value to start from"):
+        parse_scenario({"load": {"search": "rate", "rate_per_s": [1, 2]}, "slo": "ttft_p90<=1s"})
+
+
+def test_levels_are_numbers_or_auto():
+    with pytest.raises(InputError, match="or auto, got 'many'") as error:
+        parse_scenario({"load": {"concurrency": "many"}})
+    assert "1 mistake" in str(error.value)
+    with pytest.raises(InputError, match="1 mistake\n"):
+        parse_scenario({"load": {"concurrency": [1, -2]}})
+
+
+def test_slos_that_pick_the_levels_are_part_of_what_is_resumed():
+    plain = [parse_scenario({"slo": slo}).hash() for slo in ((), ("ttft_p90<=1s",))]
+    auto = [
+        parse_scenario({"slo": slo, "load": {"concurrency": "auto"}}).hash()
+        for slo in ((), ("ttft_p90<=1s",))
+    ]
+    assert plain[0] == plain[1]
+    assert auto[0] != auto[1]

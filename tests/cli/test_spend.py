@@ -1,0 +1,119 @@
+"""Money of a sweep: hours times price, a limit that holds, and instances that come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.cli.spend import Budget, Spend, cheapest
+from lmi_bench.errors import InputError
+from lmi_bench.workload import LevelSpec
+
+LEVELS = [LevelSpec(i, concurrency=2**i, num_requests=10 * 2**i) for i in range(4)]
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def line_of(run):
+    """What a level's line holds at least; 1,000 tokens a second out, 2,000 in and out."""
+    return {
+        "level": run.index,
+        "concurrency": run.concurrency,
+        "rate_per_s": None,
+        "requests": run.num_requests,
+        "throughput_tokens_per_s": 1000.0,
+        "total_throughput_tokens_per_s": 2000.0,
+        "valid": True,
+        "invalid_reason": None,
+    }
+
+
+def sweep(spend, clock, *, level_s, levels=LEVELS, finished=()):
+    """Lines of a sweep whose i-th level takes level_s(i) seconds."""
+    rule, summarise = spend.levels(levels), spend.summarise(line_of)
+    lines, specs = list(finished), []
+    while (spec := rule(lines)) is not None:
+        specs.append(spec)
+        clock.now_s += level_s(spec)
+        lines.append(summarise(spec))
+    return lines, specs
+
+
+def test_each_level_has_its_price_and_what_was_spent_so_far():
+    """By hand: 3.6 USD an hour is 0.001 a second; 1,000 tok/s make 1e6 in 1,000 s, for 1 USD."""
+    clock = Clock()
+    lines, _ = sweep(Spend(3.6, clock=clock), clock, level_s=lambda spec: 10.0)
+    assert [line["spent_usd"] for line in lines] == pytest.approx([0.01, 0.02, 0.03, 0.04])
+    assert lines[0]["usd_per_1m_output_tokens"] == pytest.approx(1.0)
+    assert lines[0]["usd_per_1m_total_tokens"] == pytest.approx(0.5)
+    assert cheapest(lines).startswith("cheapest at concurrency 1: 1.00 USD per 1M output tokens")
+
+
+def test_a_level_that_would_cost_more_than_is_left_is_not_begun():
+    """10 s for 10 requests, so 20, 40 s for the next two: 0.07 of 0.1 USD; 80 s would be 0.08."""
+    clock, notes = Clock(), []
+    spend = Spend(3.6, max_usd=0.1, note=notes.append, clock=clock)
+    lines, specs = sweep(spend, clock, level_s=lambda spec: spec.num_requests * 1.0)
+    assert [line["requests"] for line in lines] == [10, 20, 40]
+    assert lines[-1]["spent_usd"] == pytest.approx(0.07)
+    assert "0.07 USD are spent" in notes[0]
+    assert "0.08 more" in notes[0]
+    assert [spec.duration_s for spec in specs] == pytest.approx([100.0, 90.0, 70.0])
+
+
+def test_a_level_hands_out_nothing_once_the_money_is_gone():
+    """The first level of all has no forerunner to judge it by: its duration is the limit."""
+    clock = Clock()
+    spend = Spend(3600.0, max_usd=5.0, clock=clock)
+    _, specs = sweep(spend, clock, level_s=lambda spec: min(999.0, spec.duration_s))
+    assert [spec.duration_s for spec in specs] == [5.0]
+
+
+def test_what_a_resumed_sweep_spent_before_counts():
+    clock = Clock()
+    lines, _ = sweep(Spend(3.6, max_usd=1.0, clock=clock), clock, level_s=lambda spec: 10.0)
+    half = lines[:2]
+    later = Spend(3.6, max_usd=0.025, clock=clock)
+    resumed, _ = sweep(later, clock, level_s=lambda spec: 10.0, finished=half)
+    assert resumed == half
+
+
+def test_a_level_in_which_instances_came_is_invalid_and_the_price_follows():
+    """0.002 USD a second for the two levels of two instances, 0.003 for those of three."""
+    clock, counts = Clock(), iter([2, 2, 3, 3, 3])
+    spend = Spend(7.2, count_instances=lambda: next(counts), clock=clock)
+    lines, _ = sweep(spend, clock, level_s=lambda spec: 10.0)
+    assert [line["valid"] for line in lines] == [True, False, True, True]
+    assert "from 2 to 3 instances" in lines[1]["invalid_reason"]
+    assert [line["price_usd_per_hour"] for line in lines] == pytest.approx([7.2, 7.2, 10.8, 10.8])
+    assert [line["spent_usd"] for line in lines] == pytest.approx([0.02, 0.04, 0.07, 0.10])
+
+
+def test_a_count_that_cannot_be_had_changes_nothing():
+    clock = Clock()
+    spend = Spend(None, count_instances=lambda: None, clock=clock)
+    lines, _ = sweep(spend, clock, level_s=lambda spec: 10.0)
+    assert lines == [line_of(spec) for spec in LEVELS]
+    assert cheapest(lines) is None
+
+
+def test_the_price_is_what_was_given_else_the_catalogs_else_the_targets():
+    assert Budget(usd_per_hour=2.0).price(9.0) == 2.0
+    each = find_instance("ml.g5.2xlarge").price_usd_per_hour
+    assert Budget(instance="ml.g5.2xlarge").price(9.0) == each
+    assert Budget().price(9.0) == 9.0
+    assert Budget().price(None) is None
+    with pytest.raises(InputError, match="--max-spend needs a price"):
+        Budget(max_usd=1.0).price(None)
+    with pytest.raises(InputError, match="leave one out"):
+        Budget(usd_per_hour=2.0, instance="ml.g5.2xlarge")
+    with pytest.raises(InputError, match="above 0"):
+        Budget(max_usd=0.0)

@@ -1,0 +1,103 @@
+"""A run for other programs: nothing lost, nothing made up."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+
+from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.export import export_run
+from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.interchange.tables import PUBLISHED_COLUMNS, level_table
+from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.run_store import RunStore, build_manifest, load_run
+from lmi_bench.workload import LevelSpec
+
+
+def level(users, n, stopped_by=None):
+    """Answers of 4 tokens: the first after 100 ms, then one each 50 ms."""
+    records = tuple(
+        RequestRecord(
+            i, float(i), float(i), tuple(i + t for t in (0.1, 0.15, 0.2, 0.25)), input_tokens=8
+        )
+        for i in range(n)
+    )
+    spec = LevelSpec(users - 1, concurrency=users, num_requests=n)
+    return LevelRun(spec, 1, records, stopped_by)
+
+
+@pytest.fixture
+def run(tmp_path):
+    scenario = {"model": "tiny", "workload": {"input_tokens": 8, "output_tokens": 4}}
+    target = {"kind": "simulated", "model": "tiny", "instance": "ml.g5.12xlarge",
+              "tensor_parallel": 4}  # fmt: skip
+    manifest = build_manifest(scenario, "h", target=target, command=["x"])
+    with RunStore.create(tmp_path / "run", manifest) as store:
+        for each in (level(1, 300), level(2, 40, "timeout")):
+            store.append_level(each.records, summarise_level(each))
+    return load_run(tmp_path / "run")
+
+
+def test_the_level_table_begins_with_the_published_columns(run):
+    table = level_table(run)
+    assert tuple(table.columns[: len(PUBLISHED_COLUMNS)]) == PUBLISHED_COLUMNS
+    row = table.iloc[0]
+    assert (row.accelerator, row.n_accelerators, row.tp) == ("A10G", 4, 4)
+    assert (row.input_tokens, row.output_tokens, row.total_tokens) == (8, 4, 12)
+    assert row.latency_ms_per_token == pytest.approx(250 / 4)
+    assert row.throughput_tokens_per_s == pytest.approx(1200 / 299.25)
+
+
+def test_a_level_that_was_cut_short_leaves_its_cells_empty(run):
+    row = level_table(run).iloc[1]
+    assert row.stopped_by == "timeout"
+    assert pd.isna(row.throughput_tokens_per_s)
+    assert pd.isna(row.latency_ms_per_token)
+
+
+@pytest.mark.parametrize("export_format", ["csv", "parquet"])
+def test_tables_read_back_as_they_were_written(run, tmp_path, export_format):
+    if export_format == "parquet":
+        pytest.importorskip("pyarrow", reason="Parquet needs the extra `parquet`")
+    read = pd.read_csv if export_format == "csv" else pd.read_parquet
+    levels, requests = (read(path) for path in export_run(run, export_format, tmp_path / "out"))
+    assert list(levels["requests"]) == [300, 40]
+    assert len(requests) == 340
+    assert requests["ttft_ms"].tolist() == pytest.approx([100.0] * 340)
+    assert requests["tpot_ms"].iloc[0] == pytest.approx(50)
+
+
+def test_json_holds_the_lines_as_they_are(run, tmp_path):
+    (path,) = export_run(run, "json", tmp_path / "out")
+    assert json.loads(path.read_text())["levels"] == run.levels
+
+
+def test_an_llm_d_report_names_its_units_and_comes_back_as_it_was(run, tmp_path):
+    paths = export_run(run, "llm-d", tmp_path / "out")
+    report = yaml.safe_load(paths[0].read_text())
+    aggregate = report["results"]["request_performance"]["aggregate"]
+    assert report["version"] == "0.2"
+    assert aggregate["latency"]["time_to_first_token"]["units"] == "ms"
+    assert aggregate["latency"]["time_to_first_token"]["p90"] == pytest.approx(100)
+    assert aggregate["latency"]["time_per_output_token"]["units"] == "ms/token"
+    assert aggregate["throughput"]["output_token_rate"]["units"] == "tokens/s"
+    engine = report["scenario"]["stack"][0]["standardized"]
+    assert engine["accelerator"] == {
+        "model": "A10G", "count": 4, "parallelism": {"dp": 1, "ep": 1, "pp": 1, "tp": 4},
+    }  # fmt: skip
+    (back,) = read_results(paths[0]).levels
+    for key in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "latency_ms_per_token"):
+        assert back.line[key]["mean"] == pytest.approx(run.levels[0][key]["mean"])
+    assert back.line["throughput_tokens_per_s"] == run.levels[0]["throughput_tokens_per_s"]
+    assert back.line["concurrency"] == 1
+
+
+def test_an_empty_run_has_nothing_to_export(tmp_path):
+    manifest = build_manifest({}, "h", target="t", command=["x"])
+    RunStore.create(tmp_path / "run", manifest).close()
+    with pytest.raises(InputError, match="no finished level"):
+        export_run(load_run(tmp_path / "run"), "csv", tmp_path / "out")

@@ -1,0 +1,230 @@
+"""Other tools' results: formulas mapped, units changed, gaps named.
+
+The files in tests/data/imports are made by hand from the fields that each tool documents, with
+numbers chosen so that what must come out can be worked out on paper; no tool wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.imports.level import Load
+from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.interchange.imports.run_folder import write_imported
+from lmi_bench.run_store import load_run
+
+DATA = Path(__file__).parent.parent / "data" / "imports"
+STATED = {
+    "vllm.json": ("vllm", 8, None),
+    "vllm_detailed.json": ("vllm", None, 2.0),
+    "sglang.jsonl": ("sglang", 16, None),
+    "aiperf.json": ("aiperf", 4, None),
+    "genai_perf.json": ("genai-perf", 4, None),
+    "guidellm.json": ("guidellm", 4, None),
+    "llmperf_summary.json": ("llmperf", 10, None),
+    "inference_perf_stage_0.json": ("inference-perf", None, 10.0),
+    "inferencex_agg.json": ("inferencex", 64, None),
+    "awscurl.json": ("awscurl", 10, None),
+}
+
+
+def line_of(name, load=None):
+    (level,) = read_results(DATA / name, load).levels
+    return level.line
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_tool_and_the_load_are_told_from_the_fields(name, tmp_path):
+    copy = tmp_path / "result"  # no name to go by
+    copy.write_bytes((DATA / name).read_bytes())
+    found = read_results(copy)
+    line = found.levels[0].line
+    assert (found.tool, line["concurrency"], line["rate_per_s"]) == STATED[name]
+    assert line["imported_from"] == found.tool
+
+
+def test_every_sample_becomes_a_run_that_can_be_read_back(tmp_path):
+    loads = {"aiperf_requests.jsonl": Load(2), "llmeter_responses.jsonl": Load(2)}
+    for path in sorted(DATA.iterdir()):
+        folder = tmp_path / path.stem
+        parts = [read_results(path, loads.get(path.name))]
+        assert write_imported(parts, folder, command=["lmi-bench", "import"]) == 1
+        run = load_run(folder)
+        assert run.manifest["imported_from"] == parts[0].tool
+        assert run.levels[0]["imported_from"] == parts[0].tool
+
+
+def test_vllm_keeps_its_names_because_its_formulas_are_ours():
+    line = line_of("vllm.json")
+    assert (line["requests"], line["errors"], line["wall_s"]) == (300, 1, 60.0)
+    assert line["throughput_tokens_per_s"] == 498.33
+    assert (line["ttft_ms"]["p50"], line["ttft_ms"]["p99"]) == (48.0, 80.0)
+    assert line["tpot_ms"]["mean"] == 15.0
+    assert line["itl_ms"]["p99"] == 40.0
+    assert line["e2e_ms"]["mean"] is None
+    assert line["e2e_ms"]["unsupported"]["mean"] == "not in the imported file"
+    assert line["imported"]["request_goodput"] == 4.5  # the key with the colon
+
+
+def test_a_quantile_that_the_requests_cannot_support_is_held_back_here_too():
+    """p99 needs 299 requests; AIPerf writes one for 100."""
+    line = line_of("aiperf.json")
+    assert line["ttft_ms"]["p90"] == 50.0
+    assert line["ttft_ms"]["p99"] is None
+    assert line["ttft_ms"]["unsupported"]["p99"] == "needs 299 samples, has 100"
+
+
+def test_vllm_details_become_requests_with_their_token_times():
+    """Sent at 100.0: tokens at 0.2, 0.3, 0.4 s; sent at 100.5: 0.3, 0.4, 0.6, 0.7 s after."""
+    (level,) = read_results(DATA / "vllm_detailed.json").levels
+    first, second, failed = level.records
+    assert first.token_times_s == pytest.approx((0.2, 0.3, 0.4))
+    assert second.token_times_s == pytest.approx((0.8, 0.9, 1.1, 1.2))
+    assert not failed.ok
+    line = level.line
+    assert (line["requests"], line["errors"], line["output_tokens"]) == (3, 1, 7)
+    assert line["ttft_ms"]["mean"] == pytest.approx(250)
+    assert line["itl_ms"]["mean"] == pytest.approx((100 + 100 + 100 + 200 + 100) / 5)
+    assert line["dispatch_delay_ms"]["mean"] is None
+
+
+def test_sglang_zeros_are_missing_and_its_divided_gaps_are_no_itl():
+    line = line_of("sglang.jsonl")
+    assert line["ttft_ms"]["mean"] is None
+    assert "where it measured nothing" in line["ttft_ms"]["unsupported"]["mean"]
+    assert line["itl_ms"]["mean"] is None
+    assert "accepted draft length 2" in line["itl_ms"]["unsupported"]["mean"]
+    assert line["e2e_ms"]["p50"] == 2350.0
+    assert line["tpot_ms"]["mean"] == 36.0
+
+
+@pytest.mark.parametrize("name", ["aiperf.json", "genai_perf.json"])
+def test_nvidias_inter_token_latency_is_a_tpot(name):
+    line = line_of(name)
+    assert line["tpot_ms"]["p50"] == 11.9
+    assert line["itl_ms"]["mean"] is None
+    assert line["e2e_ms"]["mean"] == 1600.0
+    assert (line["input_tokens"], line["output_tokens"]) == (51200, 12800)
+
+
+def test_aiperf_requests_leave_the_warm_up_out_and_count_failures():
+    """Two answers with gaps of 10, 20 and 30, 10 ms after 50 ms, and one 503."""
+    line = line_of("aiperf_requests.jsonl", Load(concurrency=2))
+    assert (line["requests"], line["errors"]) == (3, 1)
+    assert line["ttft_ms"]["mean"] == pytest.approx(50)
+    assert line["itl_ms"]["mean"] == pytest.approx(17.5)
+    assert line["tpot_ms"]["mean"] == pytest.approx(17.5)
+    assert line["wall_s"] == pytest.approx(1.01)
+
+
+def test_aiperf_requests_do_not_say_their_load():
+    with pytest.raises(InputError, match="--concurrency"):
+        read_results(DATA / "aiperf_requests.jsonl")
+
+
+def test_guidellm_is_mapped_by_formula_and_not_by_name():
+    """Its inter-token latency is TPOT, its time per output token E2E / n; E2E is in seconds."""
+    line = line_of("guidellm.json")
+    assert line["tpot_ms"]["p50"] == 18.25
+    assert line["latency_ms_per_token"]["p50"] == 18.75
+    assert line["itl_ms"]["mean"] is None
+    assert line["e2e_ms"]["mean"] == 1200.0
+    assert line["throughput_tokens_per_s"] == pytest.approx(220.5)  # of all, not of successful ones
+    assert (line["requests"], line["errors"], line["errors_by_kind"]) == (102, 2, {"incomplete": 2})
+    assert line["wall_s"] == 30.0
+
+
+def test_llmperf_seconds_become_ms_and_its_itl_is_left_out():
+    """60 requests at 120 a minute took 30 s."""
+    line = line_of("llmperf_summary.json")
+    assert line["wall_s"] == 30.0
+    assert line["ttft_ms"]["p90"] == pytest.approx(240)
+    assert line["e2e_ms"]["mean"] == pytest.approx(2000)
+    assert line["tpot_ms"]["mean"] is None
+    assert "contains the TTFT" in line["itl_ms"]["unsupported"]["p50"]
+    assert (line["requests"], line["errors"]) == (63, 3)
+
+
+def test_inference_perf_seconds_become_ms():
+    line = line_of("inference_perf_stage_0.json")
+    assert line["tpot_ms"]["mean"] == pytest.approx(60)
+    assert line["latency_ms_per_token"]["p90"] == pytest.approx(75)
+    assert line["ttft_ms"]["p50"] == pytest.approx(100)
+    assert line["input_tokens"] == 76544
+    assert line["wall_s"] == 31.0
+
+
+def test_inferencex_gives_throughput_by_gpu_and_seconds():
+    found = read_results(DATA / "inferencex_agg.json")
+    line = found.levels[0].line
+    assert line["throughput_tokens_per_s"] == 4 * 500
+    assert line["total_throughput_tokens_per_s"] == 4 * 1000
+    assert line["ttft_ms"]["p50"] == pytest.approx(190)
+    assert found.facts["n_accelerators"] == 4
+    assert found.workload == {"input_tokens": 1024, "output_tokens": 1024}
+
+
+def test_inferencex_over_several_nodes_has_no_total(tmp_path):
+    content = json.loads((DATA / "inferencex_agg.json").read_text())
+    path = tmp_path / "agg.json"
+    path.write_text(json.dumps({**content, "disagg": True}))
+    found = read_results(path)
+    assert found.levels[0].line["throughput_tokens_per_s"] is None
+    assert found.notes
+
+
+def test_awscurls_first_byte_is_not_called_a_first_token():
+    line = line_of("awscurl.json")
+    assert line["ttft_ms"]["mean"] is None
+    assert line["imported"]["time_to_first_byte_ms"] == 40.0
+    assert line["e2e_ms"]["p90"] == 550.0
+    assert line["output_tokens"] == 51200
+    # Little's law: 20 req/s of 0.495 s keep 9.9 of the 10 clients busy
+    assert line["mean_concurrency"] == pytest.approx(9.9)
+
+
+def test_llmeter_requests_keep_first_and_last_token():
+    """Five tokens from 0.1 to 0.5 and to 0.6 s: TPOT 0.1 and 0.125 s."""
+    line = line_of("llmeter_responses.jsonl", Load(concurrency=1))
+    assert line["tpot_ms"]["mean"] == pytest.approx(112.5)
+    assert line["itl_ms"]["mean"] is None
+    assert (line["requests"], line["errors"]) == (3, 1)
+
+
+def test_a_load_that_is_given_wins_over_the_file():
+    assert line_of("vllm.json", Load(concurrency=7))["concurrency"] == 7
+
+
+def test_what_no_tool_writes_is_refused_with_its_fields(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text('{"a": 1, "b": 2}')
+    with pytest.raises(InputError, match=r"no known tool writes such fields \(a, b"):
+        read_results(path)
+    path.write_text("not json")
+    with pytest.raises(InputError, match="neither JSON"):
+        read_results(path)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="no JSON object"):
+        read_results(path)
+
+
+def test_a_broken_field_names_the_file(tmp_path):
+    content = json.loads((DATA / "guidellm.json").read_text())
+    content["benchmarks"][0]["metrics"]["request_latency"] = 5
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"broken\.json: a field is missing or has another form"):
+        read_results(path)
+
+
+def test_several_files_make_several_levels_of_one_tool_only(tmp_path):
+    vllm = read_results(DATA / "vllm.json")
+    assert write_imported([vllm, vllm], tmp_path / "run", command=["x"]) == 2
+    with pytest.raises(InputError, match="import them apart"):
+        write_imported(
+            [vllm, read_results(DATA / "awscurl.json")], tmp_path / "both", command=["x"]
+        )
