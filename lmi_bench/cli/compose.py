@@ -486,3 +486,17 @@ def find_tokenizer(model: str) -> Tokenizer | None:
 
         return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
     return None
+
+
+def time_all_reduces(
+    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
+) -> list[float]:
+    """Seconds of one all-reduce over processes of this machine, for each size of the array.
+
+    Raises InputError where torch is not installed or the transport does not work here.
+    """
+    try:
+        from lmi_bench.engine.torch_backend.measure_collectives import measure_all_reduces
+    except ImportError as exc:
+        raise InputError(f"the ranks need {exc.name}: pip install 'lmi-bench[engine]'") from exc
+    return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

@@ -12,6 +12,7 @@ from lmi_bench.cli.compare import compare
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.import_results import import_results
+from lmi_bench.cli.profile import profile
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -34,6 +35,7 @@ app.command()(gate)
 app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
+app.add_typer(profile)
 
 
 def _show_version(wanted: bool) -> None:
