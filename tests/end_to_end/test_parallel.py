@@ -25,45 +25,25 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_two_ranks_answer_a_sweep_and_the_manifest_says_so(tmp_path):
+def test_two_groups_of_two_ranks_share_a_sweep(tmp_path):
     done = lmi_bench(
-        *[
-            "sweep",
-            "--model",
-            "demo-15m",
-            "--tp",
-            "2",
-            "--dtype",
-            "float32",
-            "--num-blocks",
-            "64",
-            "--concurrency",
-            "2",
-        ],
-        *words("--isl 8 --osl 4 --requests-per-level 4 --out"),
+        *words("sweep --model demo-15m --tp 2 --replicas 2 --dtype float32 --num-blocks 64"),
+        *words("--concurrency 2 --isl 8 --osl 4 --requests-per-level 4 --out"),
         tmp_path / "run",
     )
-    assert "2 ranks, sums over" in done.stderr
+    assert "2 replicas behind a round-robin router; 2 ranks each, sums over" in done.stderr
     assert (
         json.loads((tmp_path / "run/manifest.json").read_text())["target"]["tensor_parallel"] == 2
     )
-    assert lines(tmp_path / "run/levels.jsonl")[0]["errors"] == 0
+    (level,) = lines(tmp_path / "run/levels.jsonl")
+    assert level["errors"] == 0
+    assert level["requests_by_replica"] == {"0": 2, "1": 2}
 
 
 def test_replicas_share_the_requests_and_levels_count_them(tmp_path):
     lmi_bench(
-        *[
-            "sweep",
-            "--target",
-            "sim:ml.g5.12xlarge",
-            "--model",
-            "llama-2-7b",
-            "--replicas",
-            "4",
-            "--concurrency",
-            "8",
-        ],
-        *words("--osl 16 --requests-per-level 24 --warmup-requests 0 --out"),
+        *words("sweep --target sim:ml.g5.12xlarge --model llama-2-7b --replicas 4"),
+        *words("--concurrency 8 --osl 16 --requests-per-level 24 --warmup-requests 0 --out"),
         tmp_path / "run",
     )
     (level,) = lines(tmp_path / "run/levels.jsonl")
@@ -76,18 +56,8 @@ def test_replicas_share_the_requests_and_levels_count_them(tmp_path):
 
 def test_max_takes_every_device_that_the_replicas_leave(tmp_path):
     lmi_bench(
-        *[
-            "sweep",
-            "--target",
-            "sim:ml.g5.12xlarge",
-            "--model",
-            "llama-2-7b",
-            "--tp",
-            "max",
-            "--replicas",
-            "2",
-        ],
-        *words("--concurrency 2 --osl 4 --out"),
+        *words("sweep --target sim:ml.g5.12xlarge --model llama-2-7b --tp max"),
+        *words("--replicas 2 --concurrency 2 --osl 4 --out"),
         tmp_path / "run",
     )
     target = json.loads((tmp_path / "run/manifest.json").read_text())["target"]
@@ -150,21 +120,7 @@ def _generate(url):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_server_whose_rank_dies_answers_with_the_reason_and_ends():
     server = subprocess.Popen(
-        command(
-            *[
-                "serve",
-                "--model",
-                "demo-15m",
-                "--tp",
-                "2",
-                "--dtype",
-                "float32",
-                "--num-blocks",
-                "64",
-                "--port",
-                "0",
-            ]
-        ),
+        command(*words("serve --model demo-15m --tp 2 --dtype float32 --num-blocks 64 --port 0")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
