@@ -195,6 +195,7 @@ class EngineSection(_Section):
     of its profile; blocks and lengths follow from memory and model. The run's manifest records
     what came of it.
 
+    max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
                       draft_tokens of it are verified in one step
     draft_acceptance  of a simulated engine, which cannot find out: the chance (0 to 1) with which
@@ -209,6 +210,9 @@ class EngineSection(_Section):
     max_rolling_batch_prefill_tokens: PositiveInt | None = None
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
+    prefix_caching: bool | None = None
+    max_input_tokens: PositiveInt | None = None
+    max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     kv_dtype: Literal["float32", "bfloat16"] | None = None
     tensor_parallel: PositiveInt | Literal["max"] = 1

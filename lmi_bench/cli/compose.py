@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,10 @@ from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, Ngram
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.hf_config import shape_from_hf_config
-from lmi_bench.model_folder import read_config
+from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
@@ -52,6 +52,7 @@ class EngineParts:
     profile    of a simulated engine
     drafter    of speculative decoding
     router     which replica answers a request, where there are several
+    score      log-probabilities of given tokens behind others; before the engine is entered
     """
 
     executors: tuple[Executor, ...]
@@ -64,11 +65,25 @@ class EngineParts:
     drafter: Drafter | None = None
     tensor_parallel: int = 1
     router: str = "round_robin"
+    score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
 
-    def engine(self) -> AsyncEngine | ReplicaGroup:
-        """The engine, or all replicas behind their router; an async context manager."""
+    def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
+        """The engine, or all replicas behind their router; an async context manager.
+
+        Raises InputError for a trace of several replicas.
+        """
+        if trace is not None and len(self.executors) > 1:
+            raise InputError(
+                f"--step-trace shows the steps of one engine, not of {len(self.executors)} "
+                "replicas: leave one of the two out"
+            )
         engines = [
-            AsyncEngine(Scheduler(self.config, drafter=self.drafter), executor)
+            AsyncEngine(
+                Scheduler(self.config, drafter=self.drafter),
+                executor,
+                on_step=None if trace is None else trace.on_step,
+                on_end=None if trace is None else trace.on_end,
+            )
             for executor in self.executors
         ]
         return engines[0] if len(engines) == 1 else ReplicaGroup(engines, _router(self.router))
@@ -83,6 +98,10 @@ class TorchNumbers(Executor, Protocol):
     kv_cache_bytes: int
     kv_dtype: str
     weights_description: str
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Log-probabilities of given tokens behind others."""
+        ...
 
 
 def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
@@ -114,8 +133,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         draft_folder = _model_folder(settings.draft)
         _check_same_vocabulary(folder, draft_folder)
         bytes_a_token = [
-            kv_bytes_per_token(shape_from_hf_config(place.name, read_config(place)))
-            for place in (folder, draft_folder)
+            kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
@@ -188,6 +206,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             *_speculation_notes(settings),
         ),
         drafter=_drafter(settings),
+        score=loaded.score,
     )
 
 
@@ -223,7 +242,7 @@ class _TorchCopy:
                     if first is None:
                         first, first_draft = loaded, draft
         except BaseException:
-            asyncio.run(_close_all(executors))
+            asyncio.run(close_all(executors))
             raise
         assert first is not None
         return tuple(executors), first, first_draft
@@ -256,7 +275,8 @@ def _tell_bytes(report: Reporter, title: str, done_bytes: int, total_bytes: int)
     report(title, done_bytes / MIB, total_bytes / MIB)
 
 
-async def _close_all(executors: Sequence[Executor]) -> None:
+async def close_all(executors: Sequence[Executor]) -> None:
+    """Close executors that no engine has been entered with."""
     for executor in executors:
         await executor.close()
 
@@ -363,15 +383,15 @@ def open_simulated_engine(
 
     max_total_tokens  most tokens, input and output, of one request
     """
-    if settings.kv_dtype is not None:
-        raise InputError(
-            f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
-            "weights; leave it out, or choose both with --dtype"
-        )
     if settings.draft is not None and settings.draft_acceptance is None:
         raise InputError(
             f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
             "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
+        )
+    if settings.kv_dtype is not None:
+        raise InputError(
+            f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
+            "weights; leave it out, or choose both with --dtype"
         )
     profile = profile or TGI_2023
     shape = find_model(model)
@@ -460,9 +480,20 @@ def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sche
         "max_rolling_batch_prefill_tokens": settings.max_rolling_batch_prefill_tokens,
         "chunked_prefill": settings.chunked_prefill,
         "max_concurrent_requests": settings.max_concurrent_requests,
+        "prefix_caching": settings.prefix_caching,
+        "max_input_tokens": settings.max_input_tokens,
         "num_blocks": settings.num_blocks,
         "max_model_len": settings.max_model_len,
     }
+    budget = settings.max_batch_total_tokens
+    if budget is not None:
+        blocks = settings.num_blocks or derived.num_blocks
+        if budget > blocks * derived.block_size:
+            raise CapacityError(
+                f"max_batch_total_tokens {budget:,}: the KV cache holds "
+                f"{blocks * derived.block_size:,} tokens; lower it, or give the cache more memory"
+            )
+        stated["num_blocks"] = budget // derived.block_size
     return replace(derived, **{key: value for key, value in stated.items() if value is not None})
 
 

@@ -11,6 +11,7 @@ from lmi_bench import __version__
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
+from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.profile import profile
 from lmi_bench.cli.recommend import recommend
@@ -36,6 +37,7 @@ app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
 app.add_typer(profile)
+app.command()(generate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -306,6 +306,14 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -365,6 +373,14 @@ def sweep(
     ] = "exclude",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
+    ] = None,
+    step_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--step-trace",
+            help="Chrome trace of the engine's steps and requests.",
+            rich_help_panel=_RUN,
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -432,6 +448,7 @@ def sweep(
         "engine.max_model_len": max_model_len,
         "engine.memory_share": memory_share,
         "engine.threads": threads,
+        "engine.prefix_caching": prefix_caching,
         "engine.draft": draft,
         "engine.draft_tokens": draft_tokens,
         "engine.draft_acceptance": draft_acceptance,
@@ -450,6 +467,7 @@ def sweep(
         budget=budget,
         goodput=" ".join(goodput or ()),
         failures=failures,
+        trace=step_trace,
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -28,6 +28,7 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.errors import EngineError, InputError
 
 OnStep = Callable[[StepBatch, float, float], None]
+OnEnd = Callable[["Generation"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class Generation:
         self._error = error
         self._ended.set()
         self._tell()
+        if self._engine._on_end is not None:
+            self._engine._on_end(self)
 
     def _tell(self) -> None:
         if self._news is not None:
@@ -149,10 +152,16 @@ class AsyncEngine:
     """Runs one scheduler over one executor; an async context manager that closes the executor.
 
     on_step  called after each step with its batch, its start and its end on the loop's clock
+    on_end   called with each request that ended
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, on_step: OnStep | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        on_step: OnStep | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
@@ -162,6 +171,7 @@ class AsyncEngine:
         self._scheduler = scheduler
         self._executor = executor
         self._on_step = on_step
+        self._on_end = on_end
         self._generations: dict[int, Generation] = {}
         self._next_seq_id = 0
         self._news = asyncio.Event()
@@ -243,6 +253,8 @@ class AsyncEngine:
             cache_slots_reserved=stats.cache_slots_reserved,
             cache_slots_unfilled=stats.cache_slots_unfilled,
             peak_running=stats.peak_running,
+            prefix_tokens=stats.prefix_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
         )

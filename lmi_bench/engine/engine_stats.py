@@ -13,6 +13,7 @@ class EngineStats:
                            a dynamic batch that had ended
     cache_slots_reserved   token slots that running sequences held, summed over the steps;
     cache_slots_unfilled   those of them without a token
+    prefix_tokens          prompt tokens looked up in the prefix cache; prefix_hit_tokens: found
     drafted_tokens         guessed and verified; accepted_tokens: those of them that held
     """
 
@@ -29,6 +30,8 @@ class EngineStats:
     cache_slots_reserved: int = 0
     cache_slots_unfilled: int = 0
     peak_running: int = 0
+    prefix_tokens: int = 0
+    prefix_hit_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
@@ -41,6 +44,11 @@ class EngineStats:
     def cache_waste_frac(self) -> float:
         """Share of the reserved token slots that held no token."""
         return _share(self.cache_slots_unfilled, self.cache_slots_reserved) or 0.0
+
+    @property
+    def prefix_hit_frac(self) -> float | None:
+        """Share of the prompt tokens that were found computed; None where none was looked up."""
+        return _share(self.prefix_hit_tokens, self.prefix_tokens)
 
     @property
     def draft_acceptance_frac(self) -> float | None:
@@ -70,6 +78,8 @@ class EngineStats:
         }
         done["slot_waste_frac"] = change.slot_waste_frac
         done["cache_waste_frac"] = change.cache_waste_frac
+        if change.prefix_tokens:
+            done["prefix_hit_frac"] = change.prefix_hit_frac
         if change.drafted_tokens:
             done["draft_acceptance_frac"] = change.draft_acceptance_frac
             done["tokens_per_decode"] = change.tokens_per_decode

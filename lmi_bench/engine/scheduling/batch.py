@@ -37,12 +37,14 @@ class BatchEntry:
     token_ids       ids to compute in this step, in order; LAST_SAMPLED where the host has not
                     seen the id yet
     first_position  position of token_ids[0]; everything before it is in the cache
-    new_block_ids   blocks appended to the sequence's block table before this step; with
-                    first_position 0 the table starts with them
+    new_block_ids   blocks appended to the sequence's block table before this step; the table
+                    of a sequence that begins starts with them
     samples         whether the row of the last token gives a token (not in a prompt's earlier
                     chunks)
     draft_length    drafted tokens at the end of token_ids (verify only), perhaps DRAFTED
     num_generated   tokens that the sequence had generated before this step
+    cached_token_ids  the tokens before first_position, where other sequences computed them into
+                      the blocks with which this one begins
     """
 
     seq_id: int
@@ -54,6 +56,12 @@ class BatchEntry:
     sampling: SamplingParams
     draft_length: int = 0
     num_generated: int = 0
+    cached_token_ids: Sequence[int] = ()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the sequence starts here, or starts anew."""
+        return self.first_position == len(self.cached_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Final
 
 from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 from lmi_bench.engine.scheduling.sequence import Sequence
 
 _ORDER: Final = attrgetter("order")
@@ -21,10 +22,11 @@ class Residents:
     num_filling  how many of them have prompt tokens left to compute
     """
 
-    __slots__ = ("_contiguous", "blocks", "num_filling", "running")
+    __slots__ = ("_contiguous", "_prefixes", "blocks", "num_filling", "running")
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.blocks = BlockManager(config.num_blocks, config.block_size)
+        self._prefixes = PrefixCache() if config.prefix_caching else None
+        self.blocks = BlockManager(config.num_blocks, config.block_size, self._prefixes)
         self.running: list[Sequence] = []
         self.num_filling = 0
         self._contiguous = config.kv_layout is KvLayout.CONTIGUOUS
@@ -36,11 +38,25 @@ class Residents:
         prompt lost, as soon as one of them grows.
         """
         headroom = 0 if self._contiguous else len(self.running)
-        return self._blocks_at_admission(seq) + headroom <= self.blocks.num_free
+        needed = self._blocks_at_admission(seq) + headroom
+        num_free = self.blocks.num_free
+        if needed <= num_free or self._prefixes is None:
+            return needed <= num_free
+        held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
+        return needed - held <= num_free  # an idle block counts as free until it is shared
 
     def admit(self, seq: Sequence) -> None:
-        """Give a sequence the blocks of its prompt, or of its whole length if contiguous."""
-        self.grow(seq, self._blocks_at_admission(seq))
+        """Give a sequence the blocks of its prompt, or of its whole length if contiguous.
+
+        Those that the prefix cache knows are shared, and their tokens count as computed.
+        """
+        known = self._known_blocks(seq)
+        self.blocks.share(known)  # first, so that none of them is evicted for the others
+        seq.block_ids.extend(known)
+        seq.slot_capacity = seq.num_computed = len(known) * self.blocks.block_size
+        seq.num_cached = seq.num_computed
+        seq.num_learnt = len(known)
+        self.grow(seq, self._blocks_at_admission(seq) - len(known))
         seq.admitted = True
         insort(self.running, seq, key=_ORDER)
         self.num_filling += 1
@@ -83,11 +99,30 @@ class Residents:
             return []
         return [seq for seq in self.running if seq.num_computed < seq.tokens_to_fill]
 
+    def learn(self, seq: Sequence, num_tokens: int) -> None:
+        """The first `num_tokens` positions of a sequence are computed for good."""
+        if self._prefixes is None:
+            return
+        size = self.blocks.block_size
+        full = num_tokens // size
+        if full > seq.num_learnt:
+            digests = seq.digests(full, size)
+            for number in range(seq.num_learnt, full):
+                self._prefixes.learn(seq.block_ids[number], digests[number])
+            seq.num_learnt = full
+
+    def _known_blocks(self, seq: Sequence) -> list[int]:
+        """Blocks that hold the sequence's beginning; at least one token is left to compute."""
+        if self._prefixes is None:
+            return []
+        size = self.blocks.block_size
+        return self._prefixes.find(seq.digests((seq.tokens_to_fill - 1) // size, size))
+
     def evict_youngest(self) -> Sequence:
         """Take the blocks from the youngest sequence; it has to begin anew."""
         seq = self.running[-1]
         self.remove(seq)
-        self.blocks.release(seq.block_ids)
+        self.blocks.release(reversed(seq.block_ids))
         seq.restart()
         return seq
 
@@ -99,7 +134,7 @@ class Residents:
 
     def release(self, seq: Sequence) -> None:
         """Give back the blocks of a sequence that has left."""
-        self.blocks.release(seq.block_ids)
+        self.blocks.release(reversed(seq.block_ids))
         seq.block_ids = []
         seq.slot_capacity = 0
 

@@ -195,16 +195,20 @@ class Scheduler:
                 if not seq.num_in_flight:
                     self._release(seq)
                 continue
+            computed = entry.first_position + len(entry.token_ids)
             if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are written anew
-                seq.num_computed = entry.first_position + len(output.token_ids)
-            if output.token_ids:
-                gained = self._accept(seq, output, entry.draft_length)
-                committed.append(gained)
-                if gained.finish_reason is not None:
-                    ended = True
-                    seq.finish_reason = gained.finish_reason
-                    if not seq.num_in_flight:
-                        self._release(seq)
+                computed = seq.num_computed = entry.first_position + len(output.token_ids)
+            if not output.token_ids:
+                self._residents.learn(seq, computed)
+                continue
+            gained = self._accept(seq, output, entry.draft_length)
+            committed.append(gained)
+            self._residents.learn(seq, min(computed, seq.num_tokens))
+            if gained.finish_reason is not None:
+                ended = True
+                seq.finish_reason = gained.finish_reason
+                if not seq.num_in_flight:
+                    self._release(seq)
         if ended:
             self._residents.drop_finished()
         return committed
@@ -244,7 +248,7 @@ class Scheduler:
         residents = self._residents
         if not residents.running or residents.num_filling:
             return 0
-        if self._in_flight or self._drafter is not None:
+        if self._in_flight or self._drafter is not None or self.config.prefix_caching:
             return 0
         if self._next_to_admit() is not None:
             return 0
@@ -269,6 +273,12 @@ class Scheduler:
         if num_prompt_tokens < 1:
             raise InputError(f"request {seq_id} has an empty prompt: send at least 1 token")
         config = self.config
+        longest = config.max_input_tokens
+        if longest is not None and num_prompt_tokens > longest:
+            raise CapacityError(
+                f"request {seq_id} has {num_prompt_tokens:,} input tokens but the engine takes at "
+                f"most {longest:,}: shorten the prompt or raise max_input_tokens"
+            )
         needed = num_prompt_tokens + max_new_tokens
         sizes = f"(prompt {num_prompt_tokens:,} + output {max_new_tokens:,})"
         if needed > config.max_model_len:
@@ -295,6 +305,9 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> None:
         self._waiting.pop_head()
         self._residents.admit(seq)
+        if self.config.prefix_caching:
+            self.stats.prefix_tokens += seq.tokens_to_fill
+            self.stats.prefix_hit_tokens += seq.num_cached
         self.stats.peak_running = max(self.stats.peak_running, self.num_running)
 
     def _start_dynamic_batch(self, now_s: float) -> None:
@@ -350,7 +363,10 @@ class Scheduler:
                 break
             if not seq.admitted:
                 self._admit(seq)
+                left = seq.tokens_to_fill - seq.num_computed  # less if its beginning is known
+                count = min(left, budget)
             first = seq.num_computed
+            begins = first == seq.num_cached
             last_chunk = count == left
             entries.append(
                 BatchEntry(
@@ -358,10 +374,11 @@ class Scheduler:
                     kind=StepKind.PREFILL,
                     token_ids=seq.token_ids(first, count),
                     first_position=first,
-                    new_block_ids=() if first else tuple(seq.block_ids),
+                    new_block_ids=tuple(seq.block_ids) if begins else (),
                     samples=last_chunk,
                     sampling=seq.sampling,
                     num_generated=len(seq.output_token_ids),
+                    cached_token_ids=seq.token_ids(0, first) if begins and first else (),
                 )
             )
             members.append(seq)
@@ -401,7 +418,7 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         seq = self._residents.running[-1]
-        if seq.num_computed:
+        if seq.num_computed > seq.num_cached:  # else no executor has heard of it
             self._released.append(seq.seq_id)
         self._residents.evict_youngest()
         self._waiting.push(seq)
@@ -488,6 +505,6 @@ class Scheduler:
 
     def _release(self, seq: Sequence) -> None:
         self._residents.release(seq)
-        if seq.num_computed:
+        if seq.num_computed > seq.num_cached:
             self._released.append(seq.seq_id)
         del self._sequences[seq.seq_id]

@@ -18,6 +18,7 @@ class SchedulerStats:
     cache_slots_reserved  token slots that running sequences held, summed over the steps; and
     cache_slots_unfilled  those of them that held no token yet: the waste of the KV layout
     peak_running      most sequences in the batch at one time
+    prefix_tokens     prompt tokens that the prefix cache was asked for; prefix_hit_tokens: found
     drafted_tokens    guessed and verified; accepted_tokens: those of them that held
     """
 
@@ -31,6 +32,8 @@ class SchedulerStats:
     cache_slots_reserved: int = 0
     cache_slots_unfilled: int = 0
     peak_running: int = 0
+    prefix_tokens: int = 0
+    prefix_hit_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

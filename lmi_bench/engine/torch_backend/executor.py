@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +94,8 @@ class TorchExecutor:
         threads: int | None = None,
         device: str = "cpu",
         sampling_seed: int | None = None,
-        progress: Progress | None = None,
         beside: TorchExecutor | None = None,
+        progress: Progress | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
@@ -104,10 +105,10 @@ class TorchExecutor:
                            free after loading allows, at most `most_cache_tokens` tokens
         threads            CPU threads of a step; None: the cores that this process may use
         sampling_seed      of requests without a seed; None: another one at each start
-        progress           told (bytes read, bytes of all files) while the weights are loaded,
-                           in the worker's thread
         beside             share the thread of this executor, whose close ends it: two pools of
                            threads would hinder each other
+        progress           told (bytes read, bytes of all files) while the weights are loaded,
+                           in the worker's thread
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
@@ -197,6 +198,15 @@ class TorchExecutor:
             raise
         except RuntimeError as exc:  # what torch raises, out of memory included
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Natural log-probability of each token of `continuation` behind `given` and each other.
+
+        Only while the executor holds no sequence: raises EngineError otherwise.
+        """
+        loop = asyncio.get_running_loop()
+        token_ids = [*given, *continuation]
+        return await loop.run_in_executor(self._worker, self._runner.score, token_ids, len(given))
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the worker thread if it is this one's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from lmi_bench.engine.torch_backend.rank import (
     LoadWeights,
     Room,
     RunStep,
+    Score,
     TakeCache,
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
@@ -182,6 +184,13 @@ class ParallelExecutor:
             self._worker, self._group.ask, RunStep(batch)
         )
         return outputs
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """As TorchExecutor.score."""
+        request = Score((*given, *continuation), len(given))
+        loop = asyncio.get_running_loop()
+        scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
+        return scores
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the ranks."""

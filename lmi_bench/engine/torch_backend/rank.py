@@ -104,6 +104,14 @@ class RunStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probabilities of the tokens from `num_given` on; the answer is a list of them."""
+
+    token_ids: tuple[int, ...]
+    num_given: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimeAllReduce:
     """Time all-reduces of float32 arrays; the answer is seconds a call for each size, the median
     of `rounds` rounds of `calls` calls each."""
@@ -172,6 +180,8 @@ class _Rank:
         match request:
             case RunStep(batch):
                 return self._run(batch)
+            case Score(token_ids, num_given):
+                return self._loaded().score(token_ids, num_given)
             case Join(where):
                 return self._join(where)
             case ChoosePrecision():
@@ -241,9 +251,7 @@ class _Rank:
         return cache.nbytes
 
     def _run(self, batch: StepBatch) -> list[StepOutput]:
-        if self._runner is None:
-            raise EngineError("no cache is taken")
-        return self._runner.run(batch)
+        return self._loaded().run(batch)
 
     def _time(self, request: TimeAllReduce) -> list[float]:
         collectives = self._joined()
@@ -257,6 +265,11 @@ class _Rank:
 
     def _place(self, device: str) -> torch.device:
         return torch.device("cuda", self._rank) if device == "cuda" else torch.device(device)
+
+    def _loaded(self) -> ModelRunner:
+        if self._runner is None:
+            raise EngineError("no cache is taken")
+        return self._runner
 
     def _joined(self) -> Collectives:
         if self._collectives is None:

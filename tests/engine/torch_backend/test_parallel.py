@@ -111,6 +111,17 @@ def test_log_probabilities_and_draws_are_those_of_one_device(llama):
     assert parts[1] == whole[1]
 
 
+def test_given_tokens_are_scored_as_on_one_device(llama):
+    async def score(executor):
+        values = await executor.score(range(5, 12), range(20, 24))
+        await executor.close()
+        return values
+
+    options = {"dtype": "float32", "num_blocks": 4, "block_size": 8, "threads": 1}
+    whole = asyncio.run(score(TorchExecutor.load(llama.folder, **options)))
+    assert asyncio.run(score(split(2)(llama.folder, **options))) == pytest.approx(whole, abs=1e-4)
+
+
 def test_each_rank_keeps_its_share_of_the_cache(make_llama):
     """4 KV heads: half of them on each of two ranks. 2 KV heads on 4 ranks: each is kept twice."""
     options = {"dtype": "float32", "num_blocks": 10, "block_size": 8, "threads": 1}
