@@ -114,6 +114,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "--draft-acceptance is for a simulated engine; the bundled one measures how many "
             "drafted tokens hold"
         )
+    if settings.tensor_parallel != 1:
+        _start_ranks_early()
     try:
         from lmi_bench.engine.torch_backend.executor import (
             DEFAULT_BLOCK_SIZE,
@@ -208,6 +210,13 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         drafter=_drafter(settings),
         score=loaded.score,
     )
+
+
+def _start_ranks_early() -> None:
+    """Let the ranks' server import torch while this process does."""
+    from lmi_bench.engine.torch_backend.fork_server import fork_context
+
+    fork_context()
 
 
 class _TorchCopy:
@@ -526,6 +535,7 @@ def time_all_reduces(
 
     Raises InputError where torch is not installed or the transport does not work here.
     """
+    _start_ranks_early()
     try:
         from lmi_bench.engine.torch_backend.measure_collectives import measure_all_reduces
     except ImportError as exc:

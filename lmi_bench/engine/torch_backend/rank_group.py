@@ -8,7 +8,6 @@ by its processes: one that ends without being asked to fails whatever is under w
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import pickle
 import tempfile
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.engine.torch_backend.collectives import Meeting, Transport
+from lmi_bench.engine.torch_backend.fork_server import fork_context
 from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, run_rank
 from lmi_bench.engine.torch_backend.shared_memory import SegmentOwner, room_for, works_here
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
 
 _STOP_S: Final = 5.0
-_PRELOADED: Final = ["lmi_bench.engine.torch_backend.rank"]
 
 
 def usual_transport(degree: int, device: str) -> Transport:
@@ -106,9 +105,7 @@ class RankGroup:
         self._connections, self._processes, self._segment = [], [], None
 
     def _start(self, threads: int) -> None:
-        # a server process imports torch once, before it has any thread, and is forked for each rank
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        context = fork_context()
         for rank in range(self.degree):
             ours, theirs = context.Pipe()
             process = context.Process(
