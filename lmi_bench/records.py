@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lmi_bench.errors import TargetError
 from lmi_bench.workload import LevelSpec, PlannedRequest
@@ -24,12 +25,16 @@ class Exchange:
     token_counts      tokens in each event (one each where left out)
     ended_s           end of the answer, its trailer included; None: with the last token
     input_tokens      as the server counted them, where it says so; likewise output_tokens
-    connect_s         time spent on opening the connection before `sent_s`, if one was opened
+    connect_s         time spent on opening the connection before `sent_s`, if one was opened;
+                      tls_s: its TLS handshake alone
+    ttft_bound_s      by how much the time from sending to the first token may be too long, at
+                      most; None: not known
     first_answer_s    first token of the answer proper, where reasoning came before it
     reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
     streamed          False: the answer came whole, so no time within it is known
     replica           which of several replicas had it, where that is known
     queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
+    retries           sends after the first one, where failures are tried again
     """
 
     sent_s: float
@@ -44,10 +49,13 @@ class Exchange:
     queue_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+    tls_s: float | None = None
+    ttft_bound_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
     replica: int | None = None
+    retries: int = 0
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -65,8 +73,9 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
+    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries, replica
+            as in `Exchange`
     queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
-    first_answer_s, reasoning_tokens, streamed, replica  as in `Exchange`
     """
 
     request_id: int
@@ -83,10 +92,14 @@ class RequestRecord:
     queue_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+    connect_s: float | None = None
+    tls_s: float | None = None
+    ttft_bound_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
     replica: int | None = None
+    retries: int = 0
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -121,10 +134,14 @@ class RequestRecord:
             queue_s=exchange.queue_s,
             prefill_s=exchange.prefill_s,
             decode_s=exchange.decode_s,
+            connect_s=exchange.connect_s,
+            tls_s=exchange.tls_s,
+            ttft_bound_s=exchange.ttft_bound_s,
             first_answer_s=exchange.first_answer_s,
             reasoning_tokens=exchange.reasoning_tokens,
             streamed=exchange.streamed,
             replica=exchange.replica,
+            retries=exchange.retries,
         )
 
     @classmethod
@@ -170,6 +187,14 @@ class GeneratorCheck:
     receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
                          an upper bound of it where the kernel gives no time
     merged_share         share of the tokens that shared a read with a later one of their stream
+    unsure_share         share of the tokens whose time such a read hides by more than 1 ms;
+                         unsure_first_share: of the first tokens
+    ttft_error_bound_s   by how much the TTFT p99 may be off because of the generator, at most, and
+                         as a share of it (`_frac`); likewise the ITL p99, and the p50 of both.
+                         None: not known. See `loadgen.error_bound`
+    itl_p99_interval_s   where the true ITL p99 lies
+    asked_load, achieved_load  requests a second, or users in flight while the level was full
+    workers    processes that sent
     valid      False when the offered load was missed; `reason` then says by whom and what to do
     """
 
@@ -181,6 +206,20 @@ class GeneratorCheck:
     timestamps: str = "loop"
     receive_delay_p99_s: float = 0.0
     merged_share: float = 0.0
+    unsure_share: float = 0.0
+    unsure_first_share: float = 0.0
+    unstamped_share: float = 0.0
+    clock_steps: int = 0
+    ttft_error_bound_s: float | None = None
+    ttft_error_bound_frac: float | None = None
+    ttft_p50_error_bound_s: float | None = None
+    itl_error_bound_s: float | None = None
+    itl_error_bound_frac: float | None = None
+    itl_p50_error_bound_s: float | None = None
+    itl_p99_interval_s: tuple[float, float] | None = None
+    asked_load: float | None = None
+    achieved_load: float | None = None
+    workers: int = 1
     valid: bool = True
     reason: str | None = None
 
@@ -191,6 +230,8 @@ class LevelRun:
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted", "decided": a search knew its verdict)
+    connect_s   what each connection opened for the level took, TLS included; tls_s: its handshake
+    server      what the server said of itself on `/metrics`, where it was asked
     engine      what the engine in this process did meanwhile: counts, shares as fractions
     """
 
@@ -200,3 +241,6 @@ class LevelRun:
     stopped_by: str | None = None
     check: GeneratorCheck = field(default_factory=GeneratorCheck)
     engine: Mapping[str, float | None] | None = None
+    connect_s: Sequence[float] = ()
+    tls_s: Sequence[float] = ()
+    server: Mapping[str, Any] | None = None

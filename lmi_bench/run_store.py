@@ -213,6 +213,12 @@ class RunStore:
             seconds = getattr(record, name)
             if seconds is not None:
                 optional[name] = _ns(seconds)
+        if record.connect_s is not None:
+            optional["connect_s"] = _ns(record.connect_s)
+        if record.retries:
+            optional["retries"] = record.retries
+        if record.tls_s is not None:
+            optional["tls_s"] = _ns(record.tls_s)
         return {
             "level": level,
             "attempt": attempt,
@@ -289,6 +295,9 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         reasoning_tokens=line.get("reasoning_tokens", 0),
         streamed=line.get("streamed", True),
         replica=line.get("replica"),
+        connect_s=line.get("connect_s"),
+        tls_s=line.get("tls_s"),
+        retries=line.get("retries", 0),
     )
 
 

@@ -226,6 +226,7 @@ class EngineSection(_Section):
     draft: Annotated[str, Field(min_length=1)] | None = None
     draft_tokens: PositiveInt = 4
     draft_acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    profile: str | None = None
 
 
 class SageMakerSection(_Section):
@@ -253,6 +254,18 @@ def _default_timeout_s(fields: dict[str, Any]) -> float:
     return SAGEMAKER_STREAMING_TIMEOUT_S if streamed_by_sagemaker else DEFAULT_TIMEOUT_S
 
 
+class ClientSection(_Section):
+    """How the load generator sends to an endpoint and takes its times.
+
+    timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's where the
+                host has it
+    retries     aws-standard: as AWS's SDKs do, three attempts, counted, latency from the first
+    """
+
+    timestamps: Literal["kernel", "user"] | None = None
+    retries: Literal["aws-standard"] | None = None
+
+
 class Scenario(_Section):
     """A whole sweep.
 
@@ -271,6 +284,7 @@ class Scenario(_Section):
     sagemaker: SageMakerSection = SageMakerSection()
     workload: WorkloadSection = WorkloadSection()
     load: LoadSection = LoadSection()
+    client: ClientSection = ClientSection()
     engine: EngineSection = EngineSection()
     timeout_s: PositiveSeconds | None = Field(default_factory=_default_timeout_s)
     seed: int = 0

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from importlib.resources import files
 from typing import Final
 
-from lmi_bench.analysis.profiles import EngineProfile, StepParameters, unidentified_note
+from lmi_bench.analysis.profiles import EngineProfile, StepParameters, profile_from_json
 from lmi_bench.engine.scheduling.config import KvLayout
+
+_PROFILES = files("lmi_bench.catalog") / "data" / "profiles"
+
+
+def _shipped(name: str) -> EngineProfile:
+    return profile_from_json((_PROFILES / f"{name}.json").read_text(encoding="utf-8"))
+
 
 # Before any cell is seen: what kernels and hosts of this kind are known to reach, with wide room.
 EAGER_GPU_PRIOR: Final = EngineProfile(
@@ -27,6 +36,9 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         nvlink_share=0.7,
         pcie_latency_s=30e-6,
         pcie_share=0.5,
+        gap_per_layer_s=50e-6,
+        request_overhead_s=10e-3,
+        moe_share=0.6,
     ),
     log_sd={
         "bandwidth_share": 0.15,
@@ -39,7 +51,11 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         "nvlink_share": 0.3,
         "pcie_latency_s": 0.7,
         "pcie_share": 0.4,
+        "gap_per_layer_s": 0.8,
+        "request_overhead_s": 0.8,
+        "moe_share": 0.4,
     },
+    host_factor_log_sd=0.25,
     residual_log_sd=0.15,
     memory_share=0.95,
     reserve_bytes=1.6e9,
@@ -48,54 +64,34 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
     max_prefill_tokens=4096,
 )
 
-# Printed by benchmarks/fit_tgi_2023.py --refit. Errors on what it was fitted to: throughput
-# 3.5 / 12 %, ms/token 5.2 / 14 % (median / 90th percentile); on other models' published extremes,
-# which it has not seen, 5.5 / 9 % and 3.5 / 15 %.
-TGI_2023: Final = replace(
+# A server with CUDA graphs and chunked prefill, such as vLLM, before a cell of it is seen:
+# launching a step costs little; what a layer takes beyond its reads is gaps between its kernels.
+GRAPH_GPU_PRIOR: Final = replace(
     EAGER_GPU_PRIOR,
-    fitted_on="79 cells of the JumpStart tables: Llama 2 7B, FP16, A10G and A100 40 GB",
-    fitted_date="2026-11-21",
-    accelerators=("A10G", "A100-40"),
-    parameters=StepParameters(
-        bandwidth_share=0.7013,
-        compute_share=0.809,
-        host_per_layer_s=0.4897e-3,
-        host_per_sequence_s=0.205e-3,
-        host_per_prompt_token_s=4.462e-6,
-        host_stretch_per_rank=0.04539,
-        nvlink_latency_s=10.82e-6,
-        nvlink_share=0.7125,
-        pcie_latency_s=90.78e-6,
-        pcie_share=0.547,
+    name="vLLM",
+    version="any",
+    fitted_on="nothing yet: prior of a server with CUDA graphs and chunked prefill",
+    parameters=replace(
+        EAGER_GPU_PRIOR.parameters,
+        bandwidth_share=0.85,
+        host_per_layer_s=5e-6,
+        host_per_sequence_s=30e-6,
+        host_per_prompt_token_s=1e-6,
+        nvlink_latency_s=8e-6,
+        request_overhead_s=30e-3,
     ),
     log_sd={
-        "bandwidth_share": 0.016,
-        "compute_share": 0.134,
-        "host_per_layer_s": 0.016,
-        "host_per_sequence_s": 0.037,
-        "host_per_prompt_token_s": 0.998,
-        "host_stretch_per_rank": 0.093,
-        "nvlink_latency_s": 0.691,
-        "nvlink_share": 0.299,
-        "pcie_latency_s": 0.212,
-        "pcie_share": 0.059,
+        **EAGER_GPU_PRIOR.log_sd,
+        "host_stretch_per_rank": 0.35,
+        "gap_per_layer_s": 0.5,
+        "request_overhead_s": 1.0,
     },
-    log_correlation=(
-        (1.00, -0.45, -0.00, 0.05, 0.01, -0.05, -0.00, 0.02, 0.07, 0.03),
-        (-0.45, 1.00, 0.14, 0.26, 0.02, -0.16, 0.01, 0.01, 0.01, -0.06),
-        (-0.00, 0.14, 1.00, 0.29, -0.04, -0.73, -0.02, -0.01, -0.00, -0.04),
-        (0.05, 0.26, 0.29, 1.00, -0.50, -0.57, -0.07, 0.13, -0.04, 0.04),
-        (0.01, 0.02, -0.04, -0.50, 1.00, 0.04, -0.01, 0.00, -0.00, -0.00),
-        (-0.05, -0.16, -0.73, -0.57, 0.04, 1.00, 0.04, 0.00, 0.04, 0.06),
-        (-0.00, 0.01, -0.02, -0.07, -0.01, 0.04, 1.00, 0.01, 0.01, -0.01),
-        (0.02, 0.01, -0.01, 0.13, 0.00, 0.00, 0.01, 1.00, -0.01, 0.03),
-        (0.07, 0.01, -0.00, -0.04, -0.00, 0.04, 0.01, -0.01, 1.00, 0.65),
-        (0.03, -0.06, -0.04, 0.04, -0.00, 0.06, -0.01, 0.03, 0.65, 1.00),
-    ),
-    residual_log_sd=0.065,
-    notes=unidentified_note(
-        ("compute_share", "host_per_prompt_token_s", "nvlink_latency_s", "nvlink_share")
-    ),
+    host_factor_log_sd=0.0,
+    memory_share=0.9,
+    reserve_bytes=4e9,
+    kv_layout=KvLayout.PAGED,
+    max_prefill_tokens=8192,
+    chunked_prefill=True,
 )
 
 # The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
@@ -133,3 +129,48 @@ BUNDLED_CPU_PRIOR: Final = EngineProfile(
     max_prefill_tokens=4096,
     block_size=64,
 )
+
+
+# Fitted by benchmarks/fit_profiles.py --refit, which prints their errors.
+TGI_2023: Final = _shipped("tgi_2023")
+VLLM_0_12: Final = _shipped("vllm_0_12")
+VLLM_0_19: Final = _shipped("vllm_0_19")
+
+_EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
+_LEAST_LOG_SD = 0.05
+
+
+def prior_of_engine(
+    engine: str, *, models: Collection[str], accelerators: Collection[str], open_loop: bool
+) -> EngineProfile:
+    """What to start a fit of that engine from.
+
+    engine  as a table names it, empty for the endpoints of 2023
+
+    A profile that was fitted to one of the models on one of the accelerators is left out, so that
+    no judgement rests on what was fitted to the very cells that it is judged on.
+    """
+    eager = not engine or engine.startswith(_EAGER_ENGINES)
+    general = EAGER_GPU_PRIOR if eager else GRAPH_GPU_PRIOR
+    kin = [VLLM_0_19, VLLM_0_12] if open_loop else [VLLM_0_12, VLLM_0_19]
+    if eager:
+        kin = [TGI_2023]
+    elif not engine.startswith("vllm"):
+        kin = []
+    for profile in kin:
+        if set(profile.models) & set(models) and set(profile.accelerators) & set(accelerators):
+            continue
+        return _widened(profile, general)
+    return general
+
+
+def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
+    """The profile as a prior for other cells: twice its deviations, no correlations."""
+    return replace(
+        profile,
+        log_sd={
+            name: min(general.log_sd.get(name, sd), max(2 * sd, _LEAST_LOG_SD))
+            for name, sd in profile.log_sd.items()
+        },
+        log_correlation=(),
+    )

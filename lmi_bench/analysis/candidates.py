@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lmi_bench.analysis.capacity import memory_plan_for
 from lmi_bench.analysis.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
+from lmi_bench.analysis.fleet_cost import FleetCost
 from lmi_bench.analysis.layouts import CopyPlan, Layout
 from lmi_bench.analysis.operating_point import (
     LATENCY_LOAD_LIMIT,
@@ -32,8 +33,7 @@ class Engine:
     """One copy as the recommender knows it so far; shared by layouts of equal speed.
 
     time_factor    s of the 80 % interval: times are within / s and * s
-    slo_factor     that the SLOs were held against: time_factor (sure) or 1 (likely)
-    rate_per_s     highest rate of a copy within the SLOs raised by slo_factor
+    rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
     central_ratio  by how much that rate rises if the SLOs are held against the prediction itself
     concurrency    most users waiting at a copy within the SLOs; 0 if none
     """
@@ -41,7 +41,6 @@ class Engine:
     plan: CopyPlan
     simulation: CopySimulation
     time_factor: float
-    slo_factor: float
     rate_per_s: float
     central_ratio: float
     concurrency: int
@@ -58,15 +57,23 @@ class Engine:
 
 
 def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -> int | None:
-    """Machines that carry the load with every copy within its limits; None if no number does."""
+    """Machines that carry the load with every copy within its limits; None if no number does.
+
+    Spare machines come on top: `RecommendRequest.availability`.
+    """
     per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
     if per_copy <= 0 or engine.concurrency < 1:
         return None
+    machines = 1
     if request.rate_per_s is not None:
-        return math.ceil(request.rate_per_s / (per_copy * layout.copies) - 1e-9)
-    if request.users is not None:
-        return math.ceil(request.users / (_users_of(request, engine) * layout.copies) - 1e-9)
-    return 1
+        machines = math.ceil(request.rate_per_s / (per_copy * layout.copies) - 1e-9)
+    elif request.users is not None:
+        machines = math.ceil(request.users / (_users_of(request, engine) * layout.copies) - 1e-9)
+    least = request.requirements.min_throughput_tokens_per_s
+    if least is not None:
+        each = layout.copies * per_copy * request.workload.output_tokens
+        machines = max(machines, math.ceil(least / each - 1e-9))
+    return machines
 
 
 def _users_of(request: RecommendRequest, engine: Engine) -> float:
@@ -109,15 +116,19 @@ def _waiting(request: RecommendRequest, engine: Engine, users: float) -> float:
 def build_candidate(
     request: RecommendRequest, layout: Layout, engine: Engine, machines: int, *, simulate: bool
 ) -> Candidate:
-    """The fleet with its figures; latencies simulated at its own load if `simulate`."""
-    operating = operating_of(request, layout, engine, machines)
+    """The fleet with its figures; latencies simulated at its own load if `simulate`.
+
+    machines  with the spare ones; latencies are those after the failure that they are for
+    """
+    serving = request.availability.surviving(machines)
+    operating = operating_of(request, layout, engine, serving)
     observed = _simulated(request, engine, operating) if simulate else None
     copies = machines * layout.copies
     workload, steady = request.workload, engine.plan.steady
     figures: dict[str, Figure | None] = {}
     withheld: dict[str, str] = {}
     factor = engine.time_factor
-    served_per_s = copies * operating.rate_per_s
+    served_per_s = serving * layout.copies * operating.rate_per_s
     output_per_s = served_per_s * workload.output_tokens
     exact = request.open_loop  # what arrives is served: only capacity is uncertain
     figures["throughput_tokens_per_s"] = (
@@ -146,7 +157,7 @@ def build_candidate(
         else:
             figures[key] = _latency(request, engine, operating, observed, metric, statistic)
     price = layout.instance.price_usd_per_hour
-    fleet_price = None if price is None else price * machines
+    fleet_price = request.fleet_usd_per_hour(layout, machines)
     total_per_s = served_per_s * workload.total_tokens
     full_per_s = copies * steady.saturated_rate_per_s
     itl = steady.latency_s("itl", "p50", operating.batch)
@@ -187,6 +198,18 @@ def build_candidate(
         price_provenance=layout.instance.price_provenance,
         profile_provenance=request.profile.provenance,
         warnings=engine.warnings,
+        cost={
+            **FleetCost(
+                layout,
+                request.purchase,
+                request.availability,
+                needed=machines_needed(request, layout, engine) or 1,
+                machines=machines,
+            ).to_json(),
+            "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(
+                fleet_price, capacity.predicted * workload.output_tokens
+            ),
+        },
     )
 
 

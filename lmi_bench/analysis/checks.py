@@ -46,6 +46,7 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
         )
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
+    warnings += [f"{name}: {text}" for text in (line.get("server") or {}).get("warnings") or ()]
     return warnings
 
 

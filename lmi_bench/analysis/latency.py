@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.window import steady_window
-from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.units import MS_PER_S
 
 QUANTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -33,6 +33,9 @@ LATENCY_KEYS = (
 )
 ANSWER_KEY = "ttft_answer_ms"
 """Beside them in a level where requests reasoned before they answered."""
+
+MAX_UNSURE_SHARE = 0.01
+"""Share of the tokens whose times late reads hide, above which an ITL p99 is only an interval."""
 
 FloatArray = NDArray[np.float64]
 
@@ -173,6 +176,8 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         return amount / wall_s if wall_s > 0 else None
 
     mean_concurrency = per_second(math.fsum(e2e_s))
+    itl_ms = summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS)
+    _withdraw_hidden_p99(itl_ms, run.check)
     answers_s = _present(each.ttft_answer_s for each in latencies)
     line = {
         "level": spec.index,
@@ -196,7 +201,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "ttft_from_sent_ms": summarise_ms(_present(each.ttft_from_sent_s for each in latencies)),
         **_of_reasoning(completed, answers_s),
         "dispatch_delay_ms": summarise_ms([each.dispatch_delay_s for each in latencies]),
-        "itl_ms": summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS),
+        "itl_ms": itl_ms,
         "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
         "e2e_ms": summarise_ms(e2e_s),
         "latency_ms_per_token": summarise_ms(
@@ -204,7 +209,11 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         ),
         "mean_concurrency": mean_concurrency,
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
-        "generator": asdict(run.check),
+        "retries": sum(record.retries for record in run.records),
+        "connect_ms": summarise_ms(run.connect_s),
+        "tls_ms": summarise_ms(run.tls_s),
+        "generator": _generator(run.check),
+        **({} if run.server is None else {"server": dict(run.server)}),
     }
     if run.engine is not None:  # of a target in this process; an endpoint does not say
         line["engine"] = dict(run.engine)
@@ -212,6 +221,31 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     if by_replica:
         line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
     return line
+
+
+def _withdraw_hidden_p99(itl_ms: dict[str, Any], check: GeneratorCheck) -> None:
+    """An ITL p99 that late reads hide is only known to lie in an interval."""
+    if check.unsure_share <= MAX_UNSURE_SHARE or check.itl_p99_interval_s is None:
+        return
+    low, high = (second * MS_PER_S for second in check.itl_p99_interval_s)
+    itl_ms["p99"] = None
+    itl_ms["unsupported"]["p99"] = (
+        f"between {low:.1f} and {high:.1f} ms: the generator read {check.unsure_share:.1%} of the "
+        "tokens together with later ones"
+    )
+
+
+def _generator(check: GeneratorCheck) -> dict[str, Any]:
+    """The self-check with its error bounds in milliseconds."""
+    shown = asdict(check)
+    for name in ("ttft", "ttft_p50", "itl", "itl_p50"):
+        bound_s = shown.pop(f"{name}_error_bound_s")
+        shown[f"{name}_error_bound_ms"] = None if bound_s is None else bound_s * MS_PER_S
+    interval_s = shown.pop("itl_p99_interval_s")
+    shown["itl_p99_interval_ms"] = (
+        None if interval_s is None else [second * MS_PER_S for second in interval_s]
+    )
+    return shown
 
 
 def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]) -> dict[str, Any]:

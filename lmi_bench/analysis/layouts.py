@@ -105,6 +105,7 @@ def plan_copy(
             output_tokens=workload.output_tokens,
             slots=slots_of(config, workload),
             open_loop=open_loop,
+            batch_limit=config.max_rolling_batch_size,
         ),
     )
 

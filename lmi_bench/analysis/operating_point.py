@@ -27,8 +27,8 @@ capacity error of 10 % is a latency error of 100 %."""
 
 _TTFT_FACTOR = math.exp(1.2816 * 0.2)  # queues and prompt batching are the model's coarsest part
 _SEARCH_STEPS = 30
-_SIMULATED_STEPS = 3
-_CLOSE = 0.92  # ends a bisection: finer than the prediction is not worth simulating
+_CLOSE = 0.92  # ratio of neighbouring rates: finer than the prediction is not worth simulating
+_LOWEST_STEP = 40  # 4 % of the highest rate
 _NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
 
@@ -125,38 +125,43 @@ class CopySimulation:
         return Statistics([request_latency(record, open_loop=False) for record in middle])
 
     def sustained_rate(self, guess_per_s: float, time_factor: float) -> float:
-        """Highest rate that keeps the SLOs, by bisection over a fixed draw of arrivals.
+        """Highest rate that keeps the SLOs, on a grid of rates and a fixed draw of arrivals.
 
-        Begins at the closed form's guess and looks no further than a plan may load a copy.
-        Returns 0.0 if no rate that was tried keeps them.
+        time_factor  of a slower world: how far beyond a plan's own load is looked
+
+        Steps up or down from the closed form's guess until the next rate would not keep them, so
+        that of two limits the stricter one never gets the higher rate. Returns 0.0 if no rate of
+        the grid keeps them.
         """
         share = min(_NEAR_SATURATION, LATENCY_LOAD_LIMIT * time_factor)
         most = share * self._plan.steady.saturated_rate_per_s
-        low, high = 0.0, math.inf
-        rate = most if guess_per_s > _CLOSE * most else guess_per_s
-        for _ in range(_SIMULATED_STEPS):
-            if self._worst_ratio(rate, time_factor) <= 1:
-                low = rate
-            else:
-                high = rate
-            if low == most or high - low < (1 - _CLOSE) * high:
-                break
-            if math.isinf(high):
-                rate = min(most, 1.25 * rate)
-            else:
-                rate = 0.75 * rate if low == 0 else (low + high) / 2
-        return low
+        if guess_per_s <= 0:
+            return 0.0
+        step = max(0, math.floor(math.log(guess_per_s / most) / math.log(_CLOSE) + 0.5))
 
-    def _worst_ratio(self, rate_per_s: float, time_factor: float) -> float:
+        def keeps(step: int) -> bool:
+            return self._worst_ratio(most * _CLOSE**step) <= 1
+
+        if keeps(step):
+            while step > 0 and keeps(step - 1):
+                step -= 1
+            return most * _CLOSE**step
+        while step < _LOWEST_STEP:
+            step += 1
+            if keeps(step):
+                return most * _CLOSE**step
+        return 0.0
+
+    def _worst_ratio(self, rate_per_s: float) -> float:
         steady, observed = self._plan.steady, self.at_rate(rate_per_s)
         if observed is not None:
-            return worst_ratio(observed.statistic_s, self._slos, time_factor)
+            return worst_ratio(observed.statistic_s, self._slos, 1.0)
         batch = steady.batch_at(rate_per_s)
 
         def expected_s(metric: str, statistic: str) -> float:
             return steady.latency_s(metric, statistic, batch)
 
-        return worst_ratio(expected_s, self._slos, time_factor)
+        return worst_ratio(expected_s, self._slos, 1.0)
 
     def _request(self, index: int) -> PlannedRequest:
         steady = self._plan.steady

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ class StepParameters:
     host_stretch_per_rank    relative growth of both host times with each further rank
     nvlink_latency_s, pcie_latency_s   start of one all-reduce
     nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
+    gap_per_layer_s          of a layer's kernels, beyond reads, arithmetic and all-reduces
+    moe_share                of the dense products' rate that products of routed experts reach
+    request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
     """
 
     bandwidth_share: float
@@ -45,6 +48,9 @@ class StepParameters:
     nvlink_share: float
     pcie_latency_s: float
     pcie_share: float
+    gap_per_layer_s: float = 0.0
+    request_overhead_s: float = 0.0
+    moe_share: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -68,6 +74,9 @@ class EngineProfile:
     kv_layout               how the engine reserves the cache at admission
     log_sd                  standard deviation of each parameter's logarithm; absent: exact
     log_correlation         between those, row by row in the order of PARAMETER_NAMES; empty: none
+    host_factors            by accelerator: how slow the hosts that it comes with are, 1 as usual
+    host_factor_log_sd      of the logarithm of such a factor before it is fitted; 0: never fitted
+    models                  names of the models that the fit has seen
     residual_log_sd         of a prediction around the truth with the best parameters
     """
 
@@ -88,13 +97,16 @@ class EngineProfile:
     chunked_prefill: bool = False
     block_size: int = 16
     log_correlation: tuple[tuple[float, ...], ...] = ()
+    host_factors: Mapping[str, float] = field(default_factory=dict)
+    host_factor_log_sd: float = 0.0
+    models: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
         if self.log_correlation and (
-            len(self.log_correlation) != size
-            or any(len(row) != size for row in self.log_correlation)
+            len(self.log_correlation) > size
+            or any(len(row) != len(self.log_correlation) for row in self.log_correlation)
         ):
             raise InputError(f"profile {self.label}: the correlation must be {size} by {size}")
         unknown = set(self.log_sd) - set(PARAMETER_NAMES)
@@ -134,7 +146,10 @@ class EngineProfile:
     def log_covariance(self) -> NDArray[np.float64]:
         """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
         sd = np.array([self.log_sd.get(name, 0.0) for name in PARAMETER_NAMES])
-        correlation = np.array(self.log_correlation) if self.log_correlation else np.eye(len(sd))
+        correlation = np.eye(len(sd))
+        known = len(self.log_correlation)  # parameters that came later stand alone
+        if known:
+            correlation[:known, :known] = self.log_correlation
         return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)
 
     def draws(self, count: int, seed: int) -> list[EngineProfile]:
@@ -167,6 +182,7 @@ def profile_to_json(profile: EngineProfile) -> str:
     """The profile as a JSON document that `profile_from_json` reads back unchanged."""
     document = {"schema": PROFILE_SCHEMA, **asdict(profile)}
     document["log_sd"] = dict(profile.log_sd)
+    document["host_factors"] = dict(profile.host_factors)
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -189,7 +205,7 @@ def _from_document(document: Mapping[str, Any]) -> EngineProfile:
     values = dict(document)
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
-    for name in ("accelerators", "vendors", "notes"):
-        values[name] = tuple(values[name])
+    for name in ("accelerators", "vendors", "notes", "models"):
+        values[name] = tuple(values.get(name, ()))
     values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
     return EngineProfile(**values)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lmi_bench.analysis.layouts import Workload
+from lmi_bench.analysis.attainment import ROUTINGS, Routing
+from lmi_bench.analysis.availability import NO_SPARES, Availability
+from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.purchase import ON_DEMAND, Purchase
+from lmi_bench.analysis.requirements import NO_REQUIREMENTS, Requirements
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.errors import InputError
 from lmi_bench.slo import Slo
 
-Objective = Literal["cost", "latency", "throughput"]
+Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
 LoadKind = Literal["rate", "users", "saturation"]
 
 
@@ -25,6 +29,10 @@ class RecommendRequest:
                          neither: one machine, as full as the limits allow
     degrees              tensor-parallel degrees to consider; None: powers of two
     engine_version       the version that will serve, where it is not the profile's
+    objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
+                         a token at saturation; latency; throughput
+    look_long            simulate the best fleets for fifteen minutes (`attainment`), with this
+                         routing of requests to copies
     blended_ratio, discount   of the blended price as published
     """
 
@@ -41,6 +49,11 @@ class RecommendRequest:
     blended_ratio: float = 3.0
     discount: float = 0.0
     seed: int = 0
+    purchase: Purchase = ON_DEMAND
+    availability: Availability = NO_SPARES
+    requirements: Requirements = NO_REQUIREMENTS
+    routing: Routing = "random"
+    look_long: bool = False
 
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.users is not None:
@@ -60,6 +73,8 @@ class RecommendRequest:
             raise InputError(
                 f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
             )
+        if self.routing not in ROUTINGS:
+            raise InputError(f"--routing {self.routing}: use {', '.join(ROUTINGS)}")
         if not 0 <= self.discount < 1:
             raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
 
@@ -79,6 +94,10 @@ class RecommendRequest:
     def considered(self) -> tuple[Instance, ...]:
         """The machines to choose from: the given ones, or the whole catalog."""
         return all_instances() if self.instances is None else self.instances
+
+    def fleet_usd_per_hour(self, layout: Layout, machines: int) -> float | None:
+        """USD for an hour of that many machines as they are bought; None: not known."""
+        return self.purchase.usd_per_hour(layout.instance, machines)
 
     def describe_load(self) -> str:
         """The load for people."""

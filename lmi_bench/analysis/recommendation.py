@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.layouts import Rejection
@@ -57,8 +57,10 @@ class Candidate:
 
     instances            machines; copies: of the model on each
     figures              predicted figures; None: withheld, for the reason in `withheld`
-    limited_by           what caps a copy: kv_memory, compute, bandwidth, host, link, or the SLO
+    limited_by           what caps a copy: kv_memory, batch_limit, compute, bandwidth, host, link, or the SLO
     basis                `simulated` or `closed form`
+    cost                 how the price comes about: purchase, spare machines, the price's date
+    attainment           share of requests within all SLOs, worst five minutes; of the best only
     """
 
     instance: str
@@ -84,6 +86,8 @@ class Candidate:
     profile_provenance: str
     warnings: tuple[str, ...] = ()
     reason: str = ""
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    attainment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def meets_slos(self) -> bool:
@@ -119,6 +123,8 @@ class Candidate:
             "limited_by": self.limited_by,
             "basis": self.basis,
             "price_source": self.price_provenance,
+            "cost": dict(self.cost),
+            "attainment": dict(self.attainment),
             "profile": self.profile_provenance,
             "warnings": list(self.warnings),
             "reason": self.reason,

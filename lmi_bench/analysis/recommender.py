@@ -16,12 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from lmi_bench.analysis.availability import NO_SPARES
+from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
+from lmi_bench.analysis.fleet_attainment import look_at
+from lmi_bench.analysis.held_limits import held_slos
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
 from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
-from lmi_bench.analysis.ranking import Fleet, final_order, screen_order, why_first
+from lmi_bench.analysis.ranking import (
+    Fleet,
+    final_order,
+    screen_order,
+    why_first,
+    with_winning_prices,
+)
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
+from lmi_bench.analysis.requirements import NO_REQUIREMENTS
 from lmi_bench.catalog.accelerators import Link
 from lmi_bench.units import s_to_ms
 
@@ -29,6 +40,7 @@ Progress = Callable[[str, float], None]
 
 _SIMULATED_ENGINES = 8
 _SIMULATED_FLEETS = 12
+_LOOKED_AT = 2
 _DRAWS = 8
 _Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 _UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the fit has not seen
@@ -41,38 +53,29 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
     Raises InputError where the request cannot be understood.
     """
     tell = progress or (lambda _text, _share: None)
-    tell("fitting the model into machines", 0.0)
-    possible, rejected = split_layouts(
-        request.considered,
-        request.workload,
-        request.profile,
-        degrees=request.degrees,
-        open_loop=request.open_loop,
-    )
-    tell(f"screening {len(possible)} layouts", 0.05)
-    engines: dict[tuple[str, Link, int], Engine] = {}
-    for layout, plan in possible:
-        if layout.engine_key not in engines:
-            engines[layout.engine_key] = _screened(request, layout, plan)
-    layouts = [(layout, engines[layout.engine_key]) for layout, _ in possible]
-    finalists = _finalists(request, layouts)
-    for index, engine in enumerate(finalists):
-        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.6 * index / len(finalists))
-        _simulate_capacity(request, engine)
-    fleets = _fleets(request, layouts, rejected)
+    layouts, rejected = prepare(request, tell)
+    fleets = best_fleets(request, layouts, rejected)
     candidates = []
     for index, (layout, engine, machines) in enumerate(fleets):
-        tell("latencies at the planned load", 0.7 + 0.3 * index / len(fleets))
+        tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
         candidates.append(
             build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
         )
-    met = [candidate for candidate in candidates if candidate.meets_slos]
-    met.sort(key=lambda candidate: final_order(request, candidate))
     missed = [candidate for candidate in candidates if not candidate.meets_slos]
     rejected.extend(_missed(candidate) for candidate in missed)
+    in_time = [candidate for candidate in candidates if candidate.meets_slos]
+    met, too_dear = split_by_budget(request, in_time)
+    rejected.extend(too_dear)
+    met.sort(key=lambda candidate: final_order(request, candidate))
     nearest = None
     if met:
+        met = with_winning_prices(request, met)
         met[0] = replace(met[0], reason=why_first(request, met))
+        if request.look_long:
+            tell("the planned load for fifteen minutes", 0.9)
+            met[:_LOOKED_AT] = look_at(request, met[:_LOOKED_AT], fleets)
+    elif in_time:
+        nearest = nearest_to_budget(request, in_time)
     else:
         nearest = _nearest(request, layouts)
     tell("done", 1.0)
@@ -86,24 +89,49 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
     )
 
 
+def prepare(
+    request: RecommendRequest, tell: Progress
+) -> tuple[list[tuple[Layout, Engine]], list[Rejection]]:
+    """Every layout that can run with what a copy of it carries, the best of them simulated."""
+    tell("fitting the model into machines", 0.0)
+    allowed, elsewhere = request.requirements.split_by_region(request.considered)
+    possible, rejected = split_layouts(
+        allowed,
+        request.workload,
+        request.profile,
+        degrees=request.degrees,
+        open_loop=request.open_loop,
+    )
+    rejected.extend(elsewhere)
+    tell(f"screening {len(possible)} layouts", 0.05)
+    engines: dict[tuple[str, Link, int], Engine] = {}
+    for layout, plan in possible:
+        if layout.engine_key not in engines:
+            engines[layout.engine_key] = _screened(request, layout, plan)
+    layouts = [(layout, engines[layout.engine_key]) for layout, _ in possible]
+    finalists = best_engines(request, layouts)
+    for index, engine in enumerate(finalists):
+        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
+        simulate_capacity(request, engine)
+    return layouts, rejected
+
+
 def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engine:
     """One copy in closed form: what it carries within the SLOs, and how sure that is."""
     steady = plan.steady
     factor = math.exp(_Z80 * _log_sd(request, layout, plan))
-    # limits that not even a lone request keeps for sure are held against the prediction itself
-    slo_factor = factor if unloaded_ratio(steady, request.slos, factor) <= 1 else 1.0
+    held = held_slos(steady, request.slos, factor)
     batch = central = float(steady.slots)
     if request.slos:
-        batch = screen_batch(steady, request.slos, slo_factor)
+        batch = screen_batch(steady, held, 1.0)
         central = screen_batch(steady, request.slos, 1.0)
     limited_by = steady.limiting_part(batch)
     if request.slos and batch < 0.9 * steady.slots:
         limited_by = f"SLO ({limited_by})"
     return Engine(
         plan=plan,
-        simulation=CopySimulation(plan, request.slos, request.seed),
+        simulation=CopySimulation(plan, held, request.seed),
         time_factor=factor,
-        slo_factor=slo_factor,
         rate_per_s=steady.rate_per_s(batch),
         central_ratio=steady.rate_per_s(central) / steady.rate_per_s(batch) if batch else 1.0,
         concurrency=math.floor(batch + 1e-6),
@@ -129,27 +157,27 @@ def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
     return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer)
 
 
-def _finalists(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
+def best_engines(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
     """The engines of the best layouts by the closed form, each once."""
     chosen: dict[int, Engine] = {}
-    for _, engine, _ in _fleets(request, layouts, []):
+    for _, engine, _ in best_fleets(request, layouts, []):
         chosen.setdefault(id(engine), engine)
         if len(chosen) == _SIMULATED_ENGINES:
             break
     return list(chosen.values())
 
 
-def _simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
+def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     """Replace the closed form's rate by the one that simulated levels keep.
 
     In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
     random arrivals need it.
     """
     if request.open_loop and request.slos:
-        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.slo_factor)
+        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.time_factor)
 
 
-def _fleets(
+def best_fleets(
     request: RecommendRequest,
     layouts: list[tuple[Layout, Engine]],
     rejected: list[Rejection],
@@ -158,6 +186,8 @@ def _fleets(
     fleets = []
     for layout, engine in layouts:
         machines = machines_needed(request, layout, engine)
+        if machines is not None:
+            machines = request.availability.machines(machines)
         if machines is None:
             rejected.append(_rejection(layout, _slo_reason(request, engine)))
         elif machines > _MOST_MACHINES:
@@ -212,7 +242,14 @@ def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) ->
             pair[0].instance.price_usd_per_hour or math.inf,
         ),
     )
-    alone = replace(request, rate_per_s=None, users=None, think_time_s=None)
+    alone = replace(
+        request,
+        rate_per_s=None,
+        users=None,
+        think_time_s=None,
+        availability=NO_SPARES,
+        requirements=NO_REQUIREMENTS,
+    )
     engine.concurrency = 1
     engine.rate_per_s = engine.plan.steady.rate_per_s(1.0)
     candidate = build_candidate(alone, layout, engine, 1, simulate=False)
@@ -240,6 +277,8 @@ def _question(request: RecommendRequest) -> dict[str, Any]:
         "load": request.describe_load(),
         "slos": [str(slo) for slo in request.slos],
         "objective": request.objective,
+        "purchase": request.purchase.describe(),
+        "availability": request.availability.describe(),
         "profile": request.profile.provenance,
         "interval": "80 %",
     }

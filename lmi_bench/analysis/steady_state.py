@@ -29,6 +29,7 @@ class SteadyState:
     """A copy under equal requests.
 
     slots         sequences that can run together
+    batch_limit   the engine's own limit on them, where it is one
     open_loop     random arrivals (quantiles spread) or waiting users (the batch is fixed)
     prompt_step_s seconds of the step that computes one prompt
     """
@@ -38,6 +39,7 @@ class SteadyState:
     output_tokens: int
     slots: int
     open_loop: bool
+    batch_limit: int | None = None
     prompt_step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,9 +143,9 @@ class SteadyState:
         return prompt_s + quantile * self.decode_step_s(busy) - math.log(1 - quantile) * mean_wait_s
 
     def limiting_part(self, batch: float) -> str:
-        """What a higher rate would need: kv_memory, or the part of the decode step that binds."""
+        """What a higher rate would need: kv_memory, batch_limit, or the step's part that binds."""
         if batch >= 0.99 * self.slots:
             roomier = self.slots * 1.25
             if self.rate_per_s(roomier) > 1.05 * self.rate_per_s(self.slots):
-                return "kv_memory"
+                return "batch_limit" if self.slots == self.batch_limit else "kv_memory"
         return self.model.explain(self.decode_shape(batch)).binding

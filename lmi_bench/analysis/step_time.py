@@ -1,9 +1,10 @@
 """How long one step takes: named physical parts, and which of them binds.
 
-    decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1))
-      GPU        = max((weight_bytes + kv_bytes) / (tp * bandwidth * share),
-                       flop / (tp * peak * share)) + all-reduces
-      host       = host_per_layer * layers * (1 + stretch * (tp - 1))
+    decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1) ** 1.5)
+      GPU        = max(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
+                   + max(kv_bytes / ..., attention_flop / ...) + all-reduces
+                   + gap_per_layer * layers
+      host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
     prefill of T = GPU + host_per_prompt_token * T
     all-reduce   = 2 a layer, latency + bytes * factor(tp, link) / link rate
 
@@ -13,12 +14,17 @@ gives the bound of the hardware alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.analysis.kv_cache import KV_BYTES_PER_VALUE, kv_heads_per_rank
 from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.weights import embedding_params, streamed_params
+from lmi_bench.analysis.step_trace import StepTrace
+from lmi_bench.analysis.weights import embedding_params, streamed_params, streamed_params_of
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.errors import InputError
@@ -30,6 +36,8 @@ _ALL_REDUCES_PER_LAYER = 2
 _ACTIVATION_BYTES = 2
 _FLOP_PER_PARAMETER = 2
 _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
+_NARROW = ("float8", "int8")
+_STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into each other's way
 _ON_THE_LINE = 1e-12
 
 
@@ -39,6 +47,7 @@ class StepParts:
 
     weights_s, kv_s        reading weights and cache; compute_s: arithmetic, at the same time
     all_reduce_s           adding up the ranks' halves, after them
+    gap_s                  what kernels take that neither reads nor arithmetic explain
     host_s                 launching the step, at the same time as the GPU part
     host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
     total_s                the step; binding: the part that a faster step would need
@@ -48,6 +57,7 @@ class StepParts:
     kv_s: float
     compute_s: float
     all_reduce_s: float
+    gap_s: float
     host_s: float
     host_per_sequence_s: float
     host_per_prompt_token_s: float
@@ -92,6 +102,11 @@ class StepTimeModel:
         peak = self._known(device.peak_flop_per_s(compute_dtype), device, f"{compute_dtype} peak")
         self._read_bytes_per_s = bandwidth * parameters.bandwidth_share
         self._flop_per_s = peak * parameters.compute_share
+        if shape.is_moe:  # each expert sees few rows, padded to whole blocks
+            self._flop_per_s *= parameters.moe_share
+        # attention multiplies 16-bit values whatever the weights are stored in
+        wide = device.peak_flop_per_s("float16") if compute_dtype in _NARROW else peak
+        self._attention_flop_per_s = (wide or peak) * parameters.compute_share
         self._weight_bytes_per_param = weight_bytes_per_param
         self._dense_streamed_bytes = (
             None if shape.is_moe else streamed_params(shape, 1) * weight_bytes_per_param
@@ -109,10 +124,14 @@ class StepTimeModel:
         pair_width = shape.latent_kv_dim or shape.head_dim
         self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
         # each rank is a process of its own, and the step waits for the slowest
-        stretch = 1 + parameters.host_stretch_per_rank * (tensor_parallel - 1)
+        stretch = (
+            1 + parameters.host_stretch_per_rank * float(tensor_parallel - 1) ** _STRETCH_POWER
+        )
+        stretch *= profile.host_factors.get(device.name, 1.0)
         self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
         self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
         self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
+        self._gap_s = parameters.gap_per_layer_s * shape.num_layers
         self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
         self._decode_coefficients = self._collect_decode()
 
@@ -165,14 +184,15 @@ class StepTimeModel:
         # a window of w keys bounds the pairs of a prompt of n tokens by n * w
         pairs = step.prefill_context_pairs
         prefill_pairs = self._attended(pairs, step.prefill_tokens)
-        flop = (
-            self._linear_flop_per_token * tokens
-            + self._head_flop_per_row * (step.decode_tokens + step.prefill_sequences)
-            + self._pair_flop_per_layer * (decode_reads + prefill_pairs)
+        linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
+            step.decode_tokens + step.prefill_sequences
         )
-        compute_s = flop / self._flop_per_s
+        pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
+        linear_s, pair_s = linear_flop / self._flop_per_s, pair_flop / self._attention_flop_per_s
+        compute_s = linear_s + pair_s
         all_reduce_s = self._all_reduce_base_s + self._all_reduce_per_token_s * tokens
-        gpu_s = max(weights_s + kv_s, compute_s) + all_reduce_s
+        # matrix products and attention are kernels of their own: each is bound by itself
+        gpu_s = max(weights_s, linear_s) + max(kv_s, pair_s) + all_reduce_s + self._gap_s
         host_s = self._host_s if step.decode_sequences else 0.0
         per_sequence_s = self._host_per_sequence_s * step.decode_sequences
         per_prompt_token_s = self._host_per_prompt_token_s * step.prefill_tokens
@@ -185,6 +205,7 @@ class StepTimeModel:
             kv_s,
             compute_s,
             all_reduce_s,
+            self._gap_s,
             host_s,
             per_sequence_s,
             per_prompt_token_s,
@@ -213,7 +234,9 @@ class StepTimeModel:
         context = shape.decode_context_tokens
         tokens = shape.decode_tokens
         gpu_s = (
-            max(weights_s + kv_s * context, flop_token_s * tokens + flop_context_s * context)
+            max(weights_s, flop_token_s * tokens)
+            + (kv_s if kv_s > flop_context_s else flop_context_s) * context
+            + self._gap_s
             + self._all_reduce_base_s
             + self._all_reduce_per_token_s * tokens
         )
@@ -233,8 +256,127 @@ class StepTimeModel:
             self._dense_streamed_bytes / (self.tensor_parallel * self._read_bytes_per_s),
             self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
             (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
-            self._pair_flop_per_layer * layers / self._flop_per_s,
+            self._pair_flop_per_layer * layers / self._attention_flop_per_s,
         )
+
+    def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
+        """Seconds of each row of a trace, its repeats included, shape (rows,).
+
+        The same sum as `step_time_s`, over arrays.
+        """
+        tokens = trace.decode_sequences + trace.prefill_tokens
+        weight_stream: float | NDArray[np.float64] | None = self._dense_streamed_bytes
+        if weight_stream is None:
+            weight_stream = self._weight_bytes_per_param * streamed_params_of(self.shape, tokens)
+        weights_s = weight_stream / (self.tensor_parallel * self._read_bytes_per_s)
+        decode_reads = self._attended_of(trace.decode_context_tokens, trace.decode_sequences)
+        prefill_reads = self._attended_of(trace.prefill_context_tokens, trace.prefill_sequences)
+        prefill_pairs = self._attended_of(trace.prefill_context_pairs, trace.prefill_tokens)
+        kv_s = (
+            self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
+        )
+        linear_s = (
+            self._linear_flop_per_token * tokens
+            + self._head_flop_per_row * (trace.decode_sequences + trace.prefill_sequences)
+        ) / self._flop_per_s
+        pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
+        pair_s = pair_flop / self._attention_flop_per_s
+        gpu_s = (
+            np.maximum(weights_s, linear_s)
+            + np.maximum(kv_s, pair_s)
+            + self._gap_s
+            + self._all_reduce_base_s
+            + self._all_reduce_per_token_s * tokens
+        )
+        host_s = np.where(trace.decode_sequences > 0, self._host_s, 0.0)
+        step_s = (
+            np.maximum(gpu_s, host_s)
+            + self._host_per_sequence_s * trace.decode_sequences
+            + self._host_per_prompt_token_s * trace.prefill_tokens
+        )
+        return np.asarray(step_s * trace.repeat, dtype=np.float64)
+
+    def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
+        """`step_time_s` as a plain function of counts, for loops of many steps.
+
+        Arguments: decode sequences and their context tokens; prompts, their tokens, their pairs
+        and their cached tokens.
+        """
+        if self.shape.sliding_window is not None:
+            return self._price_by_shape
+        layers = self.shape.num_layers
+        kv_s = self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s
+        flop_pair_s = self._pair_flop_per_layer * layers / self._attention_flop_per_s
+        flop_token_s = (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s
+        weights_of = self._weights_by_tokens()
+        prompt_token_s = self._linear_flop_per_token / self._flop_per_s
+        head_s = self._head_flop_per_row / self._flop_per_s
+        fixed_s = self._gap_s + self._all_reduce_base_s
+        reduce_s, host_s = self._all_reduce_per_token_s, self._host_s
+        row_s, prompt_host_s = self._host_per_sequence_s, self._host_per_prompt_token_s
+        attention_s = max(kv_s, flop_pair_s)
+
+        def price(
+            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
+        ) -> float:
+            if not tokens:
+                gpu_s = max(weights_of(rows), flop_token_s * rows) + attention_s * context
+                gpu_s += fixed_s + reduce_s * rows
+                return (gpu_s if gpu_s > host_s else host_s) + row_s * rows
+            every = rows + tokens
+            linear_s = prompt_token_s * every + head_s * (rows + prompts)
+            gpu_s = max(weights_of(every), linear_s) + max(
+                kv_s * (context + cached), flop_pair_s * (context + pairs)
+            )
+            gpu_s += fixed_s + reduce_s * every
+            if rows and host_s > gpu_s:
+                gpu_s = host_s
+            return gpu_s + row_s * rows + prompt_host_s * tokens
+
+        return price
+
+    def _weights_by_tokens(self) -> Callable[[int], float]:
+        """Seconds of reading the weights of a step of so many tokens."""
+        rate = self.tensor_parallel * self._read_bytes_per_s
+        if self._dense_streamed_bytes is not None:
+            dense_s = self._dense_streamed_bytes / rate
+            return lambda _tokens: dense_s
+        known: dict[int, float] = {}
+
+        def experts_s(tokens: int) -> float:
+            seconds = known.get(tokens)
+            if seconds is None:
+                streamed = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
+                seconds = known[tokens] = streamed / rate
+            return seconds
+
+        return experts_s
+
+    def _price_by_shape(
+        self, rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
+    ) -> float:
+        return self.step_time_s(
+            StepShape(
+                prefill_sequences=prompts,
+                prefill_tokens=tokens,
+                prefill_context_pairs=round(pairs),
+                prefill_context_tokens=cached,
+                decode_sequences=rows,
+                decode_tokens=rows,
+                decode_context_tokens=context,
+            )
+        )
+
+    def _attended_of(
+        self, tokens: NDArray[np.float64], sequences: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """`_attended` over arrays."""
+        shape = self.shape
+        growing = shape.growing_layers
+        if shape.sliding_window is None or growing == shape.num_layers:
+            return shape.num_layers * tokens
+        inside = np.minimum(tokens, shape.sliding_window * sequences)
+        return np.asarray(growing * tokens + (shape.num_layers - growing) * inside)
 
     def decode_run_s(self, first: StepShape, steps: int) -> float:
         """Seconds of `steps` identical decode steps in a row, each context one token longer.

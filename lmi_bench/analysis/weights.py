@@ -7,8 +7,12 @@ weight; MXFP4 stores one 8-bit scale for 32 weights, 4.25 bits, and covers the e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
@@ -126,3 +130,10 @@ def streamed_params(shape: ModelShape, num_tokens: float) -> float:
         return float(dense)
     unread: float = (1 - shape.experts_per_token / shape.experts) ** num_tokens
     return dense - routed * unread
+
+
+def streamed_params_of(shape: ModelShape, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`streamed_params` of many steps, shape (n,)."""
+    dense = streamed_params(shape, math.inf) - expert_params(shape)
+    unread = (1 - shape.experts_per_token / max(1, shape.experts)) ** num_tokens
+    return np.asarray(dense + expert_params(shape) * (1 - unread), dtype=np.float64)

@@ -20,6 +20,8 @@ class Instance:
     link                 between its accelerators, the fastest that all of them share
     host_memory_bytes    memory of the host, not of the accelerators
     price_usd_per_hour   on-demand price of one machine in `price_region`, as of `price_date`
+    price_component      what the price is of: Hosting, Training, BatchTransform, EC2
+    rates_usd_per_hour   price under other purchases, by kind, where they are known
     neuron_cores         cores that a tensor-parallel degree counts on AWS silicon, else None
     """
 
@@ -33,6 +35,8 @@ class Instance:
     price_region: str = ""
     price_date: str = ""
     price_source: str = ""
+    price_component: str = ""
+    rates_usd_per_hour: tuple[tuple[str, float], ...] = ()
     ec2_price_usd_per_hour: float | None = None
     ec2_price_source: str = ""
     neuron_cores: int | None = None
@@ -56,7 +60,8 @@ class Instance:
         """Where and since when the price holds, for people; None without a price."""
         if self.price_usd_per_hour is None:
             return None
-        return f"{self.price_region}, {self.price_date}: {self.price_source}"
+        component = f", {self.price_component}" if self.price_component else ""
+        return f"{self.price_region}, {self.price_date}{component}: {self.price_source}"
 
 
 def _link_of(row: Row, accelerator: Accelerator) -> Link:
@@ -64,6 +69,16 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
     if text.startswith("none"):
         return NO_LINK
     return accelerator.pcie_link if text.startswith("PCIe") else accelerator.device_link
+
+
+def _component_of(row: Row) -> str:
+    """The part of the service that the price was published for, as far as its source says."""
+    if not row["sagemaker_usd_per_hour"]:
+        return ""
+    for component in ("BatchTransform", "Training"):
+        if f"{component} component" in row["sagemaker_source"]:
+            return component
+    return "component not stated"
 
 
 def _from_row(row: Row) -> Instance:
@@ -79,6 +94,7 @@ def _from_row(row: Row) -> Instance:
         price_region=row["sagemaker_region"],
         price_date=row["sagemaker_date"],
         price_source=row["sagemaker_source"],
+        price_component=_component_of(row),
         ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
         ec2_price_source=row["ec2_source"],
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,

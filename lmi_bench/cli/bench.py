@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lmi_bench.cli.compose import (
     open_simulated_engine,
     open_torch_engine,
 )
+from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -59,6 +61,8 @@ class Bench:
     knee_facts  what is known of the server, for the levels' lines given
     usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
     secrets     values that must never reach a file
+    open_target, metrics_url, metrics_headers  of a server elsewhere: a connection of one's own to
+                it, for worker processes, and where it may keep its metrics
     """
 
     scenario: Scenario
@@ -73,6 +77,9 @@ class Bench:
     salted: bool = True
     usd_per_hour: float | None = None
     count_instances: Callable[[], int | None] | None = None
+    open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
+    metrics_url: str | None = None
+    metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:
         """What makes this run's prompts unlike those of every other run."""
@@ -146,7 +153,11 @@ def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | 
         )
     total = longest_request(scenario)
     parts = open_simulated_engine(
-        scenario.model, instance_type, scenario.engine, max_total_tokens=total
+        scenario.model,
+        instance_type,
+        scenario.engine,
+        max_total_tokens=total,
+        profile=find_profile(scenario.engine.profile),
     )
 
     async def run_in(main: Main) -> Any:

@@ -21,13 +21,20 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import Reporter, progress
+from lmi_bench.cli.speculation import (
+    NGRAM_DRAFT,
+    check_same_vocabulary,
+    drafter_for,
+    speculation_facts,
+    speculation_notes,
+)
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
-from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
+from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
@@ -40,7 +47,6 @@ from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
-NGRAM_DRAFT = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / copies
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft_folder = _model_folder(settings.draft)
-        _check_same_vocabulary(folder, draft_folder)
+        check_same_vocabulary(folder, draft_folder)
         bytes_a_token = [
             kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
@@ -196,7 +202,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             "scheduler": _config_facts(config),
-            **_speculation_facts(settings),
+            **speculation_facts(settings),
         },
         notes=(
             f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
@@ -205,9 +211,9 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
             + (" a replica" if copies > 1 else ""),
             *notes,
-            *_speculation_notes(settings),
+            *speculation_notes(settings),
         ),
-        drafter=_drafter(settings),
+        drafter=drafter_for(settings),
         score=loaded.score,
     )
 
@@ -343,43 +349,6 @@ def _model_folder(model: str) -> Path:
     )
 
 
-def _check_same_vocabulary(folder: Path, draft_folder: Path) -> None:
-    """Refuse a draft whose token ids mean something else than the model's."""
-    model, draft = Tokenizer.from_folder(folder), Tokenizer.from_folder(draft_folder)
-    if not model.same_vocabulary(draft):
-        raise InputError(
-            f"draft {draft_folder.name} ({draft.vocab_size:,} tokens) has another vocabulary than "
-            f"{folder.name} ({model.vocab_size:,} tokens): a draft's token ids must mean the same; "
-            "use a smaller model of the same family, or --draft ngram"
-        )
-
-
-def _drafter(settings: EngineSection, *, simulated: bool = False) -> Drafter | None:
-    if settings.draft is None:
-        return None
-    if settings.draft == NGRAM_DRAFT and not simulated:
-        return NgramDrafter(settings.draft_tokens)
-    return ExecutorDrafter(settings.draft_tokens)
-
-
-def _speculation_facts(settings: EngineSection) -> dict[str, Any]:
-    if settings.draft is None:
-        return {}
-    facts: dict[str, Any] = {"draft": settings.draft, "draft_tokens": settings.draft_tokens}
-    if settings.draft_acceptance is not None:
-        facts["draft_acceptance"] = settings.draft_acceptance
-    return {"speculation": facts}
-
-
-def _speculation_notes(settings: EngineSection) -> tuple[str, ...]:
-    if settings.draft is None:
-        return ()
-    stated = settings.draft_acceptance
-    source = "" if stated is None else f", each holds with a stated chance of {stated:g}"
-    count = settings.draft_tokens
-    return (f"speculative decoding: up to {count} tokens a step by {settings.draft}{source}",)
-
-
 def open_simulated_engine(
     model: str,
     instance_type: str,
@@ -426,9 +395,13 @@ def open_simulated_engine(
     warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
     draft_time = None
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft_time = step_time_model_for(
-            find_model(settings.draft), instance, degree, dtype, profile
-        )
+        draft = find_model(settings.draft)
+        if draft.vocab_size != shape.vocab_size:
+            raise InputError(
+                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+                f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+            )
+        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
         warnings.append(f"the memory of the draft {settings.draft} is not counted")
     return EngineParts(
         executors=tuple(
@@ -449,7 +422,7 @@ def open_simulated_engine(
             "profile": profile.label,
             "profile_provenance": profile.provenance,
             "scheduler": _config_facts(config),
-            **_speculation_facts(settings),
+            **speculation_facts(settings),
         },
         profile=profile,
         notes=(
@@ -458,10 +431,10 @@ def open_simulated_engine(
             f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
             f"sequences at once{' a replica' if copies > 1 else ''}",
             *((_replica_note(copies, settings.router),) if copies > 1 else ()),
-            *_speculation_notes(settings),
+            *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
-        drafter=_drafter(settings, simulated=True),
+        drafter=drafter_for(settings, simulated=True),
         tensor_parallel=degree,
         router=settings.router,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from lmi_bench.analysis.next_level import auto_levels
 from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
-from lmi_bench.loadgen.levels import NextLevel, levels_of
+from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.scenario import Scenario
@@ -30,7 +30,7 @@ class LevelRule:
     search  of a search over the SLOs
     """
 
-    levels: Sequence[LevelSpec] | NextLevel
+    levels: NextLevel
     total: int | None
     stop_rules: StopRules
     summarise: Callable[[LevelRun], dict[str, Any]]
@@ -46,7 +46,7 @@ def level_rule(scenario: Scenario) -> LevelRule:
             until = None if load.until is None else parse_until(load.until)
             rule = repeat_rule(levels, repeats=load.repeat, until=until)
             return LevelRule(rule, None, StopRules(), summarise_level)
-        return LevelRule(levels, len(levels), StopRules(), summarise_level)
+        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_level)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = LevelSizes(
         requests_per_user=load.requests_per_user,

@@ -8,16 +8,21 @@ from typing import Annotated
 import typer
 
 from lmi_bench import __version__
+from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
+from lmi_bench.cli.plan_day import plan_day
+from lmi_bench.cli.predict import predict
 from lmi_bench.cli.profile import profile
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
+from lmi_bench.cli.validate import validate
+from lmi_bench.cli.verify import verify
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.slo import join_goodput
 
@@ -30,6 +35,8 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(recommend)
+app.command()(verify)
+app.command()(plan_day)
 app.command()(report)
 app.command()(compare)
 app.command()(gate)
@@ -38,6 +45,9 @@ app.command("import")(import_results)
 app.command()(serve)
 app.add_typer(profile)
 app.command()(generate)
+app.command()(predict)
+app.command()(calibrate)
+app.command()(validate)
 
 
 def _show_version(wanted: bool) -> None:

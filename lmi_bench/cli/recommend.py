@@ -10,7 +10,9 @@ import typer
 from lmi_bench.errors import InputError
 
 if TYPE_CHECKING:
+    from lmi_bench.analysis.attainment import Routing
     from lmi_bench.analysis.recommend_request import Objective
+    from lmi_bench.catalog.prices import Platform
 
 _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices"
 
@@ -55,9 +57,52 @@ def recommend(
             rich_help_panel=_LIMITS,
         ),
     ] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rate=A..B",
+            help="Also print the cheapest layout for every load from A to B req/s.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="Which copy answers: random, round-robin or least-outstanding.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = "random",
     objective: Annotated[
-        str, typer.Option(help="cost, latency or throughput.", rich_help_panel=_LIMITS)
+        str,
+        typer.Option(
+            help="cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity), latency "
+            "or throughput.",
+            rich_help_panel=_LIMITS,
+        ),
     ] = "cost",
+    min_throughput: Annotated[
+        float | None,
+        typer.Option(
+            help="Output tok/s that the fleet must be able to carry.", rich_help_panel=_LIMITS
+        ),
+    ] = None,
+    max_usd_per_hour: Annotated[
+        float | None, typer.Option(help="Of the fleet.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_usd_per_month: Annotated[
+        float | None, typer.Option(help="Of the fleet, 730 hours.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_usd_per_1m: Annotated[
+        float | None,
+        typer.Option(help="Of 1M output tokens at the load.", rich_help_panel=_LIMITS),
+    ] = None,
+    availability: Annotated[
+        str,
+        typer.Option(
+            help="none, n+1 (one machine may fail) or az:K (one of K zones).",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = "none",
     instance: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,9 +123,50 @@ def recommend(
             rich_help_panel=_MACHINES,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. [tgi-2023]",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
     price_per_hour: Annotated[
         float | None,
         typer.Option(help="USD per hour of `local`.", rich_help_panel=_MACHINES),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="Your prices, over the catalog's: instance, usd_per_hour, region, date.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
+    platform: Annotated[
+        str,
+        typer.Option(help="Whose prices: sagemaker or ec2.", rich_help_panel=_MACHINES),
+    ] = "sagemaker",
+    region: Annotated[
+        list[str] | None,
+        typer.Option(help="Only prices of this region; repeatable.", rich_help_panel=_MACHINES),
+    ] = None,
+    purchase: Annotated[
+        str,
+        typer.Option(help="on-demand, savings-plan, reserved or spot.", rich_help_panel=_MACHINES),
+    ] = "on-demand",
+    commit_discount: Annotated[
+        float | None,
+        typer.Option(
+            help="Off the on-demand price, 0 to 1, where --prices has no rate.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
+    committed: Annotated[
+        int | None,
+        typer.Option(
+            help="Machines that are committed to, used or not. [as many as are needed]",
+            rich_help_panel=_MACHINES,
+        ),
     ] = None,
     blended_ratio: Annotated[
         float,
@@ -92,6 +178,9 @@ def recommend(
         float,
         typer.Option(help="Of the blended price, 0 to 1.", rich_help_panel=_MACHINES),
     ] = 0.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print what would change the answer.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the simulated load's draws.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the recommendation to this file.")
@@ -102,10 +191,15 @@ def recommend(
     Without a load: one machine, as full as the limits allow. With a run, its levels calibrate
     the step-time model first.
     """
+    from lmi_bench.cli.money import Money
     from lmi_bench.cli.recommend_run import Question, run
 
-    if objective not in ("cost", "latency", "throughput"):
-        raise InputError(f"--objective {objective}: use cost, latency or throughput")
+    if objective not in ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"):
+        raise InputError(
+            f"--objective {objective}: use cost, cost-per-hour, cost-per-1m, latency or throughput"
+        )
+    if platform not in ("sagemaker", "ec2"):
+        raise InputError(f"--platform {platform}: use sagemaker or ec2")
     code = run(
         Question(
             runs=tuple(runs or ()),
@@ -125,6 +219,23 @@ def recommend(
             discount=discount,
             seed=seed,
             measured_on=measured_on,
+            vary=vary,
+            routing=cast("Routing", routing),
+            explain=explain,
+            money=Money(
+                prices=prices,
+                platform=cast("Platform", platform),
+                regions=tuple(region or ()),
+                purchase=purchase,
+                commit_discount=commit_discount,
+                committed=committed,
+                availability=availability,
+                min_throughput=min_throughput,
+                max_usd_per_hour=max_usd_per_hour,
+                max_usd_per_month=max_usd_per_month,
+                max_usd_per_1m=max_usd_per_1m,
+            ),
+            profile=profile,
         ),
         json_file=json_file,
     )

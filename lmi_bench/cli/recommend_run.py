@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
+from lmi_bench.analysis.attainment import Routing
+from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.from_run import calibrate_on_runs, run_dtype, run_lengths
+from lmi_bench.analysis.frontier import frontier
 from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.layouts import Workload
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.recommend_request import Objective, RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Figure, Recommendation
 from lmi_bench.analysis.recommender import recommend
-from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.analysis.sensitivity import sensitivity
+from lmi_bench.analysis.vary import parse_range, vary_rate
+from lmi_bench.catalog.instances import Instance, all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
+from lmi_bench.cli.money import Money
+from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.recommend_extras import (
+    Extras,
+    attainment_lines,
+    money_lines,
+    price_cells,
+    unpriced_lines,
+)
 from lmi_bench.errors import InputError
 from lmi_bench.run_store import Run, load_run
 from lmi_bench.slo import parse_slo
@@ -50,6 +63,11 @@ class Question:
     discount: float
     seed: int
     measured_on: str | None = None
+    vary: str | None = None
+    routing: Routing = "random"
+    explain: bool = False
+    money: Money = field(default_factory=Money)
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +92,35 @@ def run(question: Question, *, json_file: Path | None) -> int:
         think_time_s=question.think_time_s,
         slos=tuple(parse_slo(text) for text in question.slos),
         objective=question.objective,
-        instances=basis.instances,
+        instances=question.money.reprice(
+            all_instances() if basis.instances is None else basis.instances
+        ),
         degrees=question.degrees or None,
         blended_ratio=question.blended_ratio,
         discount=question.discount,
         seed=question.seed,
+        purchase=question.money.purchase_plan(),
+        availability=question.money.availability_wanted(),
+        requirements=question.money.requirements(),
+        routing=question.routing,
+        look_long=True,
     )
+    span = None if question.vary is None else parse_range(question.vary)
     with progress() as report:
         answer = recommend(
             request, progress=lambda text, share: report(text, round(100 * share), 100)
         )
-    content = _content(answer, basis)
+        more = Extras(frontier=tuple(frontier(request, answer.candidates)))
+        if question.explain:
+            report("what would change the answer", 100, 100)
+            more = replace(more, sensitivity=tuple(sensitivity(request, answer)))
+        if span is not None:
+            report("the winner of every load", 100, 100)
+            more = replace(more, variation=vary_rate(request, *span))
+    content = {**_content(answer, basis), **more.to_json()}
     if json_file is not None:
         write_text(json_file, json.dumps(content, indent=2) + "\n")
-    _print(answer, request, basis)
+    _print(answer, request, basis, more)
     if json_file is not None:
         say(f"recommendation: {json_file}")
     return answer.exit_code
@@ -117,7 +150,7 @@ def _from_profile(question: Question) -> Basis:
         question.input_tokens,
         question.output_tokens,
     )
-    return Basis(TGI_2023, _machines(question, default=None), workload)
+    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
 
 
 def _calibrated(question: Question, runs: list[Run]) -> Basis:
@@ -134,7 +167,7 @@ def _calibrated(question: Question, runs: list[Run]) -> Basis:
         measured_on = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
         default = (measured_on,)
     else:
-        base, default = TGI_2023, None
+        base, default = find_profile(question.profile), None
         name = question.measured_on or facts.get("instance")
         if name is None:
             raise InputError(
@@ -179,7 +212,7 @@ def _content(answer: Recommendation, basis: Basis) -> dict[str, Any]:
     return content
 
 
-def _print(answer: Recommendation, request: RecommendRequest, basis: Basis) -> None:
+def _print(answer: Recommendation, request: RecommendRequest, basis: Basis, more: Extras) -> None:
     workload = basis.workload
     say(
         f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "
@@ -187,8 +220,8 @@ def _print(answer: Recommendation, request: RecommendRequest, basis: Basis) -> N
     )
     say(basis.profile.provenance)
     rows = [
-        {name: _cell(value) for name, value in row.items()}
-        for row in answer.rows(_SHOWN_CANDIDATES)
+        {name: _cell(value) for name, value in row.items()} | price_cells(candidate)
+        for row, candidate in zip(answer.rows(_SHOWN_CANDIDATES), answer.candidates, strict=False)
     ]
     print_table("Candidates, the best first", rows, left=("instance", "limited by", "basis"))
     if len(answer.candidates) > _SHOWN_CANDIDATES:
@@ -202,12 +235,18 @@ def _print(answer: Recommendation, request: RecommendRequest, basis: Basis) -> N
             say(f"  {number:>3}  {reason}")
         if len(reasons) > _SHOWN_REASONS:
             say(f"  and {len(reasons) - _SHOWN_REASONS} more reasons, in the --json file")
+    for text in (*unpriced_lines(answer), *more.lines()):
+        say(text)
+    print_table("Cheapest layout by load", more.load_rows(), left=("layout",))
     for text in answer.warnings:
         warn(text)
     if answer.recommended is not None:
         say(f"recommended: {_describe(answer.recommended)}")
+        for text in (*money_lines(answer.recommended), *attainment_lines(answer.recommended)):
+            say(text)
     elif answer.nearest is not None:
-        say(f"no candidate keeps the SLOs; the nearest: {_describe(answer.nearest)}")
+        what = "the budget" if answer.nearest.meets_slos else "the SLOs"
+        say(f"no candidate keeps {what}; the nearest: {_describe(answer.nearest)}")
         for outlook in answer.nearest.slos:
             if outlook.confidence == "missed" and outlook.predicted_ms is not None:
                 say(f"  {outlook.slo}: predicted {outlook.predicted_ms:,.0f} ms")

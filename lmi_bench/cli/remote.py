@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText
 from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.loadgen.retry import RetryingTarget
 from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.wire.format import find_format
 
@@ -46,18 +49,22 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         }
     return _bench(
         scenario,
-        lambda: HttpTarget(
+        functools.partial(
+            HttpTarget,
             scenario.target,
             wire_format,
             model=scenario.model,
             headers=headers,
             stream=scenario.stream,
+            timestamps=scenario.client.timestamps,
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,
         tokenizers=(scenario.model, found.tokenizer if found else None),
         notes=notes,
         secrets=access.secrets(),
+        metrics_url=_metrics_page(scenario.target),
+        metrics_headers=headers,
     )
 
 
@@ -115,6 +122,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
             model=model,
             stream=scenario.stream,
             headers=access.headers,
+            timestamps=scenario.client.timestamps,
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
@@ -176,6 +184,8 @@ def _bench(
     secrets: tuple[str, ...],
     usd_per_hour: float | None = None,
     count_instances: Callable[[], int | None] | None = None,
+    metrics_url: str | None = None,
+    metrics_headers: Mapping[str, str] | None = None,
 ) -> Bench:
     tokenizer = next((t for name in tokenizers if name and (t := find_tokenizer(name))), None)
     text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
@@ -184,8 +194,12 @@ def _bench(
         "the server's own counts are recorded where it states them"
     )
 
+    opened: Callable[[], HttpTarget | RetryingTarget] = open_target
+    if scenario.client.retries is not None:
+        opened = functools.partial(_retrying, open_target)
+
     async def run_in(main: Main) -> Any:
-        async with open_target() as target:
+        async with opened() as target:
             return await main(target)
 
     return Bench(
@@ -201,4 +215,18 @@ def _bench(
         salted=not scenario.workload.reuse_prompts,
         usd_per_hour=usd_per_hour,
         count_instances=count_instances,
+        open_target=opened,
+        metrics_url=metrics_url,
+        metrics_headers=metrics_headers or {},
     )
+
+
+def _retrying(open_target: Callable[[], HttpTarget]) -> RetryingTarget:
+    return RetryingTarget(open_target())
+
+
+def _metrics_page(url: str) -> str:
+    """Where a server of this URL keeps its metrics, if it does."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))

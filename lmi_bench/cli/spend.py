@@ -14,7 +14,7 @@ from typing import Any
 from lmi_bench.analysis.cost import usd_per_1m_tokens
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import NextLevel, in_order
+from lmi_bench.loadgen.levels import NextLevel
 from lmi_bench.records import LevelRun
 from lmi_bench.units import SECONDS_PER_HOUR
 from lmi_bench.workload import LevelSpec
@@ -87,9 +87,8 @@ class Spend:
         self._level_started_s = 0.0
         self._instances: int | None = None
 
-    def levels(self, levels: Sequence[LevelSpec] | NextLevel) -> NextLevel:
+    def levels(self, rule: NextLevel) -> NextLevel:
         """The same levels, as far as the money goes; none lasts longer than it does."""
-        rule = levels if callable(levels) else in_order(levels)
 
         def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
             now_s = self._clock()

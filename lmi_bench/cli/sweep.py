@@ -9,11 +9,12 @@ import typer
 
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 
-_TARGET, _WORKLOAD, _LOAD, _ENGINE, _RUN = (
+_TARGET, _WORKLOAD, _LOAD, _ENGINE, _CLIENT, _RUN = (
     "Target",
     "Workload",
     "Load",
     "Engine (bundled and simulated)",
+    "Load generator",
     "Run",
 )
 
@@ -332,6 +333,41 @@ def sweep(
             rich_help_panel=_ENGINE,
         ),
     ] = None,
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="Processes that send to an endpoint, or auto: more when a core is nearly full.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = "auto",
+    timestamps: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose receive time counts: kernel or user. [kernel, where the host has it]",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    retries: Annotated[
+        str | None,
+        typer.Option(
+            help="aws-standard: try transient failures again as AWS's SDKs do, counted. [none]",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    metrics_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A replica's Prometheus page; repeatable. [the target's /metrics]",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12, vllm-0.19.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
     ] = None,
@@ -394,6 +430,7 @@ def sweep(
     Flags win over the scenario file, which wins over the defaults.
     """
     from lmi_bench.cli.access import Access, read_headers
+    from lmi_bench.cli.client import Client, read_workers
     from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import run
 
@@ -428,6 +465,8 @@ def sweep(
         "load.requests_per_level": requests_per_level,
         "load.duration_s": duration,
         "load.warmup_requests": warmup_requests,
+        "client.timestamps": timestamps,
+        "client.retries": retries,
         "engine.policy": policy,
         "engine.kv_layout": kv_layout,
         "engine.batch_size": batch_size,
@@ -438,6 +477,7 @@ def sweep(
         "engine.max_concurrent_requests": max_concurrent_requests,
         "engine.dtype": dtype,
         "engine.kv_dtype": kv_dtype,
+        "engine.profile": profile,
         "engine.tensor_parallel": None
         if tensor_parallel is None
         else parse_degree(tensor_parallel),
@@ -468,6 +508,7 @@ def sweep(
         goodput=" ".join(goodput or ()),
         failures=failures,
         trace=step_trace,
+        client=Client(read_workers(workers), tuple(metrics_url or ())),
     )
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

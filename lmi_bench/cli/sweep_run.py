@@ -16,6 +16,7 @@ from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
+from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
@@ -23,10 +24,12 @@ from lmi_bench.cli.slo_print import SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
+from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
-from lmi_bench.report.text import engine_lines, knee_rows, level_rows
+from lmi_bench.report.text import engine_lines, generator_line, knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
@@ -53,6 +56,7 @@ def run(
     goodput: str = "",
     failures: str = "exclude",
     trace: Path | None = None,
+    client: Client = AUTO_CLIENT,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written.
 
@@ -75,13 +79,14 @@ def run(
         count_instances=bench.count_instances,
         note=note,
     )
+    server = open_server_watch(bench, client)
     folder = out or _default_folder(scenario)
     with tracer or nullcontext(), _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(scenario, bench, store, rule, spend)
+            _run_levels(bench, store, rule, spend, client, server)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
@@ -165,8 +170,16 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
 
 
 def _run_levels(
-    scenario: Scenario, bench: Bench, store: RunStore, rule: LevelRule, spend: Spend
+    bench: Bench,
+    store: RunStore,
+    rule: LevelRule,
+    spend: Spend,
+    client: Client,
+    server: ServerWatch | None,
 ) -> SweepResult:
+    scenario = bench.scenario
+    prompts = bench.prompts(str(store.manifest.get("salt", "")))
+    pool = open_pool(bench, prompts, client)
     of_all = "" if rule.total is None else f"/{rule.total}"
 
     with progress() as report:
@@ -181,12 +194,12 @@ def _run_levels(
             if not STDERR.is_terminal:
                 note(f"{run.spec.label}: {line['throughput_tokens_per_s'] or 0:.1f} tok/s")
 
-        result: SweepResult = bench.run(
-            lambda target: run_sweep(
+        async def send_levels(target: Target) -> SweepResult:
+            return await run_sweep(
                 spend.levels(rule.levels),
                 target,
                 store,
-                prompts=bench.prompts(str(store.manifest.get("salt", ""))),
+                prompts=prompts,
                 summarise=spend.summarise(rule.summarise),
                 on_progress=on_progress,
                 on_level=on_level,
@@ -194,8 +207,15 @@ def _run_levels(
                 timeout_s=scenario.timeout_s,
                 spacing_s=bench.spacing_s,
                 seed=scenario.seed,
+                workers=pool,
+                server=server,
             )
-        )
+
+        try:
+            result: SweepResult = bench.run(send_levels)
+        finally:
+            if pool is not None:
+                pool.close()
     return result
 
 
@@ -246,5 +266,7 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
+    if (own_error := generator_line(levels)) is not None:
+        say(own_error)
     if (cost := cheapest(levels)) is not None:
         say(cost)

@@ -18,7 +18,8 @@ import httptools
 
 from lmi_bench.errors import TargetError, TargetErrorKind
 from lmi_bench.loadgen.http_answer import Read, is_close_delimited
-from lmi_bench.loadgen.receive import SO_TIMESTAMPNS, Receiver
+from lmi_bench.loadgen.kernel_time import SO_TIMESTAMPNS
+from lmi_bench.loadgen.receive import Receiver
 
 READ_BYTES = 65536
 """Kept below 128 KiB, above which each buffer becomes a memory mapping of its own."""
@@ -64,13 +65,20 @@ class TlsLayer:
 class Connection:
     """A connected socket that carries one request at a time.
 
-    reads      what came for the present request
-    connect_s  what opening it took, the TLS handshake included
-    reusable   whether another request may follow
+    reads       what came for the present request
+    status      of the last whole response
+    sent_by_ns  when all of the present request was in the kernel's hands; 0: not yet
+    connect_s   what opening it took, the TLS handshake included; tls_s: the handshake alone
+    reusable    whether another request may follow
     """
 
     def __init__(
-        self, sock: socket.socket, receiver: Receiver, tls: TlsLayer | None, connect_s: float
+        self,
+        sock: socket.socket,
+        receiver: Receiver,
+        tls: TlsLayer | None,
+        connect_s: float,
+        tls_s: float | None = None,
     ) -> None:
         self._sock = sock
         self._receiver = receiver
@@ -83,12 +91,15 @@ class Connection:
         self._complete = False
         self.fd = sock.fileno()
         self.connect_s = connect_s
+        self.tls_s = tls_s
+        self.status = 0
+        self.sent_by_ns = 0
         self.reads: list[Read] = []
         self.reusable = True
         receiver.add(self)
 
     def start(self, request: bytes) -> tuple[int, asyncio.Future[None]]:
-        """Send a request; gives the time at which it left and a future of the response's end.
+        """Send a request; gives the time just before it left and a future of the response's end.
 
         The future holds a TargetError if the response fails.
         """
@@ -99,6 +110,7 @@ class Connection:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
         data = request if self._tls is None else self._tls.encrypt(request)
+        self.sent_by_ns = 0
         sent_ns = monotonic_ns()
         self._send(data)
         return sent_ns, waiter
@@ -115,8 +127,9 @@ class Connection:
     # Called by the C parser of the response.
     def on_message_complete(self) -> None:
         """The response is whole; an interim one (100 to 199) is followed by the real one."""
-        if self._parser is not None and self._parser.get_status_code() >= 200:
+        if self._parser is not None and (status := self._parser.get_status_code()) >= 200:
             self._complete = True
+            self.status = status
             self.reusable = self.reusable and self._parser.should_keep_alive()
 
     def on_readable(self, bound_ns: int) -> None:
@@ -197,6 +210,8 @@ class Connection:
         if sent < len(data):
             self._unsent = data[sent:]
             self._receiver.want_write(self, True)
+        else:
+            self.sent_by_ns = monotonic_ns()
 
 
 async def connect(
@@ -224,8 +239,12 @@ async def connect(
                 sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, place)
-            tls = None if tls_context is None else await _handshake(sock, tls_context, host)
-        return Connection(sock, receiver, tls, loop.time() - start_s)
+            if tls_context is None:
+                return Connection(sock, receiver, None, loop.time() - start_s)
+            connected_s = loop.time()
+            tls = await _handshake(sock, tls_context, host)
+            end_s = loop.time()
+        return Connection(sock, receiver, tls, end_s - start_s, end_s - connected_s)
     except TimeoutError as exc:
         sock.close()
         raise TargetError(

@@ -5,14 +5,14 @@ Works on what was kept while the response came in, when the clock no longer matt
 
 from __future__ import annotations
 
-from array import array
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 import httptools
 
 from lmi_bench.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.records import Exchange
 from lmi_bench.wire.event import WireEvent, WireFormat
 
@@ -24,30 +24,10 @@ KernelTime = Callable[[bytes | None, int], int | None]
 """(control message, user ns) to the kernel's CLOCK_MONOTONIC ns, or None where it has none."""
 
 NS_PER_S = 1e9
+_Stamp = tuple[float, float, float, bool]
+"""When a read's bytes came; by how much that may be too late; by how much the read was late, or a
+bound of it; whether the kernel's time was wanted and not to be had. Seconds."""
 _FAILED_REASONS = ("error", "abort")
-
-
-@dataclass(slots=True)
-class ReadSignals:
-    """What decoding learns about the receiver, over many answers.
-
-    delays_ns       user time - kernel time of each read with tokens, or its upper bound
-    tokens, merged  token events in all, and those that shared a read with a later one
-    without_stamp   reads with tokens for which the kernel's time was wanted and not to be had
-    """
-
-    delays_ns: array[int] = field(default_factory=lambda: array("q"))
-    tokens: int = 0
-    merged: int = 0
-    without_stamp: int = 0
-
-
-class _Stamp(NamedTuple):
-    """When a read's bytes came, by how much it was read late, and whether its stamp is missing."""
-
-    time_s: float
-    delay_ns: int
-    missing: bool
 
 
 class _Response:
@@ -96,10 +76,14 @@ def is_close_delimited(reads: Sequence[Read]) -> bool:
 
 
 class _Collector:
-    """Events of one answer, with the time of each that holds a token."""
+    """Events of one answer, with the time of each that holds a token.
+
+    late_s  by how much each of these times may be too late, at most; inf: not known
+    """
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
+        self.late_s: list[float] = []
         self.counts: list[int] = []
         self.texts: list[str] = []
         self.finish_reason: str | None = None
@@ -111,10 +95,10 @@ class _Collector:
         self.streamed = True
         self.ended = False
 
-    def add(self, event: WireEvent, time_s: float) -> bool:
-        """Take an event; whether it held a token."""
+    def add(self, event: WireEvent, time_s: float, late_s: float) -> None:
+        """Take an event; nothing counts after the last one."""
         if self.ended:
-            return False
+            return
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
         if event.input_tokens is not None:
@@ -125,17 +109,30 @@ class _Collector:
         if event.error is not None:
             self.error = event
             self.ended = True
-            return False
+            return
         num_tokens = event.num_tokens
         if num_tokens:
             if event.reasoning:
                 self.reasoning_tokens += num_tokens
-            elif self.reasoning_tokens and self.first_answer_s is None:
-                self.first_answer_s = time_s
-            self.times_s.append(time_s)
-            self.counts.append(num_tokens)
-            self.texts.append(event.text)
-        return num_tokens > 0
+                self._add_tokens(num_tokens, event.text, time_s, late_s)
+            else:
+                self._add_answer(num_tokens, event.text, time_s, late_s)
+
+    def add_plain(self, text: str, time_s: float, late_s: float) -> None:
+        """Take one token of the answer proper that says nothing else."""
+        if not self.ended:
+            self._add_answer(1, text, time_s, late_s)
+
+    def _add_answer(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+        if self.reasoning_tokens and self.first_answer_s is None:
+            self.first_answer_s = time_s
+        self._add_tokens(num_tokens, text, time_s, late_s)
+
+    def _add_tokens(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+        self.times_s.append(time_s)
+        self.late_s.append(late_s)
+        self.counts.append(num_tokens)
+        self.texts.append(text)
 
 
 def decode_answer(
@@ -145,21 +142,27 @@ def decode_answer(
     sent_ns: int,
     connect_s: float | None,
     kernel_time: KernelTime | None,
-    signals: ReadSignals,
+    signals: ReceiveSignals,
+    tls_s: float | None = None,
+    sent_by_ns: int = 0,
+    clock_bound_ns: int = 0,
     stream: bool = True,
     whole: bool = True,
 ) -> Exchange:
     """The exchange of a response.
 
-    kernel_time  None: the reads' user times count
-    stream       False: the answer was asked for whole
-    whole        False: the response broke off; what came is returned, and nothing is judged
+    kernel_time     None: the reads' user times count
+    sent_by_ns      when the request had left for certain; 0: with `sent_ns`
+    clock_bound_ns  by how much a kernel time may be off
+    stream          False: the answer was asked for whole
+    whole           False: the response broke off; what came is returned, and nothing is judged
 
     Raises TargetError, with what had come, where the response is not a full answer.
     """
     response, collector = _Response(), _Collector()
-    stamps = [_stamp(read, kernel_time) for read in reads]
-    ended_s = stamps[-1].time_s if stamps else None
+    stamps = _stamps(reads, kernel_time, clock_bound_ns)
+    ended_s = stamps[-1][0] if stamps else None
+    sending_s = max(0, sent_by_ns - sent_ns) / NS_PER_S
 
     def exchange() -> Exchange:
         return Exchange(
@@ -172,6 +175,8 @@ def decode_answer(
             output_tokens=collector.output_tokens,
             ended_s=ended_s,
             connect_s=connect_s,
+            tls_s=tls_s,
+            ttft_bound_s=sending_s + collector.late_s[0] if collector.late_s else None,
             first_answer_s=collector.first_answer_s,
             reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
@@ -182,14 +187,16 @@ def decode_answer(
         if response.headers_complete and not 200 <= response.status < 300:
             raise wire_format.error(response.status, b"".join(bodies), response.headers)
         collector.streamed = stream
+        last = stamps[-1] if stamps else None
         if not stream:
-            if whole:
-                collector.add(wire_format.parse(b"".join(bodies)), ended_s or 0.0)
+            if whole and last is not None:
+                collector.add(wire_format.parse(b"".join(bodies)), last[0], last[1])
                 collector.ended = True
-        elif not _collect_document(wire_format, response, b"".join(bodies), collector, ended_s):
-            _collect_stream(wire_format, bodies, stamps, collector, signals)
+        elif not _collect_document(wire_format, response, b"".join(bodies), collector, last):
+            _collect_stream(wire_format, bodies, reads, stamps, collector, signals)
         if whole:
             _judge(collector)
+            signals.add_answer(collector.times_s, collector.late_s)
     except TargetError as exc:
         if exc.exchange is None:
             exc.exchange = exchange()
@@ -208,7 +215,7 @@ def _collect_document(
     response: _Response,
     body: bytes,
     collector: _Collector,
-    time_s: float | None,
+    stamp: _Stamp | None,
 ) -> bool:
     """Read an answer of one JSON document, all tokens at its end; whether it was one.
 
@@ -216,13 +223,13 @@ def _collect_document(
     left to be read as lines.
     """
     kind = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json" or time_s is None:
+    if kind != b"application/json" or stamp is None:
         return False
     try:
         event = wire_format.parse(body)
     except TargetError:
         return False
-    collector.add(event, time_s)
+    collector.add(event, stamp[0], stamp[1])
     collector.streamed = False
     collector.ended = True
     return True
@@ -231,35 +238,55 @@ def _collect_document(
 def _collect_stream(
     wire_format: WireFormat,
     bodies: Sequence[bytes],
+    reads: Sequence[Read],
     stamps: Sequence[_Stamp],
     collector: _Collector,
-    signals: ReadSignals,
+    signals: ReceiveSignals,
 ) -> None:
     splitter = wire_format.new_splitter()
-    for body, stamp in zip(bodies, stamps, strict=True):
+    plain_text, parse = wire_format.plain_text, wire_format.parse
+    late_s, counts = collector.late_s, collector.counts
+    for index, body in enumerate(bodies):
         if not body:
             continue
-        here = 0
+        time_s, bound_s, delay_s, missing = stamps[index]
+        before = len(counts)
         for payload in splitter.feed(body):
-            here += collector.add(wire_format.parse(payload), stamp.time_s)
+            text = plain_text(payload)
+            if text is None:
+                collector.add(parse(payload), time_s, bound_s)
+            else:
+                collector.add_plain(text, time_s, bound_s)
+        here = len(counts) - before
         if here:
-            signals.tokens += here
-            signals.merged += here - 1
-            signals.delays_ns.append(stamp.delay_ns)
-            signals.without_stamp += stamp.missing
+            signals.delays_s.append(delay_s)
+            signals.without_stamp += missing
+            if here > 1:  # all but the last may have come earlier, yet not before the last harvest
+                since_s = max(reads[index][3] / NS_PER_S, stamps[index - 1][0] if index else 0.0)
+                early_s = bound_s + max(0.0, time_s - since_s) if since_s else math.inf
+                late_s[before:-1] = [early_s] * (here - 1)
+                signals.merged += here - 1
     if stamps:
         for payload in splitter.close():
-            collector.add(wire_format.parse(payload), stamps[-1].time_s)
+            collector.add(parse(payload), stamps[-1][0], stamps[-1][1])
 
 
-def _stamp(read: Read, kernel_time: KernelTime | None) -> _Stamp:
-    user_ns, control, _, bound_ns = read
-    stamp_ns = None if kernel_time is None else kernel_time(control, user_ns)
-    if stamp_ns is not None:
-        return _Stamp(stamp_ns / NS_PER_S, user_ns - stamp_ns, False)
-    return _Stamp(
-        user_ns / NS_PER_S, user_ns - bound_ns if bound_ns else 0, kernel_time is not None
-    )
+def _stamps(
+    reads: Sequence[Read], kernel_time: KernelTime | None, clock_bound_ns: int
+) -> list[_Stamp]:
+    """The stamp of each read."""
+    clock_bound_s = clock_bound_ns / NS_PER_S
+    found: list[_Stamp] = []
+    for user_ns, control, _, bound_ns in reads:
+        if kernel_time is not None:
+            stamp_ns = kernel_time(control, user_ns)
+            if stamp_ns is not None:
+                delay_s = (user_ns - stamp_ns) / NS_PER_S
+                found.append((stamp_ns / NS_PER_S, clock_bound_s, delay_s, False))
+                continue
+        late_s = (user_ns - bound_ns) / NS_PER_S if bound_ns else math.inf
+        found.append((user_ns / NS_PER_S, late_s, late_s, kernel_time is not None))
+    return found
 
 
 def _judge(collector: _Collector) -> None:

@@ -20,10 +20,11 @@ from lmi_bench.clock import is_virtual
 from lmi_bench.errors import InputError, TargetError
 from lmi_bench.loadgen.connection import Address, Connection, connect
 from lmi_bench.loadgen.endpoint import header_lines, parse_endpoint, request_head
-from lmi_bench.loadgen.http_answer import NS_PER_S, Read, ReadSignals, decode_answer
+from lmi_bench.loadgen.http_answer import NS_PER_S, KernelTime, Read, decode_answer
+from lmi_bench.loadgen.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelStamps
 from lmi_bench.loadgen.measure import Answer, keep_partial
-from lmi_bench.loadgen.receive import SAMPLE_EVERY_S, KernelClock, KernelStamps, receiver_of
-from lmi_bench.loadgen.self_check import ReceiveSignals, quantile
+from lmi_bench.loadgen.receive import receiver_of
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.records import Exchange
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.workload import PlannedRequest
@@ -33,6 +34,9 @@ SPACING_S = 0.0004
 for each other in the server's accept and read queues, which is no property of the model."""
 MAX_UNDECODED_BYTES = 256 * 2**20
 """Answers kept undecoded during a level; beyond it each is decoded when it ends."""
+USER_TIME_TICK_S = 0.00025
+"""How often the receiver looks for data by user time: it bounds how late an idle loop reads, for
+about 2 % of a core."""
 _CONNECTS_AT_ONCE = 64
 _SPARE_DESCRIPTORS = 64
 
@@ -42,14 +46,29 @@ Sign = Callable[[bytes], Mapping[str, str]]
 
 
 @dataclass(slots=True)
-class _Undecoded:
-    """A response that has ended, as it came."""
+class _Response:
+    """A response, or as much of it as came."""
 
     reads: list[Read]
     sent_ns: int
+    sent_by_ns: int
     connect_s: float | None
-    num_bytes: int
-    exchange: Exchange | None = None
+    tls_s: float | None
+    status: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(read[2]) for read in self.reads)
+
+    @property
+    def looks_failed(self) -> bool:
+        """Whether it should be decoded at once, because it may be a failure.
+
+        An error under status 200 comes as one of the last events.
+        """
+        if self.status >= 300:
+            return True
+        return any(b"rror" in read[2] or b"xception" in read[2] for read in self.reads[-2:])
 
 
 class HttpTarget:
@@ -94,7 +113,7 @@ class HttpTarget:
         self._address: Address | None = None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._signals = ReadSignals()
+        self._signals = ReceiveSignals(self.timestamps)
         self._undecoded_bytes = 0
 
     @property
@@ -125,20 +144,18 @@ class HttpTarget:
 
     async def open_level(self, connections: int) -> None:
         """Prepare for a level: connections open, signals empty."""
+        self._signals = ReceiveSignals(self.timestamps)
+        self._undecoded_bytes = 0
         await self.open(connections)
-        self._signals = ReadSignals()
         self._clock = KernelClock()
+        tick_s = USER_TIME_TICK_S if self.timestamps == "user" else None
+        receiver_of(asyncio.get_running_loop()).look_every(tick_s)
         self._sample_clock()
 
     def end_level(self) -> ReceiveSignals:
         """What the receiver saw since `open_level`."""
-        signals = self._signals
-        return ReceiveSignals(
-            timestamps=self.timestamps,
-            delay_p99_s=quantile(sorted(signals.delays_ns), 0.99) / NS_PER_S,
-            merged_share=signals.merged / signals.tokens if signals.tokens else 0.0,
-            clock_steps=self._clock.steps,
-        )
+        self._signals.clock_steps = self._clock.steps
+        return self._signals
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Send one request and return its exchange, decoded. Raises TargetError."""
@@ -146,18 +163,23 @@ class HttpTarget:
         return self._decode(response)
 
     async def send_undecoded(self, request: PlannedRequest) -> Answer:
-        """Send one request; decoding is left until the exchange is asked for."""
+        """Send one request; decoding is left until the exchange is asked for.
+
+        What may be a failure is decoded at once, so that it counts while the level runs. Raises
+        TargetError.
+        """
         response = await self._respond(request)
-        if self._undecoded_bytes + response.num_bytes > MAX_UNDECODED_BYTES:
+        num_bytes = response.num_bytes
+        if self._undecoded_bytes + num_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
             exchange = self._decode(response)
             return Answer(_ended_s(exchange), len(exchange.token_times_s), lambda: exchange)
-        self._undecoded_bytes += response.num_bytes
+        self._undecoded_bytes += num_bytes
         user_ns, control, _, _ = response.reads[-1]
-        kernel_ns = self._kernel_ns(control, user_ns) if self.timestamps == "kernel" else None
+        kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
         return Answer(
             ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
             num_events=len(response.reads),
-            decode=functools.partial(self._decode_kept, response),
+            decode=functools.partial(self._decode_kept, response, num_bytes),
         )
 
     async def close(self) -> None:
@@ -180,7 +202,7 @@ class HttpTarget:
     ) -> None:
         await self.close()
 
-    async def _respond(self, request: PlannedRequest) -> _Undecoded:
+    async def _respond(self, request: PlannedRequest) -> _Response:
         body = self._format.request_body(request, model=self._model, stream=self._stream)
         connection, connect_s = await self._take()
         if self._sampler is None:
@@ -188,22 +210,27 @@ class HttpTarget:
         head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
         message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
         sent_ns, ended = connection.start(message)
+
+        def response() -> _Response:
+            tls_s = None if connect_s is None else connection.tls_s
+            sent_by_ns, status = connection.sent_by_ns, connection.status
+            return _Response(connection.reads, sent_ns, sent_by_ns, connect_s, tls_s, status)
+
         try:
             await ended
         except asyncio.CancelledError as exc:
             self._drop(connection)
-            keep_partial(exc, self._partial(connection.reads, sent_ns, connect_s))
+            keep_partial(exc, self._decode(response(), whole=False))
             raise
         except TargetError as exc:
             self._drop(connection)
-            exc.exchange = self._partial(connection.reads, sent_ns, connect_s)
+            exc.exchange = self._decode(response(), whole=False)
             raise
-        reads = connection.reads
         if connection.reusable:
             self._idle.append(connection)
         else:
             self._drop(connection)
-        return _Undecoded(reads, sent_ns, connect_s, sum(len(read[2]) for read in reads))
+        return response()
 
     async def _take(self) -> tuple[Connection, float | None]:
         """An idle connection that is still open, or a new one and what opening it took."""
@@ -229,6 +256,9 @@ class HttpTarget:
             timeout_s=self._connect_timeout_s,
         )
         self._open.add(connection)
+        self._signals.connect_s.append(connection.connect_s)
+        if connection.tls_s is not None:
+            self._signals.tls_s.append(connection.tls_s)
         return connection
 
     async def _resolve(self) -> Address:
@@ -263,38 +293,30 @@ class HttpTarget:
         connection.close()
         self._open.discard(connection)
 
-    def _decode(self, response: _Undecoded) -> Exchange:
+    def _decode(self, response: _Response, *, whole: bool = True) -> Exchange:
         return decode_answer(
             self._format,
             response.reads,
             sent_ns=response.sent_ns,
             connect_s=response.connect_s,
-            kernel_time=self._kernel_ns if self.timestamps == "kernel" else None,
+            kernel_time=self._kernel_time,
             signals=self._signals,
+            tls_s=response.tls_s,
+            sent_by_ns=response.sent_by_ns,
+            clock_bound_ns=self._clock.error_bound_ns,
             stream=self._stream,
+            whole=whole,
         )
 
-    def _decode_kept(self, response: _Undecoded) -> Exchange:
+    def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:
         try:
             return self._decode(response)
         finally:
-            self._undecoded_bytes -= response.num_bytes
-            response.num_bytes = 0
+            self._undecoded_bytes -= num_bytes
 
-    def _partial(self, reads: list[Read], sent_ns: int, connect_s: float | None) -> Exchange:
-        return decode_answer(
-            self._format,
-            reads,
-            sent_ns=sent_ns,
-            connect_s=connect_s,
-            kernel_time=self._kernel_ns if self.timestamps == "kernel" else None,
-            signals=self._signals,
-            stream=self._stream,
-            whole=False,
-        )
-
-    def _kernel_ns(self, control: bytes | None, user_ns: int) -> int | None:
-        return self._clock.monotonic_ns(control, user_ns)
+    @property
+    def _kernel_time(self) -> KernelTime | None:
+        return self._clock.monotonic_ns if self.timestamps == "kernel" else None
 
     def _sample_clock(self) -> None:
         if self._sampler is not None:

@@ -8,22 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.loadgen.closed_loop import run_closed_loop
+from lmi_bench.loadgen.level_parts import WHOLE, LevelPart, Share, merge_parts
 from lmi_bench.loadgen.measure import Measured
 from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
-from lmi_bench.loadgen.self_check import LoopWatch, ReceiveSignals, check_level
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.self_check import LoopWatch
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 PREPARED_REQUESTS = 4096
 """Most requests that are made before a level starts; the rest are made as they are sent."""
+REPORT_EVERY_S = 0.05
 OPEN_LOOP_CONNECTIONS = 64
 """Connections opened before an open-loop level; more are opened as they are needed."""
 
@@ -55,6 +59,7 @@ class Progress:
     total     requests of the level, None when only its duration is fixed
     tokens    that came so far; reads instead, where answers are decoded later
     state     "warm-up", "running" or "finished"
+    stopped_by  the rule that was met, when one was
     """
 
     level: int
@@ -65,6 +70,7 @@ class Progress:
     errors: int
     elapsed_s: float
     tokens: int
+    stopped_by: str | None = None
 
 
 @runtime_checkable
@@ -100,6 +106,8 @@ class LevelRunner:
         rules: StopRules,
         on_progress: Callable[[Progress], None],
         timeout_s: float | None,
+        *,
+        share: Share = WHOLE,
     ) -> None:
         self._spec = spec
         self._target = target
@@ -108,50 +116,85 @@ class LevelRunner:
         self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
+        self._share = share
+        self._num_requests = share.num_requests(spec)
+        self._users = share.users(spec)
+        self._reported_s = -math.inf
         self._prepared: dict[int, PlannedRequest] = {}
         self._start_s = 0.0
         self._done = 0
         self._errors = 0
         self._tokens = 0
         self._stopped_by: str | None = None
+        self._engine: Mapping[str, float | None] | None = None
+        self._stop: Callable[[], None] = lambda: None
 
-    async def run(self, attempt: int, *, spacing_s: float, seed: int) -> LevelRun:
-        spec, target = self._spec, self._target
-        loop = asyncio.get_running_loop()
+    async def run(
+        self,
+        attempt: int,
+        *,
+        spacing_s: float,
+        seed: int,
+        before_start: Callable[[], Awaitable[None]] | None = None,
+    ) -> LevelRun:
+        """Send the whole level; `before_start` is waited for when all is ready."""
+
+        async def start() -> float:
+            if before_start is not None:
+                await before_start()
+            return asyncio.get_running_loop().time()
+
+        part = await self.run_part(spacing_s=spacing_s, seed=seed, start=start)
+        run = merge_parts(self._spec, attempt, [part], max_error_share=self._rules.max_error_share)
+        return replace(run, engine=self._engine)
+
+    async def run_part(
+        self, *, spacing_s: float, seed: int, start: Callable[[], Awaitable[float]]
+    ) -> LevelPart:
+        """Send this process's share of the level.
+
+        start  waited for when all is ready; gives the level's start on the loop's clock
+        """
+        target = self._target
         self._prepare()
         if isinstance(target, LevelAware):
             await target.open_level(self._connections())
         await self._warm_up()
         before = target.engine_stats() if isinstance(target, EngineWatched) else None
         watch = LoopWatch()
-        with _no_collections(), watch.watching():
-            self._start_s = loop.time()
-            self._report("running")
-            if spec.concurrency is not None:
-                measured = await self._closed(spec.concurrency, spacing_s)
-            else:
-                measured = await self._open(seed)
+        with _no_collections():
+            self._start_s = await start()
+            with watch.watching():
+                self._report("running")
+                if self._spec.concurrency is not None:
+                    measured = await self._closed(spacing_s)
+                else:
+                    measured = await self._open(seed)
         records = tuple(item.record().shifted(self._start_s) for item in measured)
         signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
-        if self._stopped_by == "decided" and len(records) == spec.num_requests:
-            self._stopped_by = None  # the verdict fell when all had been sent: nothing was cut
-        if self._stopped_by is None and self._too_many_errors(len(records), at_end=True):
-            self._stopped_by = "errors"
         self._report("finished")
-        return LevelRun(
-            spec=spec,
-            attempt=attempt,
+        self._engine = _engine_change(target, before)
+        return LevelPart(
             records=records,
-            stopped_by=self._stopped_by or self._cut_by_duration(len(records)),
-            check=check_level(spec, records, watch, signals),
-            engine=_engine_change(target, before),
+            signals=signals,
+            lags_s=tuple(watch.lags_s),
+            cpu_share=watch.cpu_share,
+            virtual=watch.virtual,
+            stopped_by=self._stopped_by,
         )
 
+    def stop(self, reason: str) -> None:
+        """Send nothing more; what is in flight ends as it may."""
+        if self._stopped_by is None:
+            self._stopped_by = reason
+        self._stop()
+
     def _prepare(self) -> None:
-        known = self._spec.num_requests or 2 * (self._spec.concurrency or 1)
-        for number in range(min(known, PREPARED_REQUESTS)):
+        known = self._num_requests or 2 * self._users
+        for index in range(min(known, PREPARED_REQUESTS)):
+            number = self._share.number(self._spec, index)
             self._prepared[number] = self._prompts.request(self._spec, number)
 
     def _request(self, number: int) -> PlannedRequest:
@@ -159,45 +202,52 @@ class LevelRunner:
         return prepared or self._prompts.request(self._spec, number)
 
     def _connections(self) -> int:
-        most = self._spec.concurrency or OPEN_LOOP_CONNECTIONS
-        return min(most, self._spec.num_requests or most)
+        most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users
+        return most if self._num_requests is None else min(most, self._num_requests)
 
     async def _warm_up(self) -> None:
-        number = self._spec.warmup_requests
-        if not number:
+        numbers = range(self._share.index, self._spec.warmup_requests, self._share.of)
+        if not numbers:
             return
         self._report("warm-up")
         await run_closed_loop(
             self._target,
-            ClosedLoop(concurrency=min(self._connections(), number), num_requests=number),
-            lambda index: self._prompts.request(self._spec, -1 - index),
+            ClosedLoop(
+                concurrency=max(1, min(self._connections(), len(numbers))),
+                num_requests=len(numbers),
+            ),
+            lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
             timeout_s=self._timeout_s,
         )
 
-    async def _closed(self, concurrency: int, spacing_s: float) -> list[Measured]:
+    async def _closed(self, spacing_s: float) -> list[Measured]:
         users = ClosedLoop(
-            concurrency=concurrency,
-            num_requests=self._spec.num_requests,
+            concurrency=self._users,
+            num_requests=self._num_requests,
             duration_s=self._spec.duration_s,
         )
+        self._stop = users.stop
         return await run_closed_loop(
             self._target,
             users,
-            self._request,
-            start_s=self._start_s,
-            spacing_s=spacing_s,
+            lambda index: self._request(self._share.number(self._spec, index)),
+            start_s=self._start_s + self._share.index * spacing_s,
+            spacing_s=self._share.of * spacing_s,
             timeout_s=self._timeout_s,
             on_ended=self._ended,
         )
 
     async def _open(self, seed: int) -> list[Measured]:
+        stop = asyncio.Event()
+        self._stop = stop.set
         return await run_open_loop(
             self._target,
             self._arrivals(seed),
             start_s=self._start_s,
             timeout_s=self._timeout_s,
             on_ended=self._ended,
+            stop=stop,
         )
 
     def _arrivals(self, seed: int) -> Iterator[PlannedRequest]:
@@ -217,11 +267,15 @@ class LevelRunner:
             ramp_s=spec.ramp_s,
         )
         for number, arrival_s in enumerate(times):
+            if number % self._share.of != self._share.index:
+                continue
             yield replace(self._request(number), arrival_s=arrival_s)
 
     def _recorded(self) -> Iterator[PlannedRequest]:
         """The trace's requests, each due when its prompt says."""
-        for number in range(self._spec.num_requests or 0):
+        if self._spec.num_requests is None:
+            return
+        for number in self._share.numbers(self._spec):
             request = self._request(number)
             limit_s = self._spec.duration_s
             if limit_s is not None and request.arrival_s >= limit_s:
@@ -244,32 +298,31 @@ class LevelRunner:
         self._report("running")
         return self._stopped_by is None
 
-    def _too_many_errors(self, ended: int, *, at_end: bool = False) -> bool:
+    def _too_many_errors(self, ended: int) -> bool:
         limit = self._rules.max_error_share
         if limit is None:
             return False
-        if at_end or self._spec.num_requests is None:
-            enough = at_end or ended >= self._rules.min_requests
-            return enough and self._errors > limit * ended
-        return self._errors > limit * self._spec.num_requests
-
-    def _cut_by_duration(self, sent: int) -> str | None:
-        spec = self._spec
-        both = spec.num_requests is not None and spec.duration_s is not None
-        return "duration" if both and sent < (spec.num_requests or 0) else None
+        if self._num_requests is None:
+            return ended >= self._rules.min_requests and self._errors > limit * ended
+        return self._errors > limit * self._num_requests
 
     def _report(self, state: str) -> None:
         now_s = asyncio.get_running_loop().time()
+        soon = now_s - self._reported_s < REPORT_EVERY_S and self._stopped_by is None
+        if state == "running" and self._done and soon:
+            return  # whoever draws it takes longer than a request does here
+        self._reported_s = now_s
         self._on_progress(
             Progress(
                 level=self._spec.index,
                 label=self._spec.label,
                 state=state,
                 done=self._done,
-                total=self._spec.num_requests,
+                total=self._num_requests,
                 errors=self._errors,
                 elapsed_s=0.0 if state == "warm-up" else now_s - self._start_s,
                 tokens=self._tokens,
+                stopped_by=self._stopped_by,
             )
         )
 

@@ -21,6 +21,7 @@ async def run_open_loop(
     start_s: float,
     timeout_s: float | None = 60.0,
     on_ended: Callable[[Measured], bool] = lambda _: True,
+    stop: asyncio.Event | None = None,
 ) -> list[Measured]:
     """Send the plan's requests at `start_s` + their arrival; returns them in the plan's order.
 
@@ -28,9 +29,10 @@ async def run_open_loop(
 
     plan      in order of arrival; consumed as time goes on
     on_ended  called as each request ends; False: send no more, let the rest finish
+    stop      set from outside: likewise
     """
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
 
     async def one(request: PlannedRequest, due_s: float) -> Measured:
         measured = await measure(target, request, due_s, timeout_s=timeout_s)

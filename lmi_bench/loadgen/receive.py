@@ -5,20 +5,16 @@ kernel time, bytes) and wakes a future only when a response ends, so one ordinar
 keeps up with some 100,000 token events a second. Times are CLOCK_MONOTONIC nanoseconds, which is
 the loop's own clock.
 
-The kernel stamps a packet when it enters the host (SO_TIMESTAMPNS, Linux), so the receive time
-stays true however late the process gets to read it. Elsewhere the time of the read counts.
+Whose time counts, the read's or the kernel's, is the matter of `kernel_time`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import ctypes
 import select
 import selectors
-import socket
-import struct
 import sys
 import time
 from collections.abc import Coroutine
@@ -26,13 +22,8 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
-SAMPLE_EVERY_S = 0.05
-MAX_STEP_NS = 50_000
-"""Offsets of two neighbouring samples further apart than this: the real-time clock was stepped."""
 _PR_SET_TIMERSLACK = 29
 _FD_SETSIZE = 1024
-_TIMESPEC = struct.Struct("@ll")
 
 
 class Stream(Protocol):
@@ -67,6 +58,10 @@ class Receiver(Protocol):
         """Tell the stream when it can write again, or stop telling it."""
         ...
 
+    def look_every(self, tick_s: float | None) -> None:
+        """Look for data this often even while none comes: what is read came within the tick."""
+        ...
+
 
 if sys.platform == "linux":
 
@@ -83,6 +78,11 @@ if sys.platform == "linux":
             self._epoll_fd = self._epoll.fileno()
             self._streams: dict[int, Stream] = {}
             self._harvested_ns = time.monotonic_ns()
+            self._tick_s: float | None = None
+
+        def look_every(self, tick_s: float | None) -> None:
+            """Look for data this often even while none comes: what is read came within the tick."""
+            self._tick_s = tick_s
 
         def add(self, stream: Stream) -> None:
             """Read for this socket from now on."""
@@ -104,7 +104,10 @@ if sys.platform == "linux":
             """Read every stream that has something; return what is ready of all others."""
             wait_s = -1.0 if timeout is None else max(0.0, timeout)
             if wait_s and self._epoll_fd < _FD_SETSIZE:
-                select.select([self._epoll_fd], [], [], timeout)
+                if self._tick_s is None:
+                    select.select([self._epoll_fd], [], [], timeout)
+                else:
+                    self._wait_in_ticks(self._tick_s, timeout)
                 wait_s = 0.0
             # Whatever is read below was not ready when the last poll returned, so it came after
             # that poll began; taken before the poll, the bound holds for what comes during it.
@@ -126,6 +129,18 @@ if sys.platform == "linux":
                     mask |= selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
                     ready.append((key, mask & key.events))
             return ready
+
+        def _wait_in_ticks(self, tick_s: float, timeout: float | None) -> None:
+            """Wait until something is ready, noting in between that nothing was."""
+            now_ns = time.monotonic_ns()
+            end_ns = None if timeout is None else now_ns + int(timeout * 1e9)
+            while end_ns is None or now_ns < end_ns:
+                if end_ns is not None:
+                    tick_s = min(tick_s, (end_ns - now_ns) / 1e9)
+                if select.select([self._epoll_fd], [], [], tick_s)[0]:
+                    return
+                self._harvested_ns = now_ns  # nothing was ready when this wait began, nor later
+                now_ns = time.monotonic_ns()
 
 
 class LoopReceiver:
@@ -149,6 +164,9 @@ class LoopReceiver:
             self._loop.add_writer(stream.fd, stream.on_writable)
         else:
             self._loop.remove_writer(stream.fd)
+
+    def look_every(self, tick_s: float | None) -> None:
+        """Nothing to do: these readers know no bound."""
 
 
 class HarvestLoop(asyncio.SelectorEventLoop):
@@ -175,106 +193,6 @@ def run_on_sockets(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a harvesting loop, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=HarvestLoop) as runner:
         return runner.run(main)
-
-
-class KernelClock:
-    """Turns the kernel's receive times into CLOCK_MONOTONIC.
-
-    The kernel stamps in CLOCK_REALTIME. NTP slewing moves both clocks alike, so their offset only
-    moves by a step; it is sampled while a level runs, and a read between two samples that differ
-    keeps its user time.
-    """
-
-    def __init__(self) -> None:
-        self._at_ns: list[int] = []
-        self._offset_ns: list[int] = []
-        self.steps = 0
-
-    def sample(self) -> None:
-        """Take the offset of the two clocks now."""
-        at_ns, offset_ns = clock_offset_ns()
-        if self._offset_ns and abs(offset_ns - self._offset_ns[-1]) > MAX_STEP_NS:
-            self.steps += 1
-        self._at_ns.append(at_ns)
-        self._offset_ns.append(offset_ns)
-
-    def monotonic_ns(self, control: bytes | None, user_ns: int) -> int | None:
-        """The kernel's time of a read that user code saw at `user_ns`; None if it cannot be told.
-
-        control  the read's SO_TIMESTAMPNS message
-        """
-        if control is None or len(control) != _TIMESPEC.size or not self._at_ns:
-            return None
-        after = bisect.bisect_right(self._at_ns, user_ns)
-        before = max(0, after - 1)
-        after = min(after, len(self._at_ns) - 1)
-        offset_ns = self._offset_ns[before]
-        if abs(self._offset_ns[after] - offset_ns) > MAX_STEP_NS:
-            return None
-        seconds, nanoseconds = _TIMESPEC.unpack(control)
-        kernel_ns: int = seconds * 1_000_000_000 + nanoseconds - offset_ns
-        return kernel_ns if kernel_ns <= user_ns else None
-
-
-def clock_offset_ns() -> tuple[int, int]:
-    """(CLOCK_MONOTONIC now, CLOCK_REALTIME - CLOCK_MONOTONIC), from the narrowest of five brackets.
-
-    The width of the bracket bounds the error; it is well under a microsecond.
-    """
-    best = (1 << 62, 0, 0)
-    for _ in range(5):
-        before_ns = time.monotonic_ns()
-        real_ns = time.time_ns()
-        after_ns = time.monotonic_ns()
-        middle_ns = (before_ns + after_ns) // 2
-        best = min(best, (after_ns - before_ns, middle_ns, real_ns - middle_ns))
-    return best[1], best[2]
-
-
-class KernelStamps:
-    """Whether this host stamps received packets; holds a socket open so that it goes on doing so.
-
-    The kernel switches its stamping on with the first socket that asks for it, a little later than
-    asked, so it must be on before the first connection that counts.
-    """
-
-    def __init__(self) -> None:
-        self._probe: socket.socket | None = None
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                self._probe = _stamping_socket()
-
-    @property
-    def available(self) -> bool:
-        """Whether a read comes with the kernel's time."""
-        return self._probe is not None
-
-    def close(self) -> None:
-        """Give the socket back."""
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
-
-
-def _stamping_socket() -> socket.socket | None:
-    """A loopback socket on which a stamp was seen; None if none came."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname(), timeout=1.0)
-        try:
-            client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-            peer, _ = server.accept()
-            with peer:
-                for _ in range(20):
-                    peer.sendall(b"x")
-                    _, control, _, _ = client.recvmsg(1, 64)
-                    if control and len(control[0][2]) == _TIMESPEC.size:
-                        return client
-                    time.sleep(0.001)
-        except OSError:
-            client.close()
-            raise
-        client.close()
-        return None
 
 
 def _minimise_timer_slack() -> None:

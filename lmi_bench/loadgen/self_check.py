@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 from lmi_bench.clock import is_virtual
+from lmi_bench.loadgen.error_bound import gaps, ttft_bound, unsure_shares
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.records import GeneratorCheck, RequestRecord
 from lmi_bench.units import s_to_ms
 from lmi_bench.workload import LevelSpec
@@ -25,27 +29,12 @@ MIN_DELAY_S = 0.005
 """Delays below this are never held against the generator, however short the answers."""
 MIN_ACHIEVED_SHARE = 0.95
 """Share of the asked rate that an open-loop level must have sent."""
-MAX_MERGED_SHARE = 0.01
-"""Share of the tokens that came together with a later one of their stream, above which their gaps
-are unknown."""
-MIN_MERGING_DELAY_S = 0.001
-"""Receive delay p99 below which tokens that share a read were sent together by the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveSignals:
-    """What a target's receiver saw during a level.
-
-    timestamps       "kernel", "user" or "loop"
-    delay_p99_s      p99 over the reads of user time - kernel time, or of its upper bound
-    merged_share     share of the tokens that shared a read with a later one
-    clock_steps      steps of the real-time clock, during which user time was taken
-    """
-
-    timestamps: str = "loop"
-    delay_p99_s: float = 0.0
-    merged_share: float = 0.0
-    clock_steps: int = 0
+MAX_UNSURE_FIRST_SHARE = 0.001
+"""Share of the first tokens that a late read hid among later ones, above which TTFT is unknown."""
+MAX_BOUND_SHARE = 0.05
+"""Error bound of the TTFT p99, as a share of it, above which a level is the generator's own."""
+MIN_BOUND_S = 0.001
+"""Bounds below this are never held against the generator."""
 
 
 class LoopWatch:
@@ -54,11 +43,13 @@ class LoopWatch:
     def __init__(self) -> None:
         self.lags_s: list[float] = []
         self.cpu_share = 0.0
+        self.virtual = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the running loop while the block runs; nothing to watch in virtual time."""
-        if is_virtual():
+        self.virtual = is_virtual()
+        if self.virtual:
             yield
             return
         loop = asyncio.get_running_loop()
@@ -85,64 +76,166 @@ def check_level(
     records: Sequence[RequestRecord],
     watch: LoopWatch,
     signals: ReceiveSignals,
+    *,
+    workers: int = 1,
 ) -> GeneratorCheck:
-    """Judge a level by what it left; records in any order, times on one clock."""
+    """Judge a level by what it left; records in any order, times on one clock.
+
+    watch  of the busiest worker, where there are several
+    """
     delays_s = sorted(max(0.0, record.sent_s - record.due_s) for record in records)
-    delay_p99_s = quantile(delays_s, 0.99)
-    reason = (
-        _late(records, delay_p99_s, watch)
-        or _missed_rate(spec, records, watch)
-        or _merged(signals, watch)
-    )
-    return GeneratorCheck(
+    asked, achieved = _loads(spec, records)
+    check = GeneratorCheck(
         dispatch_delay_p50_s=quantile(delays_s, 0.5),
-        dispatch_delay_p99_s=delay_p99_s,
+        dispatch_delay_p99_s=quantile(delays_s, 0.99),
         dispatch_delay_max_s=delays_s[-1] if delays_s else 0.0,
         loop_lag_p99_s=quantile(sorted(watch.lags_s), 0.99),
         cpu_share=watch.cpu_share,
         timestamps=signals.timestamps,
-        receive_delay_p99_s=signals.delay_p99_s,
-        merged_share=signals.merged_share,
-        valid=reason is None,
-        reason=reason,
+        asked_load=asked,
+        achieved_load=achieved,
+        workers=workers,
+        **_receive_facts(records, signals, virtual=watch.virtual),
+    )
+    reason = (
+        _plan_too_small(spec)
+        or _late(records, check)
+        or _missed_rate(spec, check)
+        or _limited(check)
+    )
+    return replace(check, valid=reason is None, reason=reason)
+
+
+def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | None, float | None]:
+    """What was asked for and what was reached: req/s, or users in flight while all were at it.
+
+    All users are at it from the last one's first send to the last send of all.
+    """
+    sent_s = sorted(record.sent_s for record in records)
+    if spec.rate_per_s is not None:
+        due_s = [record.due_s for record in records]
+        if len(records) < 2 or sent_s[-1] <= sent_s[0]:
+            return spec.rate_per_s, None
+        stretch = (max(due_s) - min(due_s)) / (sent_s[-1] - sent_s[0])
+        return spec.rate_per_s, spec.rate_per_s * stretch
+    users = spec.concurrency or 1
+    if len(records) <= users or sent_s[-1] <= sent_s[users - 1]:
+        return float(users), None
+    start_s, end_s = sent_s[users - 1], sent_s[-1]
+    busy_s = sum(
+        max(0.0, min(_ended_s(record), end_s) - max(record.sent_s, start_s)) for record in records
+    )
+    return float(users), busy_s / (end_s - start_s)
+
+
+def _ended_s(record: RequestRecord) -> float:
+    if record.ended_s is not None:
+        return record.ended_s
+    return record.token_times_s[-1] if record.token_times_s else record.sent_s
+
+
+def _receive_facts(
+    records: Sequence[RequestRecord], signals: ReceiveSignals, *, virtual: bool
+) -> dict[str, Any]:
+    """The fields that tell how true the times are."""
+    delays_s = sorted(delay for delay in signals.delays_s if math.isfinite(delay))
+    facts: dict[str, Any] = {
+        "receive_delay_p99_s": quantile(delays_s, 0.99),
+        "clock_steps": signals.clock_steps,
+    }
+    if signals.delays_s:
+        facts["unstamped_share"] = signals.without_stamp / len(signals.delays_s)
+    answered = [record for record in records if record.ok and record.token_times_s]
+    if virtual:
+        answered_bounds: list[float | None] = [0.0] * len(answered)
+    else:
+        answered_bounds = [record.ttft_bound_s for record in answered]
+    ttft_s = [record.token_times_s[0] - record.sent_s for record in answered]
+    known_gaps = gaps(signals)
+    for name, bound in (
+        ("ttft", lambda q: ttft_bound(ttft_s, answered_bounds, q)),
+        ("itl", known_gaps.bound),
+    ):
+        p50, p99 = bound(0.50), bound(0.99)
+        if p50 is not None:
+            facts[f"{name}_p50_error_bound_s"] = p50.error_s
+        if p99 is not None:
+            facts[f"{name}_error_bound_s"] = p99.error_s
+            facts[f"{name}_error_bound_frac"] = p99.error_frac
+            if name == "itl":
+                facts["itl_p99_interval_s"] = (p99.low_s, p99.high_s)
+    if signals.tokens:
+        facts["merged_share"] = signals.merged / signals.tokens
+        facts["unsure_share"], facts["unsure_first_share"] = unsure_shares(signals)
+    return facts
+
+
+def _plan_too_small(spec: LevelSpec) -> str | None:
+    if spec.concurrency is None or spec.num_requests is None:
+        return None
+    if spec.num_requests >= spec.concurrency:
+        return None
+    return (
+        f"plan: {spec.num_requests} requests cannot keep {spec.concurrency} users busy; send at "
+        f"least {spec.concurrency} a level"
     )
 
 
-def _late(records: Sequence[RequestRecord], delay_p99_s: float, watch: LoopWatch) -> str | None:
+def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None:
     latencies_s = sorted(
         record.token_times_s[-1] - record.sent_s for record in records if record.token_times_s
     )
     median_s = quantile(latencies_s, 0.5)
-    if delay_p99_s <= max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s):
+    limit_s = max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s)
+    if check.dispatch_delay_p99_s <= limit_s:
         return None
+    late = f"requests left {s_to_ms(check.dispatch_delay_p99_s):.1f} ms late (p99; median latency "
+    late += f"{s_to_ms(median_s):.1f} ms"
+    own_s = sorted(max(0.0, r.sent_s - r.due_s - (r.connect_s or 0.0)) for r in records)
+    if quantile(own_s, 0.99) <= limit_s:
+        return (
+            f"server: {late}) because it took so long to accept their connections; raise its "
+            "backlog or put less load on it"
+        )
     return (
-        f"client: requests left {s_to_ms(delay_p99_s):.1f} ms late (p99; median latency "
-        f"{s_to_ms(median_s):.1f} ms, share of a core {watch.cpu_share:.2f}); run the generator on "
-        "an idle core or ask for less load"
+        f"client: {late}, share of a core {check.cpu_share:.2f}); run the generator on an idle "
+        "core, give it more --workers, or ask for less load"
     )
 
 
-def _missed_rate(spec: LevelSpec, records: Sequence[RequestRecord], watch: LoopWatch) -> str | None:
-    if spec.rate_per_s is None or len(records) < 2:
+def _missed_rate(spec: LevelSpec, check: GeneratorCheck) -> str | None:
+    if spec.rate_per_s is None or check.achieved_load is None:
         return None
-    due_span_s = max(r.due_s for r in records) - min(r.due_s for r in records)
-    sent_span_s = max(r.sent_s for r in records) - min(r.sent_s for r in records)
-    if sent_span_s <= 0 or due_span_s / sent_span_s >= MIN_ACHIEVED_SHARE:
+    if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None
-    achieved_per_s = spec.rate_per_s * due_span_s / sent_span_s
     return (
-        f"client: {achieved_per_s:.4g} req/s sent of the {spec.rate_per_s:g} asked for (share of "
-        f"a core {watch.cpu_share:.2f}); lower the rate or give the generator a faster core"
+        f"client: {check.achieved_load:.4g} req/s sent of the {spec.rate_per_s:g} asked for (share "
+        f"of a core {check.cpu_share:.2f}); lower the rate, or give the generator a faster core or "
+        "more --workers"
     )
 
 
-def _merged(signals: ReceiveSignals, watch: LoopWatch) -> str | None:
-    if signals.merged_share <= MAX_MERGED_SHARE or signals.delay_p99_s < MIN_MERGING_DELAY_S:
+def _limited(check: GeneratorCheck) -> str | None:
+    """Whether the times are the generator's rather than the server's."""
+    if check.unsure_first_share > MAX_UNSURE_FIRST_SHARE:
+        what = (
+            f"{check.unsure_first_share:.1%} of the first tokens were read together with later ones"
+        )
+    elif (
+        check.ttft_error_bound_s is not None
+        and check.ttft_error_bound_frac is not None
+        and check.ttft_error_bound_s > MIN_BOUND_S
+        and check.ttft_error_bound_frac > MAX_BOUND_SHARE
+    ):
+        what = (
+            f"TTFT p99 may be {s_to_ms(check.ttft_error_bound_s):.1f} ms "
+            f"({check.ttft_error_bound_frac:.0%}) too long by {check.timestamps} time"
+        )
+    else:
         return None
     return (
-        f"client: {signals.merged_share:.1%} of the tokens were read together with a later one of "
-        f"their stream (share of a core {watch.cpu_share:.2f}), so their gaps are unknown; "
-        "lower the load or give the generator a core of its own"
+        f"client: generator-limited: {what} (share of a core {check.cpu_share:.2f}); lower the "
+        "load, or give the generator a core of its own or more --workers"
     )
 
 

@@ -7,8 +7,8 @@ and the run resumes there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from lmi_bench.errors import LmiBenchError
 from lmi_bench.loadgen.level_runner import LevelRunner, Progress, StopRules
@@ -18,6 +18,10 @@ from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.run_store import RunStore
 from lmi_bench.workload import LevelSpec
+
+if TYPE_CHECKING:
+    from lmi_bench.loadgen.server_watch import ServerWatch
+    from lmi_bench.loadgen.worker_pool import WorkerPool
 
 __all__ = ["Progress", "StopRules", "Summarise", "SweepResult", "run_sweep"]
 
@@ -45,6 +49,8 @@ async def run_sweep(
     timeout_s: float | None = 60.0,
     spacing_s: float = 0.0,
     seed: int = 0,
+    workers: WorkerPool | None = None,
+    server: ServerWatch | None = None,
 ) -> SweepResult:
     """Run the levels that the store does not hold yet; returns the lines of all.
 
@@ -53,6 +59,8 @@ async def run_sweep(
     summarise   makes a level's line; `level`, `attempt` and `stopped_by` are set if it does not
     on_level    called when a level is saved
     spacing_s   seconds between the first sends of a closed loop's users
+    workers     send the levels that one process cannot, or all; they open their own target
+    server      asked for its own view of each level
 
     Raises EngineError and other LmiBenchErrors of the target itself; a request's failure is a
     record. Cancelled in mid-level it leaves the levels before it.
@@ -63,11 +71,38 @@ async def run_sweep(
     stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     while stopped_by is None and (spec := next_level(lines)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
-        runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
+        # A search looks at each answer as it ends, which it can do in this process only.
+        watched = rules.watch(spec) is not None
+        count = 1 if workers is None or watched else workers.count_for(spec, lines)
         try:
-            run = await runner.run(attempt, spacing_s=spacing_s, seed=seed)
+            if workers is not None and count > 1:
+                run = await workers.run_level(
+                    spec,
+                    attempt,
+                    count,
+                    rules=rules,
+                    on_progress=on_progress,
+                    timeout_s=timeout_s,
+                    spacing_s=spacing_s,
+                    seed=seed,
+                    before_start=None if server is None else server.begin,
+                )
+            else:
+                runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
+                run = await runner.run(
+                    attempt,
+                    spacing_s=spacing_s,
+                    seed=seed,
+                    before_start=None if server is None else server.begin,
+                )
+            if server is not None:
+                await server.end()
+                run = replace(run, server=server.summary(run.records))
         except BaseExceptionGroup as group:  # a task group wraps even a single error
             raise _first_error(group) from group
+        finally:
+            if server is not None:
+                server.abandon()
         line = {
             "level": spec.index,
             "attempt": attempt,

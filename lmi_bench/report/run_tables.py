@@ -281,6 +281,9 @@ def generator_table(axis: str, lines: Lines) -> Table:
                     Cell(_ms(check.get("loop_lag_p99_s"))),
                     Cell(_ms(check.get("receive_delay_p99_s"))),
                     Cell(share(check.get("cpu_share"))),
+                    _bound_cell(check, "ttft"),
+                    _bound_cell(check, "itl"),
+                    _load_reached_cell(check),
                     Cell(str(check.get("timestamps") or MISSING)),
                     Cell("ok" if valid else f"invalid: {reason}", "", "good" if valid else "bad"),
                 ),
@@ -295,10 +298,35 @@ def generator_table(axis: str, lines: Lines) -> Table:
         Column("Loop lag p99, ms"),
         Column("Receive delay p99, ms"),
         Column("Share of a core"),
+        Column("TTFT p99, ms", "Own error, at most"),
+        Column("ITL p99, ms", "Own error, at most"),
+        Column("Load reached, of that asked for"),
         Column("Clock of events", numeric=False),
         Column("Verdict", numeric=False),
     )
-    return Table("Load generator's self-check", columns, tuple(rows))
+    workers = max(((line.get("generator") or {}).get("workers") or 1 for line in lines), default=1)
+    note = (
+        "Own error: bounds of what reading late, sending late and the clocks can have done; "
+        "queueing in the network and in the server before a request is read is outside them."
+    )
+    if workers > 1:
+        note += f" Sent by up to {workers} processes."
+    return Table("Load generator's self-check", columns, tuple(rows), note)
+
+
+def _bound_cell(check: Mapping[str, Any], name: str) -> Cell:
+    """By how much the generator itself may have moved a quantile; an unknown bound is no zero."""
+    bound_ms = check.get(f"{name}_error_bound_ms")
+    if bound_ms is None:
+        return Cell(MISSING, "not known for this target", "na")
+    return Cell(number(bound_ms), f"{share(check.get(f'{name}_error_bound_frac'))} of it")
+
+
+def _load_reached_cell(check: Mapping[str, Any]) -> Cell:
+    asked, achieved = check.get("asked_load"), check.get("achieved_load")
+    if not asked or achieved is None:
+        return Cell(MISSING, "too few requests to tell", "na")
+    return Cell(share(achieved / asked), f"{number(achieved)} of {number(asked)}")
 
 
 def _ms(seconds: float | None) -> str:

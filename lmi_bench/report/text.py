@@ -123,6 +123,28 @@ def level_block(line: Mapping[str, Any]) -> str:
     return "\n".join(text)
 
 
+def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """How true the times are, in one line over all levels; None where nothing is known of it."""
+    checks = [line.get("generator") or {} for line in lines]
+    parts = []
+    for name, title in (("ttft", "TTFT p99"), ("itl", "ITL p99")):
+        bounds = [check.get(f"{name}_error_bound_ms") for check in checks]
+        shares = [check.get(f"{name}_error_bound_frac") for check in checks]
+        known = [
+            (bound, frac) for bound, frac in zip(bounds, shares, strict=True) if bound is not None
+        ]
+        if known:
+            worst_ms, worst_frac = max(known, key=lambda pair: pair[1] or 0.0)
+            text = f"{title} at most {number(worst_ms)} ms ({(worst_frac or 0.0):.2%})"
+            if len(known) < len(checks):
+                text += f" where known, {len(known)} of {len(checks)} levels"
+            parts.append(text)
+    if not parts:
+        return None
+    clocks = ", ".join(sorted({str(check.get("timestamps")) for check in checks}))
+    return f"the generator's own error: {', '.join(parts)}; {clocks} time"
+
+
 def render_markdown(view: ReportView) -> str:
     """The report as Markdown: for a pull request, an issue, a wiki."""
     parts = [f"# {_line(view.title)}", f"lmi-bench {view.version}, {view.generated_at}"]

@@ -97,6 +97,13 @@ class WireFormat(Protocol):
         """
         ...
 
+    def plain_text(self, payload: bytes) -> str | None:
+        """Text of a payload that is one ordinary token and says nothing else; None: `parse` it.
+
+        A short cut for nearly every payload of a stream: it may always return None.
+        """
+        ...
+
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:

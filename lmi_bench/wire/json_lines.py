@@ -25,6 +25,9 @@ class JsonLinesSplitter:
 
         Raises TargetError("malformed_frame") if one line exceeds the bound.
         """
+        if not self._unfinished and data.endswith(b"\n") and data.count(b"\n") == 1:
+            line = data.strip()  # a read of one line, as nearly every read is
+            return [line] if line else []
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         if len(self._unfinished) > self._max_line_bytes:
             raise TargetError(

@@ -76,6 +76,20 @@ class LmiFormat:
                 "malformed_frame", f"not an LMI token line ({exc}): {clip(payload)}"
             ) from exc
 
+    def plain_text(self, payload: bytes) -> str | None:
+        """Text of a line of eras A and B that holds a token and nothing else."""
+        try:
+            line = orjson.loads(payload)
+            if len(line) != 1:
+                return None
+            token = line["token"]
+            if token.get("error_msg"):
+                return None
+            text = token["text"]
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+            return None
+        return text if type(text) is str else None
+
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:

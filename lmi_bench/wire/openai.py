@@ -19,6 +19,7 @@ from lmi_bench.wire.sse import SseSplitter
 from lmi_bench.workload import PlannedRequest
 
 DONE = b"[DONE]"
+_PLAIN_DELTA = {"content", "role"}
 
 
 class _OpenAiFormat:
@@ -43,6 +44,29 @@ class _OpenAiFormat:
             raise TargetError(
                 "malformed_frame", f"not a completion chunk ({exc}): {clip(payload)}"
             ) from exc
+
+    def plain_text(self, payload: bytes) -> str | None:
+        """Text of a chunk whose one choice adds text and nothing else."""
+        try:
+            chunk = orjson.loads(payload)
+            (choice,) = chunk["choices"]
+            if (
+                choice["finish_reason"] is not None
+                or "token_ids" in choice
+                or chunk.get("usage") is not None
+                or chunk.get("error") is not None
+            ):
+                return None
+            if "text" in choice:
+                text = choice["text"]
+            else:
+                delta = choice["delta"]
+                if not delta.keys() <= _PLAIN_DELTA:
+                    return None
+                text = delta["content"]
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+        return text if text and type(text) is str else None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS

@@ -73,6 +73,10 @@ class SageMakerFormat:
         kind = _KINDS.get(code, _KINDS.get(payload.code, "server_error"))
         return WireEvent(error=f"{code}: {message}"[:500], error_kind=kind, end=True)
 
+    def plain_text(self, payload: bytes) -> str | None:
+        """As the container's protocol has it."""
+        return None if isinstance(payload, StreamFailure) else self.container.plain_text(payload)
+
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:

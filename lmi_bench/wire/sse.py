@@ -39,6 +39,8 @@ class SseSplitter:
             data = data.removeprefix(b"\n")
         if not data:
             return []
+        if (payload := self._only_event(data)) is not None:
+            return [payload]
         lines = (self._unfinished + data).splitlines(keepends=True)
         self._skip_line_feed = data.endswith(b"\r")
         self._unfinished = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
@@ -60,6 +62,21 @@ class SseSplitter:
             self._unfinished = b""
         self._take_line(b"", payloads)
         return payloads
+
+    def _only_event(self, data: bytes) -> bytes | None:
+        """The data of a read that is one plain event and nothing else, as nearly every read is."""
+        if (
+            data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and data.count(b"\n") == 2
+            and b"\r" not in data
+            and not self._unfinished
+            and not self._data
+            and 8 < len(data) <= self._max_event_bytes
+        ):
+            self._first_line = False
+            return data[6:-2]
+        return None
 
     def _take_line(self, line: bytes, payloads: list[bytes]) -> None:
         if self._first_line:

@@ -68,6 +68,10 @@ class TgiFormat:
                 "malformed_frame", f"not a TGI event ({exc}): {clip(payload)}"
             ) from exc
 
+    def plain_text(self, payload: bytes) -> str | None:
+        """Not told apart: every line of this protocol goes through `parse`."""
+        return None
+
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:

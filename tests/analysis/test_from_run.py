@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
@@ -90,12 +91,15 @@ def test_unequal_requests_are_refused(changes):
 
 def test_a_profile_fitted_to_a_sweep_explains_it():
     truth = replace(
-        TGI_2023,
-        parameters=replace(TGI_2023.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3),
+        EAGER_GPU_PRIOR,
+        parameters=replace(
+            EAGER_GPU_PRIOR.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3
+        ),
     )
     profile, accuracy = calibrate_on_runs(EAGER_GPU_PRIOR, [sweep_of(truth)], SHAPE, INSTANCE)
-    assert profile.parameters.bandwidth_share == pytest.approx(0.6, rel=0.03)
-    assert profile.parameters.host_per_sequence_s == pytest.approx(0.4e-3, rel=0.05)
+    for name in ("bandwidth_share", "host_per_sequence_s"):
+        found, true = getattr(profile.parameters, name), getattr(truth.parameters, name)
+        assert abs(np.log(found / true)) <= 2 * profile.log_sd[name]
     assert "4 levels of llama-2-7b on ml.g5.2xlarge (first)" in profile.provenance
     assert [level["concurrency"] for level in accuracy["levels"]] == [1, 4, 16, 40]
     for level in accuracy["levels"]:

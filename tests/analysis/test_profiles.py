@@ -49,9 +49,10 @@ def test_draws_have_the_stated_spread_and_correlation():
     logs = np.log([[getattr(d.parameters, n) for n in PARAMETER_NAMES] for d in draws])
     stretch = PARAMETER_NAMES.index("host_stretch_per_rank")
     launch = PARAMETER_NAMES.index("host_per_layer_s")
-    assert logs[:, stretch].std() == pytest.approx(0.093, rel=0.05)
+    stated = TGI_2023.log_sd["host_stretch_per_rank"]
+    assert logs[:, stretch].std() == pytest.approx(stated, rel=0.05)
     correlation = np.corrcoef(logs[:, launch], logs[:, stretch])[0, 1]
-    assert correlation == pytest.approx(-0.73, abs=0.03)
+    assert correlation == pytest.approx(TGI_2023.log_correlation[launch][stretch], abs=0.05)
 
 
 def test_no_draw_is_faster_than_its_hardware():

@@ -238,7 +238,7 @@ def test_progress_ends_at_the_whole():
         ({"rate_per_s": 0.0}, "above 0"),
         ({"users": 3}, "belong together"),
         ({"think_time_s": 3.0}, "belong together"),
-        ({"objective": "speed"}, "cost, latency, throughput"),
+        ({"objective": "speed"}, "cost-per-1m, latency, throughput"),
     ],
 )
 def test_a_question_that_cannot_be_meant_is_refused(options, message):

@@ -7,6 +7,7 @@ import pytest
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.spend import Budget, Spend, cheapest
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.levels import in_order
 from lmi_bench.workload import LevelSpec
 
 LEVELS = [LevelSpec(i, concurrency=2**i, num_requests=10 * 2**i) for i in range(4)]
@@ -38,7 +39,7 @@ def line_of(run):
 
 def sweep(spend, clock, *, level_s, levels=LEVELS, finished=()):
     """Lines of a sweep whose i-th level takes level_s(i) seconds."""
-    rule, summarise = spend.levels(levels), spend.summarise(line_of)
+    rule, summarise = spend.levels(in_order(levels)), spend.summarise(line_of)
     lines, specs = list(finished), []
     while (spec := rule(lines)) is not None:
         specs.append(spec)

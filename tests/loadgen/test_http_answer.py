@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.errors import TargetError
-from lmi_bench.loadgen.http_answer import ReadSignals, decode_answer
+from lmi_bench.loadgen.http_answer import decode_answer
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import (
     DONE,
@@ -44,7 +45,7 @@ def _decode(reads, *, kernel_time=None, signals=None, whole=True):
         sent_ns=0,
         connect_s=None,
         kernel_time=kernel_time,
-        signals=signals or ReadSignals(),
+        signals=signals or ReceiveSignals(),
         whole=whole,
     )
 
@@ -56,7 +57,7 @@ def test_any_cut_gives_the_same_answer_with_the_times_of_the_completing_reads(cu
         (second * 10**9, None, ANSWER[start:end], 0)
         for second, (start, end) in enumerate(pairwise(edges), start=1)
     ]
-    signals = ReadSignals()
+    signals = ReceiveSignals()
     exchange = _decode(reads, signals=signals)
     assert exchange.text == "".join(TEXTS)
     assert (exchange.input_tokens, exchange.output_tokens) == (4, 3)
@@ -83,21 +84,21 @@ def test_any_bytes_end_in_a_target_error_and_never_in_another(noise):
 
 def test_kernel_times_replace_user_times_and_the_difference_is_noted():
     reads = [(2_000_000_000, b"k", good_answer(), 0)]
-    signals = ReadSignals()
+    signals = ReceiveSignals()
     exchange = _decode(
         reads, kernel_time=lambda control, user_ns: user_ns - 500_000_000, signals=signals
     )
     assert exchange.token_times_s == (1.5, 1.5, 1.5)
-    assert list(signals.delays_ns) == [500_000_000]
+    assert list(signals.delays_s) == [0.5]
     assert signals.without_stamp == 0
 
 
 def test_a_read_without_a_stamp_keeps_its_user_time_and_its_bound():
     reads = [(2_000_000_000, None, good_answer(), 1_900_000_000)]
-    signals = ReadSignals()
+    signals = ReceiveSignals()
     exchange = _decode(reads, kernel_time=lambda control, user_ns: None, signals=signals)
     assert exchange.token_times_s == (2.0, 2.0, 2.0)
-    assert list(signals.delays_ns) == [100_000_000]
+    assert list(signals.delays_s) == pytest.approx([0.1])
     assert signals.without_stamp == 1
 
 
@@ -140,7 +141,7 @@ def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
         sent_ns=0,
         connect_s=None,
         kernel_time=None,
-        signals=ReadSignals(),
+        signals=ReceiveSignals(),
     )
     assert exchange.token_times_s == (3.0, 4.0, 5.0, 6.0)
     assert exchange.first_answer_s == 5.0

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from lmi_bench.loadgen.receive import KernelClock, clock_offset_ns, run_on_sockets
+from lmi_bench.loadgen.kernel_time import KernelClock, clock_offset_ns
+from lmi_bench.loadgen.receive import run_on_sockets
 
 
 def _control(real_ns: int) -> bytes:
@@ -16,7 +17,8 @@ def _control(real_ns: int) -> bytes:
 
 
 def test_the_offset_of_the_clocks_is_known_to_microseconds():
-    at_ns, offset_ns = clock_offset_ns()
+    at_ns, offset_ns, width_ns = clock_offset_ns()
+    assert 0 <= width_ns < 1_000_000
     assert abs(time.time_ns() - (time.monotonic_ns() + offset_ns)) < 1_000_000
     assert abs(time.monotonic_ns() - at_ns) < 1_000_000_000
 
@@ -40,8 +42,10 @@ def test_a_stamp_after_the_read_or_none_at_all_falls_back():
 
 def test_a_step_of_the_real_time_clock_falls_back_in_its_interval_only(monkeypatch):
     clock = KernelClock()
-    samples = iter([(1_000, 500), (2_000, 500), (3_000, 10**9 + 500), (4_000, 10**9 + 500)])
-    monkeypatch.setattr("lmi_bench.loadgen.receive.clock_offset_ns", lambda: next(samples))
+    samples = iter(
+        [(1_000, 500, 9), (2_000, 500, 9), (3_000, 10**9 + 500, 9), (4_000, 10**9 + 500, 9)]
+    )
+    monkeypatch.setattr("lmi_bench.loadgen.kernel_time.clock_offset_ns", lambda: next(samples))
     for _ in range(4):
         clock.sample()
     assert clock.steps == 1

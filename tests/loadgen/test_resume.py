@@ -34,7 +34,7 @@ class Server:
     async def open_level(self, connections):
         self.level = connections
     def end_level(self):
-        from lmi_bench.loadgen.self_check import ReceiveSignals
+        from lmi_bench.loadgen.receive_signals import ReceiveSignals
         return ReceiveSignals()
     async def send(self, request):
         with sent.open("a") as file:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from lmi_bench.clock import run_virtual
-from lmi_bench.loadgen.self_check import LoopWatch, ReceiveSignals, check_level
+from lmi_bench.loadgen.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.self_check import LoopWatch, check_level
 from lmi_bench.records import RequestRecord
 from lmi_bench.workload import LevelSpec
 
@@ -52,11 +54,77 @@ def test_a_rate_that_was_not_reached_is_named():
     assert "8.333 req/s sent of the 10 asked for" in check.reason
 
 
-def test_tokens_read_together_by_a_late_reader_are_held_against_it():
-    late = ReceiveSignals("kernel", delay_p99_s=0.03, merged_share=0.1)
-    together = ReceiveSignals("kernel", delay_p99_s=0.0001, merged_share=0.5)
-    assert "gaps are unknown" in check_level(CLOSED, _records(0.0), LoopWatch(), late).reason
-    assert check_level(CLOSED, _records(0.0), LoopWatch(), together).valid
+def _signals(streams, timestamps="kernel"):
+    """Streams as lists of (time, by how much it may be too late)."""
+    signals = ReceiveSignals(timestamps)
+    for stream in streams:
+        times, late = zip(*stream, strict=True)
+        signals.add_answer(times, late)
+        signals.delays_s.extend(late)
+    return signals
+
+
+def test_first_tokens_that_a_late_read_hid_are_held_against_the_generator():
+    """One of ten streams: its first token came with the second, up to 30 ms before."""
+    clean = [[(1.0, 0.0), (1.1, 0.0)]] * 9
+    hidden = _signals([*clean, [(1.1, 0.03), (1.1, 0.0)]])
+    check = check_level(CLOSED, _records(0.0), LoopWatch(), hidden)
+    assert check.unsure_first_share == pytest.approx(0.1)
+    assert check.unsure_share == pytest.approx(1 / 20)
+    assert check.reason.startswith("client: generator-limited: 10.0% of the first tokens")
+
+
+def test_tokens_that_the_server_sent_at_once_are_its_own():
+    """Read 50 us after the last look: that is how far apart they can be."""
+    together = _signals([[(1.0, 50e-6), (1.0, 0.0), (1.1, 0.0)]] * 10)
+    check = check_level(CLOSED, _records(0.0), LoopWatch(), together)
+    assert check.valid
+    assert check.unsure_share == 0.0
+
+
+def test_user_time_with_a_wide_bound_makes_a_level_the_generators_own():
+    """TTFT of 1 s, each up to 60 ms too long: 6 %."""
+    records = [replace(record, ttft_bound_s=0.06) for record in _records(0.0)]
+    check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals("user"))
+    assert check.ttft_error_bound_s == pytest.approx(0.06)
+    assert check.ttft_error_bound_frac == pytest.approx(0.06)
+    assert "60.0 ms (6%) too long by user time" in check.reason
+
+
+def test_a_bound_that_is_not_known_is_none_and_not_held_against_anyone():
+    check = check_level(CLOSED, _records(0.0), LoopWatch(), ReceiveSignals("user"))
+    assert check.ttft_error_bound_s is None
+    assert check.itl_error_bound_s is None
+    assert check.valid
+
+
+def test_in_virtual_time_the_bound_is_zero():
+    watch = LoopWatch()
+    watch.virtual = True
+    check = check_level(CLOSED, _records(0.0), watch, ReceiveSignals())
+    assert check.ttft_error_bound_s == 0.0
+
+
+def test_a_slow_accept_is_the_servers_fault():
+    records = [replace(record, connect_s=0.2) for record in _records(0.2)]
+    check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals())
+    assert check.reason.startswith("server: requests left 200.0 ms late")
+
+
+def test_a_plan_that_cannot_reach_its_load_says_so():
+    spec = LevelSpec(0, concurrency=32, num_requests=20)
+    check = check_level(spec, _records(0.0), LoopWatch(), ReceiveSignals())
+    assert check.reason.startswith("plan: 20 requests cannot keep 32 users busy")
+
+
+def test_the_load_that_was_reached_stands_beside_the_one_asked_for():
+    """Two users, one of whom rests for half of the time: one and a half in flight."""
+    busy = [RequestRecord(i, float(i), float(i), (i + 1.0,)) for i in range(5)]
+    lazy = [RequestRecord(5 + i, float(i), float(i), (i + 0.5,)) for i in range(5)]
+    spec = LevelSpec(0, concurrency=2, num_requests=10)
+    check = check_level(spec, [*busy, *lazy], LoopWatch(), ReceiveSignals())
+    assert check.asked_load == 2.0
+    assert check.achieved_load == pytest.approx(1.5)
 
 
 def test_a_blocked_loop_shows_in_the_lag_and_the_share():

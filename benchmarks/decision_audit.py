@@ -1,0 +1,470 @@
+"""Audits the planner's decisions in hidden worlds: is the SLO kept, and what did it cost too much?
+
+    python benchmarks/decision_audit.py --worlds 200 --out benchmarks/results/decision_audit.md
+
+A world draws its machines (bandwidth, compute, memory, link, price), its engine's constants from
+wide ranges, a load and two SLOs. Every second world also has effects that the planner's model
+lacks: stalls, another limit on the batch, host time that grows faster than the batch, cached
+prefixes. The planner sees data sheets and prices and may measure eight cells of a closed loop on
+two machines; it calibrates, recommends, and its fleet is then run in the world.
+
+The world steps the engine's scheduler in virtual time (the simulator), each copy under its share of
+the Poisson load, with draws that the planner has not seen. Beside it stand a planner that takes
+the cheapest machine that holds the model, one that believes the data sheets, and one that
+buys more of what it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR
+from lmi_bench.analysis.calibrate import Cell, calibrate_profile
+from lmi_bench.analysis.latency import request_latency
+from lmi_bench.analysis.layouts import CopyPlan, Layout, Workload, plan_copy
+from lmi_bench.analysis.operating_point import Statistics, worst_ratio
+from lmi_bench.analysis.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.recommend_request import RecommendRequest
+from lmi_bench.analysis.recommender import recommend
+from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
+from lmi_bench.errors import InputError
+from lmi_bench.slo import Slo
+from lmi_bench.workload import LevelSpec, PlannedRequest
+
+JUDGED_REQUESTS = 300
+MOST_MACHINES = 400
+PLANNERS = ("lmi-bench", "cheapest that fits", "data sheet", "nearest cell")
+
+
+class HiddenEngine:
+    """The world's step time: the same physics with other constants, and what no model has."""
+
+    def __init__(self, model: StepTime, effects: dict[str, float], seed: int) -> None:
+        self._model = model
+        self._effects = effects
+        self._chance = random.Random(seed)
+
+    def step_time_s(self, shape: StepShape) -> float:
+        effects = self._effects
+        if effects and shape.prefill_tokens:
+            kept = 1 - effects["prefix_hits"]
+            shape = replace(
+                shape,
+                prefill_tokens=max(1, round(shape.prefill_tokens * kept)),
+                prefill_context_pairs=max(1, round(shape.prefill_context_pairs * kept)),
+            )
+        step_s = self._model.step_time_s(shape)
+        if effects:
+            step_s += effects["host_per_square_s"] * shape.decode_sequences**2
+            if self._chance.random() < effects["stall_share"]:
+                step_s += effects["stall_s"]
+        return step_s
+
+
+@dataclass(frozen=True)
+class World:
+    number: int
+    machines: tuple[Instance, ...]
+    workload: Workload
+    truth: EngineProfile
+    effects: dict[str, float]
+    rate_per_s: float
+    slos: tuple[Slo, ...]
+
+    def plan(self, layout: Layout) -> CopyPlan:
+        return plan_copy(layout, self.workload, self.truth, open_loop=True)
+
+    def config(self, plan: CopyPlan) -> SchedulerConfig:
+        if not self.effects:
+            return plan.config
+        limit = max(4, int(plan.config.max_rolling_batch_size * self.effects["batch_share"]))
+        return replace(plan.config, max_rolling_batch_size=limit)
+
+    def request(self, index: int) -> PlannedRequest:
+        return PlannedRequest(index, 0.0, self.workload.input_tokens, self.workload.output_tokens)
+
+
+def draw_world(number: int) -> World:
+    """The same number draws the same world."""
+    chance = random.Random(number)
+
+    def between(low: float, high: float) -> float:
+        return math.exp(chance.uniform(math.log(low), math.log(high)))
+
+    machines = []
+    for name in ("ml.g5.2xlarge", "ml.g6e.2xlarge", "ml.g5.12xlarge", "ml.p4d.24xlarge"):
+        model = find_instance(name)
+        device = model.accelerator
+        assert device.bandwidth_bytes_per_s
+        assert device.fp16_flop_per_s
+        assert model.price_usd_per_hour
+        machines.append(
+            replace(
+                model,
+                accelerator=replace(
+                    device,
+                    name=f"{device.name}-{number}",
+                    bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * between(0.6, 1.7),
+                    fp16_flop_per_s=device.fp16_flop_per_s * between(0.6, 1.7),
+                    memory_bytes=int(device.memory_bytes * between(0.9, 1.5)),
+                ),
+                price_usd_per_hour=model.price_usd_per_hour * between(0.5, 2.0),
+            )
+        )
+    prior = EAGER_GPU_PRIOR
+    values = {
+        name: getattr(prior.parameters, name) * math.exp(chance.gauss(0.0, prior.log_sd[name]))
+        for name in prior.log_sd
+    }
+    for name in values:
+        if name.endswith("_share"):
+            values[name] = min(values[name], 0.95)
+    truth = replace(prior, name="hidden", parameters=StepParameters(**values))
+    effects = {}
+    if number % 2:
+        effects = {
+            "stall_share": between(0.0005, 0.005),
+            "stall_s": between(0.02, 0.2),
+            "batch_share": chance.choice((0.03, 0.06, 1.0)),
+            "host_per_square_s": between(1e-7, 3e-6),
+            "prefix_hits": chance.choice((0.0, 0.3, 0.6)),
+        }
+    workload = Workload(
+        find_model("llama-2-7b"), "float16", chance.choice((128, 256, 512)), chance.choice((32, 64))
+    )
+    world = World(number, tuple(machines), workload, truth, effects, 1.0, ())
+    reference = world.plan(Layout(machines[0], 1)).steady
+    alone = replace_open(reference)
+    slos = (
+        Slo("itl", "p90", 1e3 * alone.decode_step_s(1) * between(1.4, 5.0)),
+        Slo("ttft", "p90", 1e3 * (alone.prompt_step_s + alone.decode_step_s(1)) * between(3, 20)),
+    )
+    rate = reference.saturated_rate_per_s * between(0.3, 8.0)
+    return replace(world, rate_per_s=rate, slos=slos)
+
+
+def replace_open(steady):  # type: ignore[no-untyped-def]
+    return type(steady)(
+        steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
+    )
+
+
+class Judge:
+    """Runs fleets in the world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen: dict[tuple[str, int, int], bool] = {}
+
+    def layouts(self) -> list[Layout]:
+        found = []
+        for machine in self._world.machines:
+            for degree in (1, 2, 4, 8):
+                if degree <= machine.num_accelerators:
+                    layout = Layout(machine, degree)
+                    try:
+                        self._world.plan(layout)
+                    except InputError:
+                        continue
+                    found.append(layout)
+        return found
+
+    def keeps(self, layout: Layout, machines: int) -> bool:
+        key = (layout.instance.instance_type, layout.tensor_parallel, machines)
+        if key not in self._seen:
+            self._seen[key] = self._run(layout, machines)
+        return self._seen[key]
+
+    def _run(self, layout: Layout, machines: int) -> bool:
+        world = self._world
+        plan = world.plan(layout)
+        rate = world.rate_per_s / (machines * layout.copies)
+        if rate > 1.3 * plan.steady.saturated_rate_per_s:
+            return False
+        ramp = min(200, math.ceil(plan.steady.batch_at(rate)))
+        level = simulate_level(
+            LevelSpec(0, rate_per_s=rate, num_requests=JUDGED_REQUESTS + ramp),
+            world.request,
+            world.config(plan),
+            HiddenEngine(plan.steady.model, world.effects, seed=world.number),
+            seed=1_000_003 + world.number,
+        )
+        settled = [request_latency(record, open_loop=True) for record in level.records[ramp:]]
+        return worst_ratio(Statistics(settled).statistic_s, world.slos, 1.0) <= 1
+
+    def least_cost(self, known: Sequence[tuple[Layout, int]]) -> float | None:
+        """The cheapest fleet that keeps the SLOs, given some that might."""
+        best = min(
+            (cost_of(layout, n) for layout, n in known if self.keeps(layout, n)),
+            default=math.inf,
+        )
+        for layout in sorted(self.layouts(), key=lambda each: cost_of(each, 1)):
+            price = cost_of(layout, 1)
+            top = MOST_MACHINES if best == math.inf else math.ceil(best / price - 1e-9) - 1
+            if top < 1 or not self.keeps(layout, top):
+                continue
+            low, high = 0, top
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self.keeps(layout, middle):
+                    high = middle
+                else:
+                    low = middle
+            best = min(best, cost_of(layout, high))
+        return None if best == math.inf else best
+
+
+def cost_of(layout: Layout, machines: int) -> float:
+    assert layout.instance.price_usd_per_hour
+    return layout.instance.price_usd_per_hour * machines
+
+
+def measure(world: World, layout: Layout, concurrency: int) -> Cell:
+    """One cell as a sweep of the world's closed loop gives it."""
+    plan = world.plan(layout)
+    requests = max(3 * concurrency, 20)
+    level = simulate_level(
+        LevelSpec(0, concurrency=concurrency, num_requests=requests),
+        world.request,
+        world.config(plan),
+        HiddenEngine(plan.steady.model, world.effects, seed=world.number + concurrency),
+    )
+    latencies = [request_latency(record, open_loop=False) for record in level.records]
+    seen = Statistics(latencies)
+    wall_s = max(record.token_times_s[-1] for record in level.records)
+    workload = world.workload
+    return Cell(
+        shape=workload.shape,
+        instance=layout.instance,
+        tensor_parallel=layout.tensor_parallel,
+        dtype=workload.dtype,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        concurrency=concurrency,
+        num_requests=requests,
+        throughput_tokens_per_s=requests * workload.output_tokens / wall_s,
+        latency_p90_s_per_token=seen.statistic_s("latency_per_token", "p90"),
+        ttft_mean_s=seen.statistic_s("ttft", "mean"),
+        tpot_mean_s=seen.statistic_s("tpot", "mean"),
+    )
+
+
+def eight_cells(world: World, layouts: Sequence[Layout]) -> list[Cell]:
+    """Four loads on a single device, four on the widest layout."""
+    single = next(layout for layout in layouts if layout.tensor_parallel == 1)
+    widest = max(layouts, key=lambda layout: layout.tensor_parallel)
+    return [
+        *(measure(world, single, users) for users in (1, 8, 24, 64)),
+        *(measure(world, widest, users) for users in (1, 8, 32, 96)),
+    ]
+
+
+Choice = tuple[Layout, int] | None
+
+
+def ask(world: World, profile: EngineProfile) -> Choice:
+    answer = recommend(
+        RecommendRequest(
+            world.workload,
+            profile,
+            rate_per_s=world.rate_per_s,
+            slos=world.slos,
+            instances=world.machines,
+            degrees=(1, 2, 4, 8),
+        )
+    )
+    best = answer.recommended
+    if best is None:
+        return None
+    machine = next(m for m in world.machines if m.instance_type == best.instance)
+    return Layout(machine, best.tensor_parallel), best.instances
+
+
+def believe_data_sheets(world: World) -> EngineProfile:
+    """Full bandwidth and compute, a host that takes no time, no doubt."""
+    ideal = StepParameters(
+        bandwidth_share=1.0,
+        compute_share=1.0,
+        host_per_layer_s=0.0,
+        host_per_sequence_s=0.0,
+        host_per_prompt_token_s=0.0,
+        host_stretch_per_rank=0.0,
+        nvlink_latency_s=0.0,
+        nvlink_share=1.0,
+        pcie_latency_s=0.0,
+        pcie_share=1.0,
+    )
+    return replace(
+        EAGER_GPU_PRIOR,
+        name="data sheet",
+        parameters=ideal,
+        log_sd={},
+        residual_log_sd=0.0,
+        accelerators=tuple(machine.accelerator.name for machine in world.machines),
+    )
+
+
+def cheapest_that_fits(world: World, layouts: Sequence[Layout]) -> Choice:
+    """The cheapest machine that holds the model, as many as its data sheet says carry the load."""
+    layout = min(layouts, key=lambda each: (cost_of(each, 1), each.tensor_parallel))
+    plan = plan_copy(layout, world.workload, believe_data_sheets(world), open_loop=True)
+    per_machine = plan.steady.saturated_rate_per_s * layout.copies
+    return layout, math.ceil(world.rate_per_s / per_machine)
+
+
+def nearest_cell(world: World, layouts: Sequence[Layout], cells: Sequence[Cell]) -> Choice:
+    """More of what was measured: the cheapest cell whose own latencies are within the SLOs."""
+    found: list[tuple[float, Layout, int]] = []
+    limits = {slo.metric: slo.limit_ms / 1e3 for slo in world.slos}
+    for cell in cells:
+        assert cell.tpot_mean_s is not None
+        assert cell.ttft_mean_s is not None
+        assert cell.throughput_tokens_per_s
+        if cell.tpot_mean_s > limits["itl"] or cell.ttft_mean_s > limits["ttft"]:
+            continue
+        layout = next(
+            each
+            for each in layouts
+            if each.instance.instance_type == cell.instance.instance_type
+            and each.tensor_parallel == cell.tensor_parallel
+        )
+        carries = layout.copies * cell.throughput_tokens_per_s / cell.output_tokens
+        machines = math.ceil(world.rate_per_s / carries)
+        found.append((cost_of(layout, machines), layout, machines))
+    if not found:
+        return None
+    _, layout, machines = min(found, key=lambda item: item[0])
+    return layout, machines
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One planner in one world: `answer` is none, kept or broken."""
+
+    answer: str
+    regret: float | None = None
+
+
+def audit_world(number: int) -> tuple[int, bool, dict[str, Outcome]] | None:
+    """All planners in one world; None where no fleet at all keeps its SLOs."""
+    world = draw_world(number)
+    judge = Judge(world)
+    layouts = judge.layouts()
+    cells = eight_cells(world, layouts)
+    fitted = calibrate_profile(
+        EAGER_GPU_PRIOR, cells, fitted_on=f"world {number}", fitted_date="2026-11-21"
+    )
+    choosers: dict[str, Callable[[], Choice]] = {
+        "lmi-bench": lambda: ask(world, fitted),
+        "cheapest that fits": lambda: cheapest_that_fits(world, layouts),
+        "data sheet": lambda: ask(world, believe_data_sheets(world)),
+        "nearest cell": lambda: nearest_cell(world, layouts, cells),
+    }
+    choices = {name: choosers[name]() for name in PLANNERS}
+    least = judge.least_cost([choice for choice in choices.values() if choice is not None])
+    if least is None:
+        return None
+    outcomes = {}
+    for name, choice in choices.items():
+        if choice is None:
+            outcomes[name] = Outcome("none")
+        elif judge.keeps(*choice):
+            outcomes[name] = Outcome("kept", cost_of(*choice) / least)
+        else:
+            outcomes[name] = Outcome("broken")
+    return number, bool(world.effects), outcomes
+
+
+def summary(rows: Sequence[tuple[int, bool, dict[str, Outcome]]]) -> list[str]:
+    """The table in Markdown."""
+    lines = [
+        "| worlds | planner | answers | SLO broken | 90 % interval | regret median | p90 | worst |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    groups = {
+        "all": rows,
+        "as modelled": [row for row in rows if not row[1]],
+        "with effects that the model lacks": [row for row in rows if row[1]],
+    }
+    for label, group in groups.items():
+        for name in PLANNERS:
+            outcomes = [row[2][name] for row in group]
+            given = [each for each in outcomes if each.answer != "none"]
+            broken = sum(each.answer == "broken" for each in given)
+            regrets = [each.regret for each in given if each.regret is not None]
+            if not given:
+                continue
+            low, high = wilson(broken, len(given))
+            figures = ["", "", ""]
+            if regrets:
+                middle, late = np.quantile(regrets, [0.5, 0.9])
+                figures = [f"{middle:.3f}", f"{late:.3f}", f"{max(regrets):.2f}"]
+            lines.append(
+                f"| {label}, {len(group)} | {name} | {len(given)} | {broken / len(given):.1%} | "
+                f"{low:.0%} to {high:.0%} | {' | '.join(figures)} |"
+            )
+    return lines
+
+
+def wilson(hits: int, total: int, z: float = 1.645) -> tuple[float, float]:
+    """The 90 % interval of a share."""
+    share, square = hits / total, z * z / total
+    middle = (share + square / 2) / (1 + square)
+    half = z * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
+    return max(0.0, middle - half), middle + half
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    start_s = time.perf_counter()
+    numbers = range(given.first, given.first + given.worlds)
+    rows = []
+    hopeless = 0
+    with ProcessPoolExecutor(given.workers) as pool:
+        for row in pool.map(audit_world, numbers):
+            if row is None:
+                hopeless += 1
+                continue
+            rows.append(row)
+            shown = {name: (each.answer, each.regret) for name, each in row[2].items()}
+            print(row[0], "effects" if row[1] else "plain", shown, flush=True)
+    lines = [
+        "# Decision audit",
+        "",
+        f"Printed by `python benchmarks/decision_audit.py --worlds {given.worlds}`: worlds "
+        f"{numbers[0]} to {numbers[-1]}, {hopeless} of them left out because no fleet of up to "
+        f"{MOST_MACHINES} machines keeps their SLOs. Virtual time, {JUDGED_REQUESTS} judged "
+        "requests a fleet. The planner states 80 % intervals, so an SLO that it calls kept should "
+        "break in at most 10 %. Regret: cost over that of the cheapest fleet that keeps the SLOs.",
+        "",
+        *summary(rows),
+        "",
+        f"{time.perf_counter() - start_s:,.0f} s with {given.workers} worker(s).",
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

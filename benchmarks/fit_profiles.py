@@ -1,0 +1,140 @@
+"""Fits the profiles that ship to published tables and prints their constants and errors.
+
+    python benchmarks/fit_profiles.py            errors of the shipped profiles on their tables
+    python benchmarks/fit_profiles.py --refit    fit again and write catalog/data/profiles/*.json
+
+TGI (2023) is fitted to the JumpStart tables, which ship. vLLM's profiles are fitted to two tables
+that may not ship and are found through LMI_BENCH_TABLES; without them they are left as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.calibrate import profile_of_fit
+from lmi_bench.analysis.cells import Cell
+from lmi_bench.analysis.discrepancy import observations_of
+from lmi_bench.analysis.fit import fit_cells
+from lmi_bench.analysis.measured_tables import TableRow, read_table
+from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
+
+DATA = Path(__file__).parents[1] / "lmi_bench" / "catalog" / "data"
+TABLES = os.environ.get("LMI_BENCH_TABLES", "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One profile: its file, its prior and the rows it is fitted to."""
+
+    file: str
+    prior: EngineProfile
+    table: Path
+    engines: tuple[str, ...]
+    fitted_on: str
+
+    def rows(self) -> list[TableRow]:
+        return [row for row in read_table(self.table) if row.engine in self.engines]
+
+
+def plans() -> list[Plan]:
+    jumpstart = Plan(
+        "tgi_2023.json",
+        EAGER_GPU_PRIOR,
+        DATA / "published" / "jumpstart_concurrency.csv",
+        ("",),
+        "95 cells of the JumpStart tables: Llama 2 7B, FP16, A10G and A100 40 GB",
+    )
+    if not TABLES:
+        return [jumpstart]
+    closed, open_ = (Path(TABLES) / f"h100_vllm_{kind}_loop.csv" for kind in ("closed", "open"))
+    return [
+        jumpstart,
+        Plan(
+            "vllm_0_12.json",
+            replace(GRAPH_GPU_PRIOR, version="0.12"),
+            closed,
+            ("vllm 0.12.0", "vllm"),
+            "135 cells of a closed loop on H100: Qwen3 32B BF16, Llama 3.1 70B FP8, TP 2 to 8",
+        ),
+        Plan(
+            "vllm_0_19.json",
+            replace(GRAPH_GPU_PRIOR, version="0.19"),
+            open_,
+            ("vllm",),
+            "14 cells of an open loop on H100: Llama 3.1 8B at TP 1, Mixtral 8x7B at TP 2, FP16",
+        ),
+    ]
+
+
+def fit(plan: Plan) -> EngineProfile:
+    cells = [row.cell for row in plan.rows() if row.cell is not None]
+    fitted = fit_cells(plan.prior, cells)
+    profile = profile_of_fit(
+        fitted, fitted_on=plan.fitted_on, fitted_date=time.strftime("%Y-%m-%d")
+    )
+    print_constants(profile)
+    print_errors(cells, fitted.residuals)
+    return profile
+
+
+def print_constants(profile: EngineProfile) -> None:
+    print(f"{profile.provenance}; reserve {profile.reserve_bytes / 1e9:.1f} GB, ", end="")
+    print(f"{profile.max_prefill_tokens} tokens a step, {profile.max_batch_size} sequences")
+    for name in PARAMETER_NAMES:
+        value, sd = getattr(profile.parameters, name), profile.log_sd.get(name, 0.0)
+        print(f"  {name:26s} {value:.4g}  (log sd {sd:.3f})")
+    for name, value in profile.host_factors.items():
+        print(f"  host of {name:18s} {value:.4g}")
+    for note in profile.notes:
+        print(f"  {note}")
+
+
+def print_errors(cells: Sequence[Cell], residuals: np.ndarray) -> None:
+    items = observations_of(cells)
+    for metric in dict.fromkeys(item.metric for item in items):
+        errors = [
+            abs(np.expm1(-error))
+            for item, error in zip(items, residuals, strict=True)
+            if item.metric == metric
+        ]
+        middle, high = np.quantile(errors, [0.5, 0.9])
+        print(f"  {metric:26s} median {middle:.1%}, p90 {high:.1%} of {len(errors)}")
+
+
+def rounded(profile: EngineProfile) -> EngineProfile:
+    """The profile with as many digits as it means."""
+    values = {n: float(f"{getattr(profile.parameters, n):.5g}") for n in PARAMETER_NAMES}
+    return replace(
+        profile,
+        parameters=replace(profile.parameters, **values),
+        host_factors={name: round(value, 4) for name, value in profile.host_factors.items()},
+        log_sd={name: round(value, 4) for name, value in profile.log_sd.items()},
+        log_correlation=tuple(
+            tuple(round(value, 3) for value in row) for row in profile.log_correlation
+        ),
+        reserve_bytes=round(profile.reserve_bytes, -6),
+        residual_log_sd=round(profile.residual_log_sd, 4),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--refit", action="store_true", help="write the profiles")
+    refit = parser.parse_args().refit
+    for plan in plans():
+        profile = fit(plan)
+        if refit:
+            text = profile_to_json(rounded(profile))
+            (DATA / "profiles" / plan.file).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What a fitted step-time model still misses, and how that is shared between cells.
+
+A cell's figures are off by the model's own error and by the noise of its measurement. The model's
+error is a smooth function of the load on one machine and degree: neighbours share it. It is taken
+as a Gaussian process on the logarithm of time (Kennedy and O'Hagan 2001, section 4), so measured
+cells correct their neighbours, and a far-away cell gets a wide interval. Times are too long by the
+factor by which throughput is too low.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.cells import Cell, Metric
+
+# Before a scale is found from the cells: standard deviations of logarithms.
+_STEP_ERROR = 0.05  # of a step time, shared by neighbours
+_TTFT_ERROR = 0.15  # of queueing and prompt batching, the model's coarsest part
+_NOISE: dict[Metric, float] = {
+    "throughput_tokens_per_s": 0.025,
+    "latency_p90_s_per_token": 0.045,
+    "latency_mean_s_per_token": 0.03,
+    "ttft_mean_s": 0.10,
+    "tpot_mean_s": 0.025,
+}
+_KEEPS_UP = 0.95  # of the offered tokens; the rest is the tail after the last arrival
+_LEAST_SENSITIVITY = 0.05
+_LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
+_PROMPT_LENGTH = 1.5  # doublings of the prompt length
+_LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
+_ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One figure of one cell.
+
+    sensitivity  by how much a figure moves with the times, 1 as a rule: the throughput of an open
+                 loop that keeps up is the rate, however long steps take
+    """
+
+    cell: Cell
+    metric: Metric
+    sensitivity: float = 1.0
+
+    @property
+    def sign(self) -> int:
+        """-1 where a longer step makes the figure smaller."""
+        return -1 if self.metric == "throughput_tokens_per_s" else 1
+
+    @property
+    def noise_sd(self) -> float:
+        """Of the measurement alone."""
+        return _NOISE[self.metric]
+
+    @property
+    def error_sd(self) -> float:
+        """Of the model's error alone."""
+        error = _TTFT_ERROR if self.metric == "ttft_mean_s" else _STEP_ERROR
+        return error * self.sensitivity
+
+    @property
+    def total_sd(self) -> float:
+        """Of model and measurement together."""
+        return math.hypot(self.noise_sd, self.error_sd)
+
+
+def observe(cell: Cell, metric: Metric, throughput_tokens_per_s: float | None) -> Observation:
+    """A figure of a cell whose throughput, measured or predicted, is known."""
+    sensitivity = 1.0
+    if metric == "throughput_tokens_per_s" and cell.rate_per_s is not None:
+        served = (throughput_tokens_per_s or 0.0) / (cell.rate_per_s * cell.output_tokens)
+        sensitivity = min(1.0, max(_LEAST_SENSITIVITY, (_KEEPS_UP - served) / 0.2))
+    return Observation(cell, metric, sensitivity)
+
+
+def observations_of(cells: Sequence[Cell]) -> list[Observation]:
+    """Every measured figure of the cells, in order."""
+    return [
+        observe(cell, metric, cell.throughput_tokens_per_s)
+        for cell in cells
+        for metric in _NOISE
+        if cell.measured(metric) is not None
+    ]
+
+
+def _load(cell: Cell) -> float:
+    load = cell.rate_per_s if cell.rate_per_s is not None else cell.concurrency
+    return math.log2(max(load / cell.replicas, 1e-3))
+
+
+def error_covariance(
+    left: Sequence[Observation], right: Sequence[Observation]
+) -> NDArray[np.float64]:
+    """Covariance of the model's errors, shape (left, right), sign of each figure included."""
+
+    def columns(items: Sequence[Observation]) -> tuple[NDArray[np.float64], ...]:
+        cells = [item.cell for item in items]
+        return (
+            np.array([_load(cell) for cell in cells]),
+            np.array([math.log2(cell.input_tokens) for cell in cells]),
+            np.array([cell.tensor_parallel for cell in cells], dtype=np.float64),
+            np.array([hash(_machine(cell)) for cell in cells]),
+            np.array([item.metric == "ttft_mean_s" for item in items]),
+            np.array([item.sign * item.error_sd for item in items]),
+        )
+
+    load_l, prompt_l, degree_l, machine_l, ttft_l, sd_l = columns(left)
+    load_r, prompt_r, degree_r, machine_r, ttft_r, sd_r = columns(right)
+    near = np.exp(-0.5 * (np.subtract.outer(load_l, load_r) / _LOAD_LENGTH) ** 2)
+    shared = _LASTING_SHARE + (1 - _LASTING_SHARE) * near
+    prompt = np.exp(-0.5 * (np.subtract.outer(prompt_l, prompt_r) / _PROMPT_LENGTH) ** 2)
+    degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, _ACROSS_DEGREES)
+    same = np.equal.outer(machine_l, machine_r) & np.equal.outer(ttft_l, ttft_r)
+    return np.asarray(same * degree * prompt * shared * np.outer(sd_l, sd_r), dtype=np.float64)
+
+
+def _machine(cell: Cell) -> tuple[object, ...]:
+    return (
+        cell.instance.accelerator.name,
+        cell.instance.num_accelerators,
+        cell.shape.name,
+        cell.dtype,
+        cell.rate_per_s is None,
+    )

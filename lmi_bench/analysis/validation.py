@@ -1,0 +1,289 @@
+"""Judges predictions on a table of measured levels: some cells calibrate, the others are foretold.
+
+Each engine of the table has a fit of its own. A profile that was fitted to the table's models is
+not used as the prior of its own judgement: the general prior of its kind takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lmi_bench.analysis.builtin_profiles import prior_of_engine
+from lmi_bench.analysis.cells import (
+    Cell,
+    Metric,
+    capacity_tokens_per_s,
+    predict_cell,
+    regime_of,
+)
+from lmi_bench.analysis.experiment_design import choose_cells
+from lmi_bench.analysis.fit import Estimate, Fit, fit_cells, prior_fit
+from lmi_bench.analysis.measured_tables import (
+    TableRow,
+    requests_of_open_loop,
+    with_requests,
+)
+from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
+from lmi_bench.errors import InputError
+from lmi_bench.units import s_to_ms
+
+_SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One row with its prediction, in the units of the table; None where nothing is said."""
+
+    row: TableRow
+    calibrated: bool
+    regime: str | None
+    figures: Mapping[str, Estimate | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """The row of the command's JSON list."""
+        content: dict[str, Any] = {}
+        for key in FIGURES:
+            figure = self.figures.get(key)
+            content[f"predicted_{key}"] = None if figure is None else figure.value
+            content[f"low_{key}"] = None if figure is None else figure.low
+            content[f"high_{key}"] = None if figure is None else figure.high
+        content["calibrated"] = self.calibrated
+        content["regime"] = self.regime
+        return content
+
+    def measured(self, key: str) -> float | None:
+        """The figure as the table states it."""
+        cell = self.row.cell
+        if cell is None:
+            return None
+        metric = metric_of(key, cell)
+        value: float | None = getattr(cell, metric)
+        if value is None:
+            return None
+        return value if key == "throughput_tokens_per_s" else s_to_ms(value)
+
+
+FIGURES = ("throughput_tokens_per_s", "latency_ms_per_token", "tpot_ms", "ttft_ms")
+
+
+def metric_of(key: str, cell: Cell) -> Metric:
+    """The metric of a column for that cell: published latencies are the 90th percentile."""
+    if key == "latency_ms_per_token":
+        published = cell.latency_p90_s_per_token is not None or cell.latency_rounded_down_s > 0
+        return "latency_p90_s_per_token" if published else "latency_mean_s_per_token"
+    metrics: dict[str, Metric] = {
+        "throughput_tokens_per_s": "throughput_tokens_per_s",
+        "tpot_ms": "tpot_mean_s",
+        "ttft_ms": "ttft_mean_s",
+    }
+    return metrics[key]
+
+
+def validate(
+    rows: Sequence[TableRow],
+    *,
+    calibrate_cells: int = 0,
+    calibrate_on: Sequence[TableRow] | None = None,
+    seed: int = 0,
+) -> tuple[list[Judged], list[str]]:
+    """Every row judged, in order, and warnings.
+
+    calibrate_cells  cells to choose and calibrate on, shared out over the table's engines
+    calibrate_on     or measured rows to calibrate on
+    seed             0 chooses among all cells; others among a random part of them
+    """
+    usable = [row for row in rows if row.cell is not None]
+    if not usable:
+        reasons = Counter(row.problem for row in rows)
+        raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
+    warnings = [f"line {row.number + 2}: {row.problem}" for row in rows if row.problem is not None]
+    engines = Counter(row.engine for row in usable)
+    shares = _shares(engines, calibrate_cells)
+    judged: dict[int, Judged] = {}
+    for engine in engines:
+        group = [row for row in usable if row.engine == engine]
+        known, more = _known_rows(engine, group, shares[engine], calibrate_on, seed)
+        warnings += more
+        count = requests_of_open_loop(known)
+        if count is not None:
+            group = [with_requests(row, count) for row in group]
+            known = [with_requests(row, count) for row in known]
+        cells = [row.cell for row in known if row.cell is not None]
+        base = _base(engine, [*group, *known])
+        fit = fit_cells(base, cells) if cells else prior_fit(base, _cells(group))
+        seen = {_identity(cell) for cell in cells}
+        for row in group:
+            judged[row.number] = _judge(fit, row, seen)
+    return [
+        judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
+    ], warnings
+
+
+def _cells(rows: Sequence[TableRow]) -> list[Cell]:
+    return [row.cell for row in rows if row.cell is not None]
+
+
+def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
+    """Calibration cells of each engine: by its share of the rows, at least one while they last."""
+    rows = sum(engines.values())
+    shares = {engine: min(count, total * count // rows) for engine, count in engines.items()}
+    left = total - sum(shares.values())
+    while left > 0:
+        open_ = [engine for engine in engines if shares[engine] < engines[engine]]
+        if not open_:
+            break
+        poorest = min(open_, key=lambda engine: shares[engine] / engines[engine])
+        shares[poorest] += 1
+        left -= 1
+    return shares
+
+
+def _base(engine: str, rows: Sequence[TableRow]) -> Any:
+    cells = _cells(rows)
+    return prior_of_engine(
+        engine,
+        models={cell.shape.name for cell in cells},
+        accelerators={cell.instance.accelerator.name for cell in cells},
+        open_loop=any(cell.rate_per_s is not None for cell in cells),
+    )
+
+
+def _known_rows(
+    engine: str,
+    group: Sequence[TableRow],
+    count: int,
+    calibrate_on: Sequence[TableRow] | None,
+    seed: int,
+) -> tuple[list[TableRow], list[str]]:
+    """The rows to calibrate an engine on, and warnings."""
+    if calibrate_on is not None:
+        same = [row for row in calibrate_on if row.cell is not None and row.engine == engine]
+        if same:
+            return same, []
+        family = engine.split()[:1]
+        kin = [
+            row for row in calibrate_on if row.cell is not None and row.engine.split()[:1] == family
+        ]
+        if kin:
+            return kin, [f"{engine or 'the table'} is calibrated on another version of its engine"]
+        return [], [f"no calibration cell is of {engine or 'the engine of the table'}"]
+    return choose_rows(engine, group, count, seed), []
+
+
+def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -> list[TableRow]:
+    """`count` measured rows whose measurement tells most about all of the group."""
+    measured = [row for row in group if _is_measured(row)]
+    if count <= 0 or not measured:
+        return []
+    pool = measured
+    if seed:
+        chance = np.random.default_rng(seed)
+        size = max(min(len(measured), count + 2), round(_SPLIT_SHARE * len(measured)))
+        pool = [measured[i] for i in sorted(chance.permutation(len(measured))[:size])]
+    cells = _cells(pool)
+    first = cells[0]
+    metrics: list[Metric] = ["throughput_tokens_per_s"]
+    metrics.append("tpot_mean_s" if first.tpot_mean_s else metric_of("latency_ms_per_token", first))
+    fit = prior_fit(_base(engine, group), _cells(group))
+    light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
+    cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
+    fits = [index for index, cell in enumerate(cells) if _can_run(fit, cell)]
+    chosen = choose_cells(fit, [cells[i] for i in fits], [cells[i] for i in fits], count, metrics)
+    return [pool[fits[index]] for index in chosen]
+
+
+def _is_measured(row: TableRow) -> bool:
+    cell = row.cell
+    return cell is not None and (
+        cell.throughput_tokens_per_s is not None
+        or cell.tpot_mean_s is not None
+        or cell.latency_p90_s_per_token is not None
+    )
+
+
+def _can_run(fit: Fit, cell: Cell) -> bool:
+    try:
+        predict_cell(fit.profile, cell, smooth=True)
+    except InputError:
+        return False
+    return True
+
+
+def _identity(cell: Cell) -> tuple[Any, ...]:
+    return (
+        cell.shape.name,
+        cell.instance.instance_type,
+        cell.tensor_parallel,
+        cell.replicas,
+        cell.dtype,
+        cell.input_tokens,
+        cell.output_tokens,
+        cell.concurrency,
+        cell.rate_per_s,
+        cell.throughput_tokens_per_s,
+        cell.tpot_mean_s,
+        cell.latency_p90_s_per_token,
+    )
+
+
+def _judge(fit: Fit, row: TableRow, seen: set[tuple[Any, ...]]) -> Judged:
+    cell = row.cell
+    assert cell is not None
+    calibrated = _identity(cell) in seen
+    try:
+        metrics = [metric_of(key, cell) for key in FIGURES]
+        estimates = fit.estimates(cell, metrics)
+        regime = regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True))
+        silent = is_silent(fit, cell)
+    except InputError as exc:
+        problem = replace(row, problem=str(exc))
+        return Judged(problem, calibrated, None, dict.fromkeys(FIGURES))
+    figures: dict[str, Estimate | None] = {}
+    for key, metric in zip(FIGURES, metrics, strict=True):
+        figure = estimates[metric]
+        if key != "throughput_tokens_per_s":
+            figure = _as_published(figure, cell if key == "latency_ms_per_token" else None)
+            figures[key] = None if silent else figure
+        else:
+            figures[key] = figure
+    return Judged(row, calibrated, regime, figures)
+
+
+def _as_published(figure: Estimate, cell: Cell | None) -> Estimate:
+    """In milliseconds; half a millisecond less where the table cuts them to whole ones."""
+    cut_ms = 0.0 if cell is None else s_to_ms(cell.latency_rounded_down_s) / 2
+    values = [
+        max(s_to_ms(value) - cut_ms, s_to_ms(value) / 2)
+        for value in (figure.value, figure.low, figure.high)
+    ]
+    return Estimate(*values)
+
+
+def is_silent(fit: Fit, cell: Cell) -> bool:
+    """Whether an open loop is too near its capacity for its latency to be foretold.
+
+    Not where a cell of the same copy was calibrated on at such a load.
+    """
+    if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT:
+        return False
+    return not any(
+        known.rate_per_s is not None
+        and _copy(known) == _copy(cell)
+        and load_share(fit, known) > LATENCY_LOAD_LIMIT
+        for known in fit.cells
+    )
+
+
+def _copy(cell: Cell) -> tuple[Any, ...]:
+    return (cell.shape.name, cell.instance.accelerator.name, cell.tensor_parallel, cell.dtype)
+
+
+def load_share(fit: Fit, cell: Cell) -> float:
+    """Offered output tokens over the predicted capacity of an open loop."""
+    assert cell.rate_per_s is not None
+    return cell.rate_per_s * cell.output_tokens / capacity_tokens_per_s(fit.profile, cell)

@@ -1,0 +1,270 @@
+"""One calibration: gather cells from whatever was measured, fit, print, save, say what is next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.builtin_profiles import (
+    BUNDLED_CPU_PRIOR,
+    EAGER_GPU_PRIOR,
+    GRAPH_GPU_PRIOR,
+    prior_of_engine,
+)
+from lmi_bench.analysis.calibrate import profile_of_fit
+from lmi_bench.analysis.cells import Cell, Metric, predict_cell
+from lmi_bench.analysis.discrepancy import observations_of
+from lmi_bench.analysis.experiment_design import choose_cells
+from lmi_bench.analysis.fit import Fit, fit_cells
+from lmi_bench.analysis.from_run import cells_from_run, profile_for_run
+from lmi_bench.analysis.hardware_probe import probe_local_instance
+from lmi_bench.analysis.measured_tables import read_table
+from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
+from lmi_bench.analysis.summary_files import Served, cell_of_summary, model_named_in, read_summary
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import print_table, say, warn
+from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.errors import InputError
+from lmi_bench.run_store import load_run
+
+_SHOWN_LEVELS = 12
+_MOST_USERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The command's flags; None is what was left out."""
+
+    sources: tuple[Path, ...]
+    out: Path | None
+    profile: str | None
+    model: str | None
+    instance: str | None
+    tensor_parallel: int
+    dtype: str | None
+    version: str | None
+    next_cells: int
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Cells so far and the prior that their source suggests."""
+
+    cells: list[Cell]
+    base: EngineProfile | None = None
+
+
+def run(order: Order) -> None:
+    """Calibrate. Raises InputError where a source cannot be used."""
+    gathered = _Gathered([])
+    for source in order.sources:
+        if source.is_dir():
+            _add_run(order, source, gathered)
+        elif source.suffix.lower() == ".json":
+            _add_summary(order, source, gathered)
+        else:
+            _add_table(source, gathered)
+    base = gathered.base or EAGER_GPU_PRIOR
+    if order.profile is not None:
+        base = find_profile(order.profile)
+    fit = fit_cells(base, gathered.cells)
+    profile = profile_of_fit(
+        fit,
+        version=order.version,
+        fitted_on=_fitted_on(order, gathered.cells),
+        fitted_date=datetime.now(UTC).date().isoformat(),
+    )
+    if order.out is not None:
+        _save(order.out, profile_to_json(profile))
+    _print(fit, profile)
+    if order.next_cells:
+        _print_next(fit, order.next_cells)
+    if order.out is not None:
+        say(f"profile: {order.out}")
+
+
+def _fitted_on(order: Order, cells: Sequence[Cell]) -> str:
+    models = ", ".join(dict.fromkeys(cell.shape.name for cell in cells))
+    machines = ", ".join(dict.fromkeys(cell.instance.instance_type for cell in cells))
+    names = ", ".join(source.name for source in order.sources)
+    return f"{len(cells)} levels of {models} on {machines} ({names})"
+
+
+def _add_run(order: Order, source: Path, gathered: _Gathered) -> None:
+    run_ = load_run(source)
+    facts = run_.manifest.get("target")
+    facts = facts if isinstance(facts, Mapping) else {}
+    shape = find_model(order.model or str(facts.get("model") or run_.manifest["scenario"]["model"]))
+    if facts.get("kind") == "engine" and order.instance is None:
+        base, machine = BUNDLED_CPU_PRIOR, probe_local_instance()
+    else:
+        name = order.instance or facts.get("instance")
+        if name is None:
+            raise InputError(
+                f"{source} does not say which machine its endpoint runs on: add --instance, such "
+                "as --instance ml.g5.2xlarge"
+            )
+        base, machine = EAGER_GPU_PRIOR, find_instance(str(name))
+    gathered.base = profile_for_run(base, run_)
+    gathered.cells += cells_from_run(run_, shape, machine, dtype=order.dtype)
+
+
+def _add_summary(order: Order, source: Path, gathered: _Gathered) -> None:
+    content = read_summary(source)
+    model = order.model or model_named_in(content)
+    if model is None or order.instance is None:
+        missing = "--model" if model is None else "--instance"
+        raise InputError(f"{source} does not say {missing.removeprefix('--')}: add {missing}")
+    served = Served(
+        find_model(model),
+        find_instance(order.instance),
+        order.tensor_parallel,
+        order.dtype or "bfloat16",
+    )
+    gathered.cells.append(cell_of_summary(source, content, served))
+    gathered.base = gathered.base or GRAPH_GPU_PRIOR
+
+
+def _add_table(source: Path, gathered: _Gathered) -> None:
+    rows = [row for row in read_table(source) if row.cell is not None]
+    engines = sorted({row.engine for row in rows})
+    if len(engines) > 1:
+        raise InputError(
+            f"{source} is of {len(engines)} engines ({', '.join(engines)}): a profile is of one; "
+            "keep the lines of one of them"
+        )
+    cells = [row.cell for row in rows if row.cell is not None]
+    if not cells:
+        raise InputError(f"{source}: no line can be used")
+    gathered.cells += cells
+    gathered.base = prior_of_engine(
+        engines[0],
+        models={cell.shape.name for cell in cells},
+        accelerators={cell.instance.accelerator.name for cell in cells},
+        open_loop=any(cell.rate_per_s is not None for cell in cells),
+    )
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _print(fit: Fit, profile: EngineProfile) -> None:
+    say(profile.provenance)
+    print_table(
+        "Parameters",
+        [
+            {
+                "parameter": name,
+                "value": f"{getattr(profile.parameters, name):.4g}",
+                "80 % factor": f"{1 + 1.2816 * profile.log_sd[name]:.2f}",
+            }
+            for name in PARAMETER_NAMES
+            if name in profile.log_sd
+        ],
+        left=("parameter",),
+    )
+    items = observations_of(fit.cells)
+    worst = sorted(
+        zip(items, fit.residuals, strict=True), key=lambda pair: abs(pair[1]), reverse=True
+    )
+    print_table(
+        "Largest misfits",
+        [
+            {
+                "level": describe(item.cell),
+                "figure": item.metric,
+                "measured / predicted": f"{float(residual):+.1%}",
+            }
+            for item, residual in worst[:_SHOWN_LEVELS]
+        ],
+        left=("level", "figure"),
+    )
+    for text in profile.notes:
+        warn(text)
+
+
+def describe(cell: Cell) -> str:
+    """A level for people."""
+    load = f"{cell.concurrency} users" if cell.rate_per_s is None else f"{cell.rate_per_s:g} req/s"
+    return (
+        f"{cell.shape.name} on {cell.instance.instance_type}, TP {cell.tensor_parallel}, "
+        f"{cell.input_tokens} in / {cell.output_tokens} out, {load}"
+    )
+
+
+def _print_next(fit: Fit, count: int) -> None:
+    wanted = _grid(fit)
+    metrics: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
+    known = {_key(cell) for cell in fit.cells}
+    candidates = [cell for cell in wanted if _key(cell) not in known]
+    chosen = choose_cells(fit, candidates, wanted, count, metrics)
+    rows: list[dict[str, Any]] = []
+    for index in chosen:
+        said = fit.estimates(candidates[index], metrics)["throughput_tokens_per_s"]
+        rows.append(
+            {
+                "level": describe(candidates[index]),
+                "expected tok/s": f"{said.value:,.4g} [{said.low:,.4g} to {said.high:,.4g}]",
+            }
+        )
+    print_table("Measure next, the most telling first", rows, left=("level",))
+
+
+def _key(cell: Cell) -> tuple[object, ...]:
+    return (
+        cell.shape.name,
+        cell.instance.instance_type,
+        cell.tensor_parallel,
+        cell.input_tokens,
+        cell.output_tokens,
+        cell.concurrency,
+        cell.rate_per_s,
+    )
+
+
+def _grid(fit: Fit) -> list[Cell]:
+    """Closed loops of 1 to 512 users, at the measured lengths and with a prompt of four times the
+    longest, on every machine and degree that was measured or can be had on it."""
+    grid: dict[tuple[object, ...], Cell] = {}
+    longest = max(cell.input_tokens for cell in fit.cells)
+    for measured in fit.cells:
+        degrees = {measured.tensor_parallel}
+        degree = 1
+        while degree <= measured.instance.num_accelerators:
+            degrees.add(degree)
+            degree *= 2
+        for tensor_parallel in sorted(degrees):
+            for prompt in sorted({measured.input_tokens, 4 * longest}):
+                users = 1
+                while users <= _MOST_USERS:
+                    cell = replace(
+                        measured,
+                        tensor_parallel=tensor_parallel,
+                        input_tokens=prompt,
+                        concurrency=users,
+                        rate_per_s=None,
+                        num_requests=3 * users,
+                        replicas=1,
+                        max_sequences=None,
+                    )
+                    if _key(cell) not in grid and _can_run(fit, cell):
+                        grid[_key(cell)] = cell
+                    users *= 4
+    return list(grid.values())
+
+
+def _can_run(fit: Fit, cell: Cell) -> bool:
+    try:
+        predict_cell(fit.profile, cell, smooth=True)
+    except InputError:
+        return False
+    return True

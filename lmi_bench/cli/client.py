@@ -1,0 +1,77 @@
+"""The load generator's own side of a sweep: its processes, and who watches the server meanwhile."""
+
+from __future__ import annotations
+
+import urllib.parse
+from dataclasses import dataclass
+from typing import Literal
+
+from lmi_bench.cli.bench import Bench
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.gpu_power import open_gpu_power
+from lmi_bench.loadgen.prompts import Prompts
+from lmi_bench.loadgen.server_watch import ServerWatch, has_known_metrics
+from lmi_bench.loadgen.worker import WorkerJob
+from lmi_bench.loadgen.worker_pool import WorkerPool
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How many processes send, and which metrics pages are read.
+
+    workers       a number, or auto: as many as the levels turn out to need
+    metrics_urls  of the server's replicas; empty: the target's own /metrics, if it has one
+    """
+
+    workers: int | Literal["auto"] = "auto"
+    metrics_urls: tuple[str, ...] = ()
+
+
+AUTO_CLIENT = Client()
+
+
+def read_workers(text: str) -> int | Literal["auto"]:
+    """A number of processes or auto; raises InputError where it is neither."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"--workers: write a number of processes or auto, got {text!r}")
+    return int(text)
+
+
+def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | None:
+    """The worker processes; None where one process does it.
+
+    Raises InputError where several were asked for and the target cannot be handed to them.
+    """
+    if client.workers == 1 or bench.open_target is None:
+        return None
+    try:
+        return WorkerPool(WorkerJob(bench.open_target, prompts), client.workers)
+    except InputError:
+        if client.workers == "auto":
+            return None
+        raise
+
+
+def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
+    """Who reads the server's metrics, and this machine's GPUs if it is the server's; else None.
+
+    Raises InputError where an option does not fit the target.
+    """
+    if client.workers not in (1, "auto") and bench.open_target is None:
+        raise InputError(
+            f"--workers {client.workers}: {bench.scenario.target} runs in this process; worker "
+            "processes are for endpoints"
+        )
+    urls, headers = client.metrics_urls, {}
+    own = bench.metrics_url
+    if not urls and own is not None and has_known_metrics(own, bench.metrics_headers):
+        urls, headers = (own,), dict(bench.metrics_headers)  # the key goes to its own server only
+    host = urllib.parse.urlsplit(own or "").hostname
+    power = open_gpu_power() if host in _LOCAL_HOSTS else None
+    if not urls and power is None:
+        return None
+    return ServerWatch(urls, headers=headers, power=power)

@@ -1,0 +1,41 @@
+"""Profiles as commands name them: a file that `calibrate` wrote, or one that ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmi_bench.analysis.builtin_profiles import (
+    EAGER_GPU_PRIOR,
+    GRAPH_GPU_PRIOR,
+    TGI_2023,
+    VLLM_0_12,
+    VLLM_0_19,
+)
+from lmi_bench.analysis.profiles import EngineProfile, profile_from_json
+from lmi_bench.errors import InputError
+
+SHIPPED = {
+    "tgi-2023": TGI_2023,
+    "vllm-0.12": VLLM_0_12,
+    "vllm-0.19": VLLM_0_19,
+    "eager-prior": EAGER_GPU_PRIOR,
+    "graph-prior": GRAPH_GPU_PRIOR,
+}
+
+
+def find_profile(name: str | None) -> EngineProfile:
+    """The profile of a name or file; TGI of 2023 for none. Raises InputError."""
+    if name is None:
+        return TGI_2023
+    shipped = SHIPPED.get(name.lower())
+    if shipped is not None:
+        return shipped
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise InputError(
+            f"--profile {name}: no such file ({exc.strerror}), nor one of {', '.join(SHIPPED)}"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"--profile {name} is not a text file") from exc
+    return profile_from_json(text)

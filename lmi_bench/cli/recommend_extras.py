@@ -1,0 +1,140 @@
+"""What a recommendation prints below its table: money, availability, unpriced machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.analysis.fleet_cost import price_line
+from lmi_bench.analysis.recommendation import Candidate, Recommendation
+from lmi_bench.analysis.vary import Variation
+
+_SHOWN_UNPRICED = 5
+
+
+def money_lines(chosen: Candidate) -> Iterator[str]:
+    """The chosen fleet's price, how it is bought, and what availability adds."""
+    cost = chosen.cost
+    yield f"price: {price_line(cost)}; bought {cost['purchase']}"
+    if cost["discount"] and not cost["purchase"].startswith("spot"):
+        yield (
+            f"  commitment: pays where a machine is needed for more than "
+            f"{cost['break_even_utilisation']:.0%} of the hours (break-even utilisation)"
+        )
+    if cost["availability"] != "none":
+        extra = cost["availability_usd_per_hour"]
+        added = "price unknown" if extra is None else f"USD {extra:,.2f} per hour"
+        yield (
+            f"availability {cost['availability']}: {cost['machines_for_the_load']} machine(s) "
+            f"carry the load, {cost['spare_machines']} more add {added}"
+        )
+    yield f"failure unit: {cost['failure_unit']}"
+
+
+def unpriced_lines(answer: Recommendation) -> Iterator[str]:
+    """Candidates without a price, with the price at which each would win."""
+    wins = [
+        (price, candidate)
+        for candidate in answer.candidates
+        if (price := candidate.cost.get("wins_below_usd_per_machine_hour")) is not None
+    ]
+    for price, candidate in wins[:_SHOWN_UNPRICED]:
+        yield (
+            f"no price known: {candidate.instances} x {candidate.instance}, TP "
+            f"{candidate.tensor_parallel} would win below USD {price:,.2f} a machine and hour"
+        )
+    if len(wins) > _SHOWN_UNPRICED:
+        yield f"and {len(wins) - _SHOWN_UNPRICED} more unpriced layouts, in the --json file"
+
+
+def price_cells(candidate: Candidate) -> dict[str, Any]:
+    """Where a row's price is from: component, region, date."""
+    cost = candidate.cost
+    if cost.get("machine_price_usd_per_hour") is None:
+        return {"price of": "unknown"}
+    date = str(cost["price_date"]).split(" (")[0]
+    component = str(cost["price_component"]).replace("component not stated", "")
+    return {"price of": f"{cost['price_region']} {date} {component}".strip()}
+
+
+def attainment_lines(chosen: Candidate) -> Iterator[str]:
+    """Joint attainment and the worst five minutes of the planned load."""
+    found = chosen.attainment
+    if not found:
+        return
+    if found["reason"]:
+        yield f"joint attainment: not simulated, {found['reason']}"
+        return
+    yield (
+        f"joint attainment: {found['joint_attainment']:.2%} of {found['requests']:,} simulated "
+        f"requests in {found['minutes']:.0f} minutes meet every SLO ({found['routing']} routing)"
+    )
+    for slo, worst_ms in found["worst_5_minutes_ms"].items():
+        shown = "too few requests" if worst_ms is None else f"{worst_ms:,.0f} ms"
+        yield f"  {slo}: {shown} over the worst 5 minutes"
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is asked for beside the ranking."""
+
+    frontier: tuple[Candidate, ...] = ()
+    sensitivity: tuple[dict[str, Any], ...] = ()
+    variation: Variation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys of the recommendation file."""
+        content: dict[str, Any] = {
+            "frontier": [
+                {
+                    "instance": each.instance,
+                    "instances": each.instances,
+                    "tensor_parallel": each.tensor_parallel,
+                }
+                for each in self.frontier
+            ]
+        }
+        if self.sensitivity:
+            content["sensitivity"] = list(self.sensitivity)
+        if self.variation is not None:
+            content["vary"] = self.variation.to_json()
+        return content
+
+    def lines(self) -> Iterator[str]:
+        """The frontier and the sensitivity for people."""
+        if len(self.frontier) > 1:
+            named = (
+                f"{each.instances} x {each.instance} TP {each.tensor_parallel}"
+                for each in self.frontier
+            )
+            yield f"cheapest to fastest (ms/token p90), none beaten in both: {'; '.join(named)}"
+        for item in self.sensitivity:
+            yield f"would change the answer? {item['text']}"
+
+    def load_rows(self) -> list[dict[str, Any]]:
+        """The winner of each stretch of loads, as rows of a table."""
+        if self.variation is None:
+            return []
+        crossovers = [*self.variation.crossovers, None]
+        rows = []
+        for each, crossover in zip(self.variation.intervals, crossovers, strict=True):
+            machines = f"{each.fewest_machines}"
+            if each.most_machines != each.fewest_machines:
+                machines += f" to {each.most_machines}"
+            rows.append(
+                {
+                    "above req/s": f"{each.from_per_s:.4g}",
+                    "up to": f"{each.to_per_s:.4g}",
+                    "machines": machines,
+                    "layout": f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
+                    "USD/h": f"{each.least_usd_per_hour:,.2f} to {each.most_usd_per_hour:,.2f}",
+                    "crossover if as predicted": (
+                        ""
+                        if crossover is None
+                        else f"{crossover.predicted:.4g} [{crossover.low:.4g} to "
+                        f"{crossover.high:.4g}]"
+                    ),
+                }
+            )
+        return rows

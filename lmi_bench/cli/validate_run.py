@@ -1,0 +1,126 @@
+"""One validation: read the table, judge every line, print, save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.accuracy import accuracies, rates_under
+from lmi_bench.analysis.measured_tables import read_table
+from lmi_bench.analysis.validation import Judged
+from lmi_bench.analysis.validation import validate as judge
+from lmi_bench.cli.console import note, print_table, say, warn
+from lmi_bench.errors import InputError
+from lmi_bench.slo import parse_slo
+
+_SHOWN_WARNINGS = 5
+_TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
+
+
+def run(
+    table: Path,
+    *,
+    calibrate_cells: int,
+    calibrate_on: Path | None,
+    slos: tuple[str, ...],
+    seed: int,
+    json_file: Path | None,
+) -> None:
+    """Judge the table's lines. Raises InputError where a file or a limit cannot be used."""
+    limits = _limits(slos)
+    rows = read_table(table)
+    note(f"{len(rows)} lines of {table.name}")
+    judged, warnings = judge(
+        rows,
+        calibrate_cells=calibrate_cells,
+        calibrate_on=None if calibrate_on is None else read_table(calibrate_on),
+        seed=seed,
+    )
+    if json_file is not None:
+        _save(json_file, [row.to_json() for row in judged])
+    chosen = [row for row in judged if row.calibrated]
+    if chosen:
+        print_table(
+            f"Calibrated on {len(chosen)} lines",
+            [_line(row) for row in chosen],
+            left=("engine", "model", "machine"),
+        )
+    print_table(
+        "Errors on lines that were not calibrated on, and 80 % intervals",
+        [
+            {
+                "slice": entry.slice_name,
+                "figure": entry.figure,
+                "lines": entry.rows,
+                "silent": entry.silent or None,
+                "median": f"{entry.median:.1%}",
+                "p90": f"{entry.p90:.1%}",
+                "covered": f"{entry.coverage:.0%}",
+                "half-width": f"{entry.half_width:.1%}",
+            }
+            for entry in accuracies(judged)
+        ],
+        left=("slice", "figure"),
+    )
+    for figure, limit_ms in limits:
+        print_table(
+            "Highest rate of the table under a limit, req/s",
+            [
+                {
+                    "engine": entry.engine,
+                    "model": entry.model,
+                    "TP": entry.tensor_parallel,
+                    "limit": entry.limit,
+                    "measured": _rate(entry.measured_per_s),
+                    "predicted": _rate(entry.predicted_per_s),
+                }
+                for entry in rates_under(judged, figure, limit_ms)
+            ],
+            left=("engine", "model", "limit"),
+        )
+    for text in warnings[:_SHOWN_WARNINGS]:
+        warn(text)
+    if len(warnings) > _SHOWN_WARNINGS:
+        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more lines that cannot be used")
+    if json_file is not None:
+        say(f"predictions: {json_file}")
+
+
+def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
+    if not slos:
+        return [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
+    limits = []
+    for text in slos:
+        slo = parse_slo(text)
+        if slo.metric not in ("ttft", "tpot") or slo.statistic != "mean":
+            raise InputError(f"--slo {text}: tables state means, so use ttft_mean or tpot_mean")
+        limits.append((f"{slo.metric}_ms", slo.limit_ms))
+    return limits
+
+
+def _rate(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
+
+
+def _line(row: Judged) -> dict[str, Any]:
+    cell = row.row.cell
+    assert cell is not None
+    load = f"{cell.rate_per_s:g}/s" if cell.rate_per_s is not None else str(cell.concurrency)
+    return {
+        "line": row.row.number + 2,
+        "engine": row.row.engine,
+        "model": cell.shape.name,
+        "machine": cell.instance.instance_type,
+        "TP": cell.tensor_parallel,
+        "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
+        "load": load,
+    }
+
+
+def _save(path: Path, content: list[dict[str, Any]]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise InputError(f"cannot write {path}: {exc.strerror}") from exc

@@ -1,0 +1,149 @@
+"""One verification: the plan's load as a sweep of one level, then figure by figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.availability import parse_availability
+from lmi_bench.analysis.latency import QUANTILES, samples_needed
+from lmi_bench.analysis.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.cli import sweep_run
+from lmi_bench.cli.access import Access
+from lmi_bench.cli.console import print_table, say
+from lmi_bench.cli.files import write_text
+from lmi_bench.cli.saved_recommendation import load_recommendation
+from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
+from lmi_bench.run_store import load_run
+from lmi_bench.slo import parse_slo
+
+_FEWEST_REQUESTS = 300
+_ENGINE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The command's flags; None is what was left out."""
+
+    recommendation: Path
+    target: str
+    share: float | None
+    requests: int | None
+    model: str | None
+    api_key: str | None
+    seed: int
+    out: Path | None
+
+
+def run(replay: Replay, *, json_file: Path | None) -> int:
+    """Replay, compare, print, save; returns the exit code."""
+    plan = load_recommendation(replay.recommendation)
+    candidate = plan["recommended"]
+    share = _share(replay, candidate)
+    folder = replay.out or Path("runs") / f"verify-{replay.recommendation.stem}"
+    outcome = sweep_run.run(
+        None,
+        _overrides(replay, plan, candidate, share),
+        timeout=None,
+        out=folder,
+        resume=False,
+        access=Access(replay.api_key),
+    )
+    if outcome.interrupted:
+        return EXIT_INTERRUPTED
+    if outcome.nothing_answered:
+        return EXIT_FAILED
+    line = load_run(folder).levels[-1]
+    figures = list(compare_figures(candidate, line, share=share))
+    slos = slo_verdicts(list(plan.get("slos") or ()), line)
+    print_table("Predicted against measured", [_row(each) for each in figures], left=("figure",))
+    outside = [each.name for each in figures if each.verdict == "outside"]
+    known = [each for each in figures if each.verdict != "unknown"]
+    say(f"{len(known) - len(outside)} of {len(known)} figures inside their intervals")
+    missed = [slo for slo in slos if slo["verdict"] == "fail"]
+    for slo in slos:
+        why = slo["reason"] or f"measured {slo['measured_ms']:,.1f} ms"
+        say(f"SLO {slo['slo']}: {slo['verdict']}, {why}")
+    if json_file is not None:
+        content = {
+            "schema_version": 1,
+            "recommendation": str(replay.recommendation),
+            "run": str(folder),
+            "share": share,
+            "figures": [each.to_json() for each in figures],
+            "slos": slos,
+        }
+        write_text(json_file, json.dumps(content, indent=2) + "\n")
+        say(f"verification: {json_file}")
+    if outside:
+        say(
+            "the profile does not describe this target: sweep it at several concurrencies and plan "
+            "again on that run (lmi-bench recommend RUN_DIR)"
+        )
+    return EXIT_SLO_MISSED if missed else 0
+
+
+def _share(replay: Replay, candidate: Mapping[str, Any]) -> float:
+    if replay.share is not None:
+        if not 0 < replay.share <= 1:
+            raise InputError(f"--share must be above 0 and at most 1, got {replay.share:g}")
+        return replay.share
+    if not replay.target.startswith("sim:"):
+        return 1.0
+    return 1 / (_serving(candidate) * int(candidate["replicas"]))
+
+
+def _serving(candidate: Mapping[str, Any]) -> int:
+    """Machines that the predicted latencies are of: those left after the planned-for failure."""
+    availability = parse_availability(candidate["cost"]["availability"])
+    return availability.surviving(int(candidate["instances"]))
+
+
+def _overrides(
+    replay: Replay, plan: Mapping[str, Any], candidate: Mapping[str, Any], share: float
+) -> dict[str, Any]:
+    """The planned load as a scenario: the rate, or as many users as wait at once."""
+    slos = list(plan.get("slos") or ())
+    requests = replay.requests or max(
+        _FEWEST_REQUESTS,
+        *(2 * samples_needed(QUANTILES.get(parse_slo(slo).statistic, 0.5)) for slo in slos),
+        0,
+    )
+    overrides: dict[str, Any] = {
+        "target": replay.target,
+        "model": replay.model or plan["model"],
+        "workload.input_tokens": plan["input_tokens"],
+        "workload.output_tokens": plan["output_tokens"],
+        "load.requests_per_level": requests,
+        "slo": slos,
+        "seed": replay.seed,
+    }
+    if plan.get("rate_per_s") is not None:
+        overrides["load.rate_per_s"] = [plan["rate_per_s"] * share]
+    else:
+        copies = _serving(candidate) * candidate["replicas"]
+        users = max(1, round(candidate["memory"]["mean_batch_per_copy"] * copies * share))
+        overrides["load.concurrency"] = [users]
+        overrides["load.requests_per_level"] = max(requests, 3 * users)
+    if replay.target.startswith("sim:"):
+        overrides["engine.tensor_parallel"] = candidate["tensor_parallel"]
+        if plan.get("dtype") in _ENGINE_DTYPES:
+            overrides["engine.dtype"] = plan["dtype"]
+    return overrides
+
+
+def _row(each: Verified) -> dict[str, str]:
+    def shown(value: float | None) -> str:
+        return "" if value is None else f"{value:,.4g}"
+
+    interval = "" if each.low is None else f"{shown(each.low)} to {shown(each.high)}"
+    return {
+        "figure": each.name,
+        "predicted": shown(each.predicted),
+        "interval": interval,
+        "measured": shown(each.measured),
+        "verdict": each.verdict,
+    }

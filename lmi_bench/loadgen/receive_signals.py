@@ -1,0 +1,68 @@
+"""What a target's receiver saw during a level: the raw material of the generator's error bound.
+
+Plain arrays, so that the parts of several worker processes add up exactly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
+@dataclass(slots=True)
+class ReceiveSignals:
+    """What decoding learns about the receiver, over the answers of a level.
+
+    timestamps     whose time the events have: "kernel", "user" or "loop" (of a target that takes
+                   them itself)
+    delays_s       user time - kernel time of each read with tokens, or its upper bound; inf where
+                   neither is known
+    times_s        times of the token events, answer after answer, and `events` how many each has
+    late_s         by how much each of them may be too late, at most; inf: not known
+    merged         events that shared a read with a later one of their stream
+    without_stamp  reads with tokens for which the kernel's time was wanted and not to be had
+    clock_steps    steps of the real-time clock, during which user time was taken
+    connect_s      time that each new connection took, TLS included; tls_s: of its TLS handshake
+    """
+
+    timestamps: str = "loop"
+    delays_s: array[float] = field(default_factory=_floats)
+    times_s: array[float] = field(default_factory=_floats)
+    late_s: array[float] = field(default_factory=_floats)
+    events: array[int] = field(default_factory=lambda: array("q"))
+    merged: int = 0
+    without_stamp: int = 0
+    clock_steps: int = 0
+    connect_s: array[float] = field(default_factory=_floats)
+    tls_s: array[float] = field(default_factory=_floats)
+
+    @property
+    def tokens(self) -> int:
+        """Token events of whole answers."""
+        return len(self.times_s)
+
+    def add_answer(self, times_s: Sequence[float], late_s: Sequence[float]) -> None:
+        """Take the events of an answer that came whole."""
+        self.times_s.extend(times_s)
+        self.late_s.extend(late_s)
+        self.events.append(len(times_s))
+
+    def __add__(self, other: ReceiveSignals) -> ReceiveSignals:
+        """Both together, as if one receiver had seen them."""
+        return ReceiveSignals(
+            timestamps=self.timestamps if self.timestamps == other.timestamps else "mixed",
+            delays_s=self.delays_s + other.delays_s,
+            times_s=self.times_s + other.times_s,
+            late_s=self.late_s + other.late_s,
+            events=self.events + other.events,
+            merged=self.merged + other.merged,
+            without_stamp=self.without_stamp + other.without_stamp,
+            clock_steps=max(self.clock_steps, other.clock_steps),
+            connect_s=self.connect_s + other.connect_s,
+            tls_s=self.tls_s + other.tls_s,
+        )

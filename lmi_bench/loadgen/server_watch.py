@@ -1,0 +1,229 @@
+"""The server's own view of a level beside the client's: scraped before, during and after it.
+
+A thread of its own asks every second, so the loop that sends and receives never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import statistics
+import threading
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.server_metrics import ServerSample, add_up, growth, read_page
+from lmi_bench.records import RequestRecord
+from lmi_bench.units import MS_PER_S
+
+EVERY_S = 1.0
+TIMEOUT_S = 2.0
+MAX_PAGE_BYTES = 8 * 2**20
+MAX_PREFIX_HIT_RATE = 0.01
+"""Share of the prompt tokens that a prefix cache may have known before: more flatters the TTFT."""
+MAX_SKEW = 1.2
+"""Requests of the busiest replica over the mean, above which the load was not shared evenly."""
+
+
+class PowerMeter(Protocol):
+    """What accelerators drew, read at each scrape."""
+
+    def read(self) -> None:
+        """Take a reading."""
+        ...
+
+    def summary(self, output_tokens: int) -> dict[str, Any]:
+        """Energy since the first reading, and joules per token."""
+        ...
+
+    def reset(self) -> None:
+        """Begin anew."""
+        ...
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One server and what it said in a level."""
+
+    url: str
+    before: ServerSample | None = None
+    during: list[ServerSample] = field(default_factory=list)
+    after: ServerSample | None = None
+
+    @property
+    def grown(self) -> dict[str, float]:
+        if self.before is None or self.after is None:
+            return {}
+        return growth(self.before, self.after)
+
+
+class ServerWatch:
+    """Watches `/metrics` of one server or of each replica, level after level.
+
+    urls     of the metrics pages; may be empty where only power is read
+    headers  that a page wants to see
+    power    of accelerators in this machine
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        headers: Mapping[str, str] | None = None,
+        every_s: float = EVERY_S,
+        power: PowerMeter | None = None,
+    ) -> None:
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise InputError(f"{url!r} is no metrics page: write http://host:port/metrics")
+        self._urls = tuple(urls)
+        self._headers = dict(headers or {})
+        self._every_s = every_s
+        self._power = power
+        self._replicas: list[_Replica] = []
+        self._failed: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def begin(self) -> None:
+        """Scrape once, then every second, until `end`."""
+        self._replicas = [_Replica(url) for url in self._urls]
+        self._failed = {}
+        self._stop = threading.Event()
+        if self._power is not None:
+            self._power.reset()
+        first = await asyncio.to_thread(self._scrape)
+        for replica, sample in zip(self._replicas, first, strict=True):
+            replica.before = sample
+        self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True)
+        self._thread.start()
+
+    async def end(self) -> None:
+        """Scrape for the last time; also after a level that failed."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stop.set()
+        await asyncio.to_thread(thread.join)
+        last = await asyncio.to_thread(self._scrape)
+        for replica, sample in zip(self._replicas, last, strict=True):
+            replica.after = sample
+
+    def abandon(self) -> None:
+        """Stop without a last look: the level was cancelled."""
+        self._stop.set()
+        self._thread = None
+
+    def summary(self, records: Sequence[RequestRecord]) -> dict[str, Any] | None:
+        """The level's `server` field; None where no server said anything."""
+        found: dict[str, Any] = {}
+        heard = [replica for replica in self._replicas if replica.before and replica.after]
+        if heard:
+            found |= _of_servers(heard, records)
+        if self._failed:
+            found["unreachable"] = dict(self._failed)
+        if self._power is not None:
+            tokens = sum(record.output_tokens for record in records if record.ok)
+            found["power"] = self._power.summary(tokens)
+        return found or None
+
+    def _watch(self, stop: threading.Event) -> None:
+        while not stop.wait(self._every_s):
+            for replica, sample in zip(self._replicas, self._scrape(), strict=True):
+                if sample is not None:
+                    replica.during.append(sample)
+
+    def _scrape(self) -> list[ServerSample | None]:
+        if self._power is not None:
+            self._power.read()
+        return [self._page(url) for url in self._urls]
+
+    def _page(self, url: str) -> ServerSample | None:
+        try:
+            return _fetch(url, self._headers)
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            reason = getattr(exc, "reason", None) or exc
+            self._failed[url] = str(reason)[:200]
+            return None
+
+
+def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page is there and says anything that is known here."""
+    try:
+        sample = _fetch(url, headers)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    return bool(sample.gauges or sample.counters)
+
+
+def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
+    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
+        return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
+
+
+def _of_servers(replicas: Sequence[_Replica], records: Sequence[RequestRecord]) -> dict[str, Any]:
+    grown = add_up([replica.grown for replica in replicas])
+    found: dict[str, Any] = {"sources": [replica.url for replica in replicas]}
+    for name in ("running", "waiting", "kv_usage_frac"):
+        means, peaks = [], []
+        for replica in replicas:
+            values = [s.gauges[name] for s in replica.during if name in s.gauges]
+            if values:
+                means.append(statistics.fmean(values))
+                peaks.append(max(values))
+        if means:
+            share = name == "kv_usage_frac"
+            found[name] = {
+                "mean": statistics.fmean(means) if share else sum(means),
+                "max": max(peaks) if share else sum(peaks),
+            }
+    for name in ("requests", "preemptions", "prompt_tokens", "generation_tokens"):
+        if name in grown:
+            found[name] = grown[name]
+    warnings = []
+    if grown.get("prefix_cache_queries"):
+        rate = grown.get("prefix_cache_hits", 0.0) / grown["prefix_cache_queries"]
+        found["prefix_cache_hit_rate"] = rate
+        if rate > MAX_PREFIX_HIT_RATE:
+            warnings.append(
+                f"{rate:.1%} of the prompt tokens came from the server's prefix cache: TTFT is "
+                "lower than with prompts it has not seen; leave --reuse-prompts out"
+            )
+    found |= _ttft(grown, records)
+    if len(replicas) > 1:
+        found |= _sharing(replicas, warnings)
+    found["warnings"] = warnings
+    return found
+
+
+def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """The server's mean TTFT beside the client's: what lies between is network and HTTP."""
+    client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
+    if not grown.get("ttft_count") or not client_s:
+        return {}
+    server_ms = grown["ttft_sum_s"] / grown["ttft_count"] * MS_PER_S
+    client_ms = statistics.fmean(client_s) * MS_PER_S
+    return {
+        "ttft_mean_ms": server_ms,
+        "client_ttft_mean_ms": client_ms,
+        "client_minus_server_ttft_ms": client_ms - server_ms,
+    }
+
+
+def _sharing(replicas: Sequence[_Replica], warnings: list[str]) -> dict[str, Any]:
+    requests = {replica.url: replica.grown.get("requests") for replica in replicas}
+    counts = [count for count in requests.values() if count is not None]
+    if len(counts) < len(replicas) or not sum(counts):
+        return {"requests_by_replica": requests}
+    skew = max(counts) / statistics.fmean(counts)
+    if skew > MAX_SKEW:
+        shares = ", ".join(f"{count:g}" for count in counts)
+        warnings.append(
+            f"the replicas got unequal shares of the requests ({shares}): the busiest has "
+            f"{skew:.2f} times the mean; look at the load balancer"
+        )
+    return {"requests_by_replica": requests, "skew": skew}

@@ -1,0 +1,57 @@
+"""The load generator's own options, from the outside and against the bundled server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.commands import lmi_bench
+from tests.loadgen.runtime_server import runtime_server
+
+SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "4", "--warmup-requests", "0")
+
+
+def _level(run):
+    (line,) = [json.loads(text) for text in (run / "levels.jsonl").read_text().splitlines()]
+    return line
+
+
+def test_two_workers_and_the_servers_own_view_of_the_level(tmp_path):
+    """12 requests of 6 tokens through two processes; the server counted them, too."""
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.02) as url:
+        done = lmi_bench("sweep", url, *SMALL, "--workers", "2", "--out", run)
+    line = _level(run)
+    assert (line["requests"], line["errors"], line["output_tokens"]) == (12, 0, 72)
+    assert line["generator"]["workers"] == 2
+    assert line["server"]["requests"] == 12
+    assert line["server"]["ttft_mean_ms"] <= line["server"]["client_ttft_mean_ms"]
+    assert line["connect_ms"]["n"] >= 4
+    assert line["generator"]["ttft_error_bound_ms"] is not None
+    assert "the generator's own error: TTFT p99 at most" in done.stdout
+
+
+def test_user_time_is_shown_as_such_with_its_wider_bound(tmp_path):
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.02) as url:
+        lmi_bench("sweep", url, *SMALL, "--timestamps", "user", "--workers", "1", "--out", run)
+    check = _level(run)["generator"]
+    assert check["timestamps"] == "user"
+    assert check["ttft_error_bound_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--workers", "two", "number of processes or auto"),
+        ("--timestamps", "gps", "client.timestamps"),
+        ("--retries", "often", "client.retries"),
+        ("--metrics-url", "somewhere", "no metrics page"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path, option, value, said):
+    with runtime_server(step_s=0.001) as url:
+        done = lmi_bench("sweep", url, *SMALL, option, value, "--out", tmp_path / "r", expect=2)
+    assert said in done.stderr
+    assert not (tmp_path / "r").exists()

@@ -1,0 +1,100 @@
+"""A plan from its question to its verification, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from lmi_bench.cli.main import main
+from tests.end_to_end.commands import lmi_bench
+
+ASK = ("--model", "llama-2-7b", "--input-tokens", "256", "--output-tokens", "64")
+LIMITS = ("--slo", "itl_p90<=150ms", "--slo", "ttft_p90<=2s")
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "rec.json"
+    done = lmi_bench(
+        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "6",
+        "--availability", "n+1", "--purchase", "savings-plan", "--commit-discount", "0.25",
+        "--vary", "rate=2..12", "--explain", "--json", path,
+    )  # fmt: skip
+    return path, done.stdout
+
+
+def test_a_plan_names_price_purchase_spares_failure_unit_and_what_would_change_it(plan):
+    path, text = plan
+    assert "USD 1.515 a machine and hour (component not stated, us-east-1, 2026-08-17)" in text
+    assert "savings-plan, 25% off" in text
+    assert "more than 75% of the hours" in text
+    assert "1 more add USD 1.14 per hour" in text  # 1.515 * 0.75
+    assert "failure unit: one ml.g5.2xlarge" in text
+    assert "joint attainment" in text
+    assert "would change the answer?" in text
+    content = json.loads(path.read_text())
+    assert content["vary"]["intervals"][0]["from_per_s"] == 2.0
+    assert {item["what"] for item in content["sensitivity"]} >= {"load", "itl_p90<=150ms"}
+
+
+def test_a_verified_plan_keeps_its_slos_and_exits_0(plan, tmp_path):
+    path, _ = plan
+    result = tmp_path / "verified.json"
+    done = lmi_bench(
+        "verify", path, "--target", "sim:ml.g5.2xlarge", "--out", tmp_path / "run",
+        "--json", result,
+    )  # fmt: skip
+    assert "figures inside their intervals" in done.stdout
+    content = json.loads(result.read_text())
+    assert {slo["verdict"] for slo in content["slos"]} == {"pass"}
+    verdicts = [figure["verdict"] for figure in content["figures"]]
+    assert verdicts.count("inside") >= 0.8 * len(verdicts)
+
+
+def test_a_slower_target_than_planned_exits_99(plan, tmp_path):
+    """An L4 reads half as fast as an A10G: 13.5 GB of weights over 300 GB/s are 45 ms alone."""
+    strict = json.loads(plan[0].read_text())
+    strict["slos"] = ["itl_p90<=44ms"]
+    path = tmp_path / "strict.json"
+    path.write_text(json.dumps(strict))
+    done = lmi_bench(
+        "verify", path, "--target", "sim:ml.g6.2xlarge", "--requests", "60",
+        "--out", tmp_path / "run", expect=99,
+    )  # fmt: skip
+    assert "outside" in done.stdout
+    assert "SLO itl_p90<=44ms: fail" in done.stdout
+
+
+def test_a_day_is_planned_from_a_recommendation(plan, tmp_path):
+    result = tmp_path / "day.json"
+    done = lmi_bench(
+        "plan-day", plan[0], "--shape", "office", "--peak", "30", "--start-up", "460",
+        "--commit-discount", "0.3", "--json", result,
+    )  # fmt: skip
+    assert "chosen: scaling" in done.stdout
+    assert "commit to" in done.stdout
+    content = json.loads(result.read_text())
+    assert content["scaled"]["machine_hours"] < content["flat"]["machine_hours"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan-day", "--capacity", "2", "--peak", "9"), "--start-up is missing"),
+        (("plan-day", "--start-up", "60", "--peak", "9"), "--capacity"),
+        (("plan-day", "--capacity", "2", "--start-up", "60"), "--peak is missing"),
+        (("verify", "nothing.json", "--target", "engine"), "cannot read nothing.json"),
+        (("recommend", *ASK, "--purchase", "spot", "--commit-discount", "0.6"), "--platform ec2"),
+        (("recommend", *ASK, "--purchase", "reserved"), "--commit-discount D"),
+        (("recommend", *ASK, "--availability", "az:1"), "az:K"),
+        (("recommend", *ASK, "--vary", "rate=3"), r"rate=A..B"),
+    ],
+)
+def test_what_a_user_can_mend_ends_in_one_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lmi-bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
