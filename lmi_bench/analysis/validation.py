@@ -109,6 +109,8 @@ def validate(
     judged: dict[int, Judged] = {}
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
+        first = _base(engine, group)
+        group = [_that_ran(first, row) for row in group]
         known, more = _known_rows(engine, group, shares[engine], calibrate_on, seed)
         warnings += more
         count = requests_of_open_loop(known)
@@ -116,7 +118,7 @@ def validate(
             group = [with_requests(row, count) for row in group]
             known = [with_requests(row, count) for row in known]
         base = _base(engine, [*group, *known])
-        group, known = ([_that_ran(base, row) for row in rows_] for rows_ in (group, known))
+        known = [_that_ran(base, row) for row in known]
         started = prior_fit(base, _cells(group))
         cells = [cell for cell in _cells(known) if _can_run(started, cell)]
         fit = fit_cells(base, cells) if cells else started
@@ -212,6 +214,8 @@ def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -
     light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
     cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
     fits = [index for index, cell in enumerate(cells) if _can_run(fit, cell)]
+    if not fits:
+        return []
     chosen = choose_cells(fit, [cells[i] for i in fits], [cells[i] for i in fits], count, metrics)
     return [pool[fits[index]] for index in chosen]
 
