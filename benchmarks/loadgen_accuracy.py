@@ -1,22 +1,25 @@
 """How true the load generator's times are: reported against known, on one core each.
 
-    python benchmarks/loadgen_accuracy.py                       # 1, 32, 128, 512 and 1024 streams
-    python benchmarks/loadgen_accuracy.py --streams 2048 --server c --burn 0.6
+    python benchmarks/loadgen_accuracy.py                       # the whole table, as Markdown
+    python benchmarks/loadgen_accuracy.py --streams 2048 --burn 0.6
 
 A server whose token times are known runs on one core, the whole sweep (progress included) on the
 other. Errors are reported / true - 1 of the same quantile; what lies between the client's send and
-the server's read counts as error, too. CPU is the client's, in seconds for 100,000 token events,
-while the level runs and with the decoding after it. `late` is the p99 of user time - kernel time:
-by so much would the times be wrong without the kernel's.
+the server's read counts as error, too. `off` and `bound` compare the error with what the self-check
+states. CPU is the client's, in seconds for 100,000 token events, while the level runs and with the
+decoding after it. `late` is the p99 of user time - kernel time: by so much would the times be wrong
+without the kernel's.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
+import platform
 import resource
 import shutil
 import statistics
@@ -25,16 +28,22 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
+import rich.progress
+from rich.console import Console
 
+from lmi_bench.host import host_facts
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.receive import run_on_sockets
-from lmi_bench.loadgen.sweep import run_sweep
+from lmi_bench.loadgen.sweep import Progress, run_sweep
+from lmi_bench.loadgen.worker import WorkerJob
+from lmi_bench.loadgen.worker_pool import WorkerPool
 from lmi_bench.records import LevelRun
 from lmi_bench.wire.format import find_format
 from lmi_bench.workload import LevelSpec
@@ -45,9 +54,19 @@ SERVER_CORE, CLIENT_CORE = 0, 1
 
 @dataclass(frozen=True)
 class Result:
-    """One run; errors in %, times in ms, CPU in s for 100,000 events."""
+    """One run; errors in %, times in ms, CPU in s for 100,000 events.
+
+    *_error_ms, *_bound_ms  of the p99: by how much it is off, and by how much the self-check says
+                            that it may be; the error is taken from the request's arrival in the
+                            server's kernel, since waiting there is outside the bound
+    truth_error_ms          p99 of the server's write calls, within which its stamps are uncertain
+    """
 
     events_per_s: float
+    ttft_error_ms: float
+    ttft_bound_ms: float | None
+    itl_error_ms: float
+    itl_bound_ms: float | None
     ttft_p50: float
     ttft_p99: float
     itl_p50: float
@@ -58,8 +77,51 @@ class Result:
     server_late_p99_ms: float
     cpu_share: float
     cpu_level: float
-    cpu_all: float
+    cpu_all: float | None
     valid: bool
+    reason: str | None
+    truth_error_ms: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether both bounds are at least the errors, as far as the truth itself is known.
+
+        None: the server does not say when a request arrived.
+        """
+        if self.truth_error_ms is None:
+            return None
+        pairs = ((self.ttft_error_ms, self.ttft_bound_ms), (self.itl_error_ms, self.itl_bound_ms))
+        slack_ms = self.truth_error_ms + 0.001  # the server prints 0.1 us
+        return all(bound is None or abs(error) <= bound + slack_ms for error, bound in pairs)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A set-up of the table."""
+
+    streams: int
+    what: str = ""
+    server: str = "c"
+    timestamps: str | None = None
+    burn: float = 0.0
+    workers: int = 1
+
+
+TABLE = (
+    Row(1),
+    Row(32),
+    Row(128),
+    Row(512),
+    Row(1024),
+    Row(2048),
+    Row(512, "Python truth server", server="py"),
+    Row(512, "user time", timestamps="user"),
+    Row(1024, "user time", timestamps="user"),
+    Row(1024, "60 % of the core burnt", burn=0.6),
+    Row(1024, "60 % burnt, user time", burn=0.6, timestamps="user"),
+    Row(512, "two workers", workers=2),
+    Row(4096, "past the ceiling"),
+)
 
 
 def call(port: int, path: str, method: str) -> dict:
@@ -137,25 +199,33 @@ def burnt_core(share: float, realtime: bool) -> Iterator[None]:
         process.join()
 
 
-def measure(port: int, streams: int, rounds: int, options: argparse.Namespace) -> Result:
-    """One level through the whole sweep, against what the server says it did."""
+def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Result:
+    """One level through the whole sweep, progress drawn, against what the server says it did."""
     runs: list[LevelRun] = []
+    open_target = functools.partial(
+        HttpTarget,
+        f"http://127.0.0.1:{port}",
+        find_format("openai-chat"),
+        model="truth-model",
+        timestamps=row.timestamps or options.timestamps,
+    )
+    prompts = SyntheticPrompts([Lengths(64, options.tokens)], CommonWords(), seed=1)
 
     async def main() -> None:
-        url = f"http://127.0.0.1:{port}"
-        chat = find_format("openai-chat")
-        async with HttpTarget(
-            url, chat, model="truth-model", timestamps=options.timestamps
-        ) as target:
-            await run_sweep(
-                [LevelSpec(0, concurrency=streams, num_requests=streams * rounds)],
-                target,
-                None,
-                prompts=SyntheticPrompts([Lengths(64, options.tokens)], CommonWords(), seed=1),
-                summarise=lambda _: {},
-                on_level=lambda run, _: runs.append(run),
-                spacing_s=SPACING_S,
-            )
+        job = WorkerJob(open_target, prompts)
+        with open(os.devnull, "w") as nowhere, drawn_progress(nowhere) as on_progress:
+            async with open_target() as target, WorkerPool(job, row.workers) as workers:
+                await run_sweep(
+                    [LevelSpec(0, concurrency=row.streams, num_requests=row.streams * rounds)],
+                    target,
+                    None,
+                    prompts=prompts,
+                    summarise=lambda _: {},
+                    on_level=lambda run, _: runs.append(run),
+                    on_progress=on_progress,
+                    spacing_s=SPACING_S,
+                    workers=workers,
+                )
 
     call(port, "/truth/reset", "POST")
     cpu_s = time.process_time()
@@ -163,6 +233,19 @@ def measure(port: int, streams: int, rounds: int, options: argparse.Namespace) -
     cpu_s = time.process_time() - cpu_s
     truth = call(port, "/truth/stats", "GET")
     return compare(runs[0], truth, cpu_s)
+
+
+@contextlib.contextmanager
+def drawn_progress(file: TextIO) -> Iterator[Callable[[Progress], None]]:
+    """The progress line of a terminal, drawn into a file."""
+    bar = rich.progress.Progress(console=Console(file=file, force_terminal=True))
+    with bar:
+        task = bar.add_task("", total=1)
+
+        def on_progress(state: Progress) -> None:
+            bar.update(task, description=state.label, completed=state.done, total=state.total)
+
+        yield on_progress
 
 
 def compare(run: LevelRun, truth: dict, cpu_s: float) -> Result:
@@ -178,9 +261,14 @@ def compare(run: LevelRun, truth: dict, cpu_s: float) -> Result:
     def error(values: list[float] | np.ndarray, name: str, q: int) -> float:
         return 100 * (float(np.percentile(values, q)) / truth[name][f"p{q}_ms"] - 1)
 
+    arrived = truth.get("ttft_from_arrival", truth["ttft"])
     check = run.check
     return Result(
         events_per_s=tokens / wall_s,
+        ttft_error_ms=float(np.percentile(ttft_ms, 99)) - arrived["p99_ms"],
+        ttft_bound_ms=in_ms(check.ttft_error_bound_s),
+        itl_error_ms=float(np.percentile(itl_ms, 99)) - truth["itl"]["p99_ms"],
+        itl_bound_ms=in_ms(check.itl_error_bound_s),
         ttft_p50=error(ttft_ms, "ttft", 50),
         ttft_p99=error(ttft_ms, "ttft", 99),
         itl_p50=error(itl_ms, "itl", 50),
@@ -191,52 +279,74 @@ def compare(run: LevelRun, truth: dict, cpu_s: float) -> Result:
         server_late_p99_ms=truth["lateness"]["p99_ms"],
         cpu_share=check.cpu_share,
         cpu_level=check.cpu_share * wall_s / tokens * 1e5,
-        cpu_all=cpu_s / tokens * 1e5,
+        cpu_all=cpu_s / tokens * 1e5 if check.workers == 1 else None,
         valid=check.valid,
+        reason=check.reason,
+        truth_error_ms=truth.get("writing", {"p99_ms": None})["p99_ms"],
     )
 
 
+def in_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
 COLUMNS = (
-    ("streams", 7, ""),
-    ("server", 6, ""),
-    ("events/s", 9, "events_per_s"),
-    ("TTFT p50 %", 10, "ttft_p50"),
-    ("p99 %", 7, "ttft_p99"),
-    ("ITL p50 %", 9, "itl_p50"),
-    ("p99 %", 7, "itl_p99"),
-    ("tok/s %", 7, "throughput"),
-    ("late ms", 8, "late_p99_ms"),
-    ("merged", 7, "merged"),
-    ("srv ms", 7, "server_late_p99_ms"),
-    ("share", 5, "cpu_share"),
-    ("CPU", 5, "cpu_level"),
-    ("+dec.", 5, "cpu_all"),
-    ("valid", 5, "valid"),
+    ("events/s", "events_per_s", "{:,.0f}"),
+    ("TTFT p50 %", "ttft_p50", "{:+.2f}"),
+    ("TTFT p99 %", "ttft_p99", "{:+.2f}"),
+    ("ITL p50 %", "itl_p50", "{:+.2f}"),
+    ("ITL p99 %", "itl_p99", "{:+.2f}"),
+    ("tok/s %", "throughput", "{:+.2f}"),
+    ("TTFT p99 off, ms", "ttft_error_ms", "{:+.3f}"),
+    ("bound", "ttft_bound_ms", "{:.3f}"),
+    ("ITL p99 off, ms", "itl_error_ms", "{:+.3f}"),
+    ("bound", "itl_bound_ms", "{:.3f}"),
+    ("truth +-", "truth_error_ms", "{:.3f}"),
+    ("holds", "holds", ""),
+    ("late ms", "late_p99_ms", "{:.2f}"),
+    ("merged", "merged", "{:.4f}"),
+    ("server late ms", "server_late_p99_ms", "{:.2f}"),
+    ("share", "cpu_share", "{:.2f}"),
+    ("CPU", "cpu_level", "{:.2f}"),
+    ("+ decoding", "cpu_all", "{:.2f}"),
+    ("valid", "valid", ""),
 )
 
 
-def shown(name: str, value: float | bool) -> str:
-    if name == "valid":
-        return "yes" if value else "no"
-    if name == "events_per_s":
-        return f"{value:,.0f}"
-    if name in ("merged",):
-        return f"{value:.4f}"
-    if name.startswith(("cpu", "late", "server")):
-        return f"{value:.2f}"
-    return f"{value:+.2f}"
+def cells(results: list[Result]) -> list[str]:
+    """Medians over the runs; a yes only if every run says so."""
+    shown = []
+    for _, name, pattern in COLUMNS:
+        values = [getattr(result, name) for result in results]
+        if None in values:
+            shown.append("n/a")
+        elif not pattern:
+            shown.append("yes" if all(values) else "no")
+        else:
+            shown.append(pattern.format(statistics.median(values)))
+    return shown
+
+
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    if options.streams is None:
+        return list(TABLE)
+    return [
+        Row(int(text), server=options.server, burn=options.burn, workers=options.workers)
+        for text in options.streams.split(",")
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", default="1,32,128,512,1024")
-    parser.add_argument("--server", choices=("auto", "py", "c"), default="auto")
+    parser.add_argument("--streams", help="such as 512,1024: these instead of the whole table")
+    parser.add_argument("--server", choices=("py", "c"), default="c")
     parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
     parser.add_argument("--repeat", type=int, default=1, help="runs; medians are printed")
     parser.add_argument("--ttft-ms", type=float, default=200.0)
     parser.add_argument("--itl-ms", type=float, default=20.0)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--timestamps", choices=("kernel", "user"))
+    parser.add_argument("--workers", type=int, default=1, help="both on the client's core")
     parser.add_argument("--burn", type=float, default=0.0, help="share of the core taken by others")
     parser.add_argument(
         "--realtime",
@@ -247,29 +357,33 @@ def main() -> None:
     options = parser.parse_args()
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("two cores are needed: one for the server, one for the client")
+    facts = host_facts()
+    scheduling = "SCHED_FIFO" if options.realtime else "ordinary scheduling"
+    print(f"{facts['cpu']}, {os.cpu_count()} "
+          f"cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+          f"{scheduling}; medians of {options.repeat} run(s)\n")  # fmt: skip
+    titles = ["streams", "set-up", *(title for title, _, _ in COLUMNS)]
+    print("| " + " | ".join(titles) + " |")
+    print("|" + "---:|" * len(titles))
     take_core(CLIENT_CORE, realtime=options.realtime)
-    print(" ".join(f"{title:>{width}}" for title, width, _ in COLUMNS))
+    reasons = []
     with tempfile.TemporaryDirectory() as folder:
-        for streams in (int(text) for text in options.streams.split(",")):
-            kind = options.server
-            if kind == "auto":
-                kind = "py" if streams <= 512 else "c"
-            rounds = max(options.rounds, 8 // streams)
+        for row in rows_of(options):
+            rounds = max(options.rounds, 8 // row.streams)
             with (
-                truth_server(kind, Path(folder), options.port, options),
-                burnt_core(options.burn, options.realtime),
+                truth_server(row.server, Path(folder), options.port, options),
+                burnt_core(row.burn, options.realtime),
             ):
                 results = [
-                    measure(options.port, streams, rounds, options) for _ in range(options.repeat)
+                    measure(options.port, row, rounds, options) for _ in range(options.repeat)
                 ]
-            cells = [f"{streams:>7}", f"{kind:>6}"]
-            for _, width, name in COLUMNS[2:]:
-                values = [getattr(result, name) for result in results]
-                value = all(values) if name == "valid" else statistics.median(values)
-                cells.append(f"{shown(name, value):>{width}}")
-            print(" ".join(cells), flush=True)
+            shown = [str(row.streams), row.what, *cells(results)]
+            print("| " + " | ".join(shown) + " |", flush=True)
+            reasons += [f"{row.streams} {row.what}: {r.reason}" for r in results if r.reason]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"peak memory {peak_mib:.0f} MiB")
+    print(f"\nPeak memory {peak_mib:.0f} MiB.")
+    for reason in reasons:
+        print(f"\nInvalid: {reason}.")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Exchange:
     first_answer_s    first token of the answer proper, where reasoning came before it
     reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
     streamed          False: the answer came whole, so no time within it is known
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     retries           sends after the first one, where failures are tried again
     """
 
@@ -44,6 +45,9 @@ class Exchange:
     output_tokens: int | None = None
     ended_s: float | None = None
     connect_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     tls_s: float | None = None
     ttft_bound_s: float | None = None
     first_answer_s: float | None = None
@@ -69,6 +73,7 @@ class RequestRecord:
     status  "ok" or the kind of the error; a failed request keeps what had arrived
     connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries  as in
             `Exchange`
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
     """
 
     request_id: int
@@ -82,6 +87,9 @@ class RequestRecord:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     connect_s: float | None = None
     tls_s: float | None = None
     ttft_bound_s: float | None = None
@@ -120,6 +128,9 @@ class RequestRecord:
             ),
             finish_reason=exchange.finish_reason,
             ended_s=exchange.ended_s,
+            queue_s=exchange.queue_s,
+            prefill_s=exchange.prefill_s,
+            decode_s=exchange.decode_s,
             connect_s=exchange.connect_s,
             tls_s=exchange.tls_s,
             ttft_bound_s=exchange.ttft_bound_s,
@@ -213,10 +224,11 @@ class GeneratorCheck:
 class LevelRun:
     """A level that ran: its records in request order, and why it ended early if it did.
 
-        stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
-                    "interrupted", "decided": a search knew its verdict)
+    stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
+                "interrupted", "decided": a search knew its verdict)
     connect_s   what each connection opened for the level took, TLS included; tls_s: its handshake
     server      what the server said of itself on `/metrics`, where it was asked
+    engine      what the engine in this process did meanwhile: counts, shares as fractions
     """
 
     spec: LevelSpec
@@ -224,6 +236,7 @@ class LevelRun:
     records: tuple[RequestRecord, ...]
     stopped_by: str | None = None
     check: GeneratorCheck = field(default_factory=GeneratorCheck)
+    engine: Mapping[str, float | None] | None = None
     connect_s: Sequence[float] = ()
     tls_s: Sequence[float] = ()
     server: Mapping[str, Any] | None = None

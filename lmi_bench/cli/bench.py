@@ -23,6 +23,7 @@ from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.in_process_target import InProcessTarget
@@ -85,18 +86,26 @@ class Bench:
         return secrets.token_hex(4) if self.salted else ""
 
 
-def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
+def open_bench(
+    scenario: Scenario, access: Access = NO_ACCESS, *, trace: StepTrace | None = None
+) -> Bench:
     """The scenario's target, checked and loaded; raises InputError where it cannot be.
 
     access  what an endpoint wants to see before it answers
+    trace   written by the engine, where it runs in this process
     """
     from lmi_bench.cli.remote import http_bench, sagemaker_bench
 
     target = scenario.target
     if target == ENGINE_TARGET:
-        return _engine_bench(scenario)
+        return _engine_bench(scenario, trace)
     if target.startswith(SIMULATED_PREFIX):
-        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX))
+        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX), trace)
+    if trace is not None:
+        raise InputError(
+            "--step-trace shows an engine's own steps: use --target engine or sim:INSTANCE, or "
+            "give --step-trace to `lmi-bench serve`"
+        )
     if target.startswith(SAGEMAKER_PREFIX):
         return sagemaker_bench(scenario, access)
     if "://" in target:
@@ -107,7 +116,7 @@ def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
     )
 
 
-def _engine_bench(scenario: Scenario) -> Bench:
+def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
     parts = open_torch_engine(scenario.model, scenario.engine)
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read its folder's
@@ -116,7 +125,7 @@ def _engine_bench(scenario: Scenario) -> Bench:
     eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
 
     async def run_in(main: Main) -> Any:
-        async with parts.engine() as engine:
+        async with parts.engine(trace) as engine:
             return await main(InProcessTarget(engine, eos_token_ids=eos))
 
     return Bench(
@@ -131,11 +140,16 @@ def _engine_bench(scenario: Scenario) -> Bench:
     )
 
 
-def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
+def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | None) -> Bench:
     if scenario.workload.dataset is not None:
         raise InputError(
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
+        )
+    if scenario.engine.prefix_caching:
+        raise InputError(
+            "--prefix-caching needs prompts with words, and a simulated instance knows only their "
+            "lengths: use --target engine, or a server"
         )
     total = longest_request(scenario)
     parts = open_simulated_engine(
@@ -147,7 +161,7 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
     )
 
     async def run_in(main: Main) -> Any:
-        async with parts.engine() as engine:
+        async with parts.engine(trace) as engine:
             return await main(InProcessTarget(engine, simulated=True))
 
     return Bench(

@@ -5,23 +5,37 @@ The only module that reaches `engine.torch_backend`, inside the functions that n
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import progress
+from lmi_bench.cli.speculation import (
+    NGRAM_DRAFT,
+    check_same_vocabulary,
+    drafter_for,
+    speculation_facts,
+    speculation_notes,
+)
 from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
+from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
@@ -35,6 +49,8 @@ class EngineParts:
 
     facts    what a run's manifest says of it; notes: what a person is told at start
     profile  of a simulated engine
+    drafter  of speculative decoding
+    score    log-probabilities of given tokens behind others; before the engine is entered
     """
 
     executor: Executor
@@ -44,10 +60,17 @@ class EngineParts:
     facts: dict[str, Any]
     profile: EngineProfile | None = None
     notes: tuple[str, ...] = ()
+    drafter: Drafter | None = None
+    score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
 
-    def engine(self) -> AsyncEngine:
+    def engine(self, trace: StepTrace | None = None) -> AsyncEngine:
         """The engine; an async context manager."""
-        return AsyncEngine(Scheduler(self.config), self.executor)
+        return AsyncEngine(
+            Scheduler(self.config, drafter=self.drafter),
+            self.executor,
+            on_step=None if trace is None else trace.on_step,
+            on_end=None if trace is None else trace.on_end,
+        )
 
 
 def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
@@ -60,46 +83,75 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"--tp {settings.tensor_parallel}: the bundled engine runs on one rank so far; "
             "leave --tp out, or simulate it with --target sim:INSTANCE"
         )
+    if settings.draft_acceptance is not None:
+        raise InputError(
+            "--draft-acceptance is for a simulated engine; the bundled one measures how many "
+            "drafted tokens hold"
+        )
     try:
-        from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
-        from lmi_bench.engine.torch_backend.executor import DEFAULT_BLOCK_SIZE, TorchExecutor
+        from lmi_bench.engine.torch_backend.executor import (
+            DEFAULT_BLOCK_SIZE,
+            DEFAULT_MEMORY_SHARE,
+            TorchExecutor,
+        )
     except ImportError as exc:
         raise InputError(
             f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
             "--target sim:INSTANCE or a URL"
         ) from exc
-    if model in DEMO_MODELS:
-        folder = ensure_demo_model(model)
-    elif Path(model).is_dir():
-        folder = Path(model)
-    else:
-        raise InputError(
-            f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
-            "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
-        )
-    options: dict[str, Any] = {}
-    if settings.memory_share is not None:
-        options["memory_share"] = settings.memory_share
+    folder = _model_folder(model)
+    draft_folder = None
+    share = settings.memory_share or DEFAULT_MEMORY_SHARE
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+        draft_folder = _model_folder(settings.draft)
+        check_same_vocabulary(folder, draft_folder)
+        bytes_a_token = [
+            kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
+        ]
+        share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
+    options: dict[str, Any] = {
+        "dtype": settings.dtype or "bfloat16",
+        "kv_dtype": settings.kv_dtype,
+        "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
+        "threads": settings.threads,
+        "sampling_seed": secrets.randbits(62),  # a draft has to draw as the model does
+    }
     with progress() as report:
-        executor = TorchExecutor.load(
+        loaded = TorchExecutor.load(
             folder,
-            dtype=settings.dtype or "bfloat16",
-            kv_dtype=settings.kv_dtype,
             num_blocks=settings.num_blocks,
-            block_size=settings.block_size or DEFAULT_BLOCK_SIZE,
-            threads=settings.threads,
+            memory_share=share,
             progress=lambda done, total: report("weights, MiB", done / MIB, total / MIB),
             **options,
         )
-    shape = replace(executor.model_shape, name=model if model in DEMO_MODELS else folder.name)
+    executor: Executor = loaded
+    notes = []
+    longest = loaded.model_shape.max_positions
+    if draft_folder is not None:
+        draft = TorchExecutor.load(
+            draft_folder, num_blocks=loaded.num_blocks, beside=loaded, **options
+        )
+        executor = DraftingExecutor(loaded, draft)
+        longest = min(longest, draft.model_shape.max_positions)
+        notes.append(
+            f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
+            f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
+        )
+    shape = replace(loaded.model_shape, name=model if model in DEMO_NAMES else folder.name)
     config = _scheduler_config(
         settings,
         SchedulerConfig(
-            num_blocks=executor.num_blocks,
-            block_size=executor.block_size,
-            max_model_len=min(shape.max_positions, executor.num_blocks * executor.block_size),
+            num_blocks=loaded.num_blocks,
+            block_size=loaded.block_size,
+            max_model_len=min(longest, loaded.num_blocks * loaded.block_size),
         ),
     )
+    if config.max_model_len > longest:
+        raise InputError(
+            f"--max-model-len {config.max_model_len:,}: {shape.name} "
+            + (f"with the draft {settings.draft} " if draft_folder else "")
+            + f"knows {longest:,} positions"
+        )
     return EngineParts(
         executor=executor,
         config=config,
@@ -109,18 +161,37 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kind": "engine",
             "model": shape.name,
             "back_end": "torch",
-            "weights": executor.weights_description,
-            "free_memory_bytes": executor.free_memory_bytes,
-            "kv_dtype": executor.kv_dtype,
-            "kv_cache_bytes": executor.kv_cache_bytes,
+            "weights": loaded.weights_description,
+            "free_memory_bytes": loaded.free_memory_bytes,
+            "kv_dtype": loaded.kv_dtype,
+            "kv_cache_bytes": loaded.kv_cache_bytes,
             "scheduler": _config_facts(config),
+            **speculation_facts(settings),
         },
         notes=(
-            f"{shape.name}: {shape.params_total:,} parameters, {executor.weights_description}",
-            f"free memory after loading {bytes_to_gib(executor.free_memory_bytes):.1f} GiB; KV "
-            f"cache {bytes_to_gib(executor.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
+            f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
+            f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
+            f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens",
+            *notes,
+            *speculation_notes(settings),
         ),
+        drafter=drafter_for(settings),
+        score=loaded.score,
+    )
+
+
+def _model_folder(model: str) -> Path:
+    """A model's folder; a demo model is made first where it is not there yet."""
+    from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
+
+    if model in DEMO_MODELS:
+        return ensure_demo_model(model)
+    if Path(model).is_dir():
+        return Path(model)
+    raise InputError(
+        f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
+        "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
     )
 
 
@@ -136,6 +207,11 @@ def open_simulated_engine(
 
     max_total_tokens  most tokens, input and output, of one request
     """
+    if settings.draft is not None and settings.draft_acceptance is None:
+        raise InputError(
+            f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
+            "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
+        )
     if settings.kv_dtype is not None:
         raise InputError(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
@@ -155,9 +231,26 @@ def open_simulated_engine(
     )
     config = _scheduler_config(settings, derived)
     step_time = step_time_model_for(shape, instance, settings.tensor_parallel, dtype, profile)
-    warnings = profile.warnings_for(accelerator=instance.accelerator.name)
+    warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
+    executor: Executor = SimulatedExecutor(
+        step_time,
+        block_size=config.block_size,
+        draft_acceptance=settings.draft_acceptance or 0.0,
+    )
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+        draft = find_model(settings.draft)
+        if draft.vocab_size != shape.vocab_size:
+            raise InputError(
+                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+                f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+            )
+        draft_time = step_time_model_for(draft, instance, settings.tensor_parallel, dtype, profile)
+        executor = DraftingExecutor(
+            executor, SimulatedExecutor(draft_time, block_size=config.block_size)
+        )
+        warnings.append(f"the memory of the draft {settings.draft} is not counted")
     return EngineParts(
-        executor=SimulatedExecutor(step_time, block_size=config.block_size),
+        executor=executor,
         config=config,
         shape=shape,
         tokenizer=None,
@@ -171,6 +264,7 @@ def open_simulated_engine(
             "profile": profile.label,
             "profile_provenance": profile.provenance,
             "scheduler": _config_facts(config),
+            **speculation_facts(settings),
         },
         profile=profile,
         notes=(
@@ -178,8 +272,10 @@ def open_simulated_engine(
             f"{settings.tensor_parallel}, {dtype}: predicted step times, {profile.provenance}",
             f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
             "sequences at once",
+            *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
+        drafter=drafter_for(settings, simulated=True),
     )
 
 
@@ -194,9 +290,20 @@ def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sche
         "max_rolling_batch_prefill_tokens": settings.max_rolling_batch_prefill_tokens,
         "chunked_prefill": settings.chunked_prefill,
         "max_concurrent_requests": settings.max_concurrent_requests,
+        "prefix_caching": settings.prefix_caching,
+        "max_input_tokens": settings.max_input_tokens,
         "num_blocks": settings.num_blocks,
         "max_model_len": settings.max_model_len,
     }
+    budget = settings.max_batch_total_tokens
+    if budget is not None:
+        blocks = settings.num_blocks or derived.num_blocks
+        if budget > blocks * derived.block_size:
+            raise CapacityError(
+                f"max_batch_total_tokens {budget:,}: the KV cache holds "
+                f"{blocks * derived.block_size:,} tokens; lower it, or give the cache more memory"
+            )
+        stated["num_blocks"] = budget // derived.block_size
     return replace(derived, **{key: value for key, value in stated.items() if value is not None})
 
 

@@ -292,6 +292,32 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     workers: Annotated[
         str,
         typer.Option(
@@ -369,6 +395,14 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
+    step_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--step-trace",
+            help="Chrome trace of the engine's steps and requests.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -435,6 +469,10 @@ def sweep(
         "engine.max_model_len": max_model_len,
         "engine.memory_share": memory_share,
         "engine.threads": threads,
+        "engine.prefix_caching": prefix_caching,
+        "engine.draft": draft,
+        "engine.draft_tokens": draft_tokens,
+        "engine.draft_acceptance": draft_acceptance,
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
@@ -450,6 +488,7 @@ def sweep(
         budget=budget,
         goodput=" ".join(goodput or ()),
         failures=failures,
+        trace=step_trace,
         client=Client(read_workers(workers), tuple(metrics_url or ())),
     )
     if outcome.interrupted:

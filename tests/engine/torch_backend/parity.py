@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-from lmi_bench.engine.async_engine import AsyncEngine, EngineStats
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
