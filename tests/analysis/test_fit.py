@@ -218,3 +218,14 @@ def test_the_highest_rate_under_a_limit_is_the_highest_that_keeps_it(tmp_path):
     (found,) = rates_under(judged, "tpot_ms", 20.0)
     assert found.measured_per_s == 4
     assert found.predicted_per_s in (4, 9)
+
+
+def test_a_level_that_was_measured_did_fit_whatever_the_memory_plan_says(tmp_path):
+    """Llama 2 7B with 6,000 tokens is beyond its positions, and was measured all the same."""
+    path = tmp_path / "long.csv"
+    path.write_text(
+        "model,instance,tp,input_tokens,output_tokens,concurrency,throughput_tokens_per_s\n"
+        "Llama 2 7B,ml.p4d.24xlarge,8,5500,500,4,90\n"
+    )
+    judged, _ = validate(read_table(path))
+    assert judged[0].to_json()["predicted_throughput_tokens_per_s"] > 0

@@ -85,3 +85,17 @@ def test_the_end_of_a_level_tells_how_many_requests_it_had(tmp_path):
         ENGINE + "Llama 3.1 8B,H100,1,1,,512,100,rate=10/s,980.4,40,8,2000,vllm,\n",
     )
     assert requests_of_open_loop(rows) == 1000
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "dtype", "expected"),
+    [
+        ("H200-SXM", "FP8", ("H200", "float8")),
+        ("A100-SXM", "w4a16 AWQ", ("A100-80", "int4")),
+        ("NVIDIA A10G 24GB", "", ("A10G", "float16")),
+    ],
+)
+def test_form_factors_and_words_for_formats_are_understood(tmp_path, accelerator, dtype, expected):
+    line = f"Llama 3.1 8B,{accelerator},1,1,{dtype},512,100,c=4,100,40,8,900,vllm,\n"
+    (row,) = table(tmp_path, ENGINE + line)
+    assert (row.cell.instance.accelerator.name, row.cell.dtype) == expected
