@@ -32,6 +32,8 @@ class Exchange:
     first_answer_s    first token of the answer proper, where reasoning came before it
     reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
     streamed          False: the answer came whole, so no time within it is known
+    replica           which of several replicas had it, where that is known
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     retries           sends after the first one, where failures are tried again
     """
 
@@ -44,11 +46,15 @@ class Exchange:
     output_tokens: int | None = None
     ended_s: float | None = None
     connect_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     tls_s: float | None = None
     ttft_bound_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    replica: int | None = None
     retries: int = 0
 
     def __post_init__(self) -> None:
@@ -67,8 +73,9 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
-    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries  as in
-            `Exchange`
+    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries, replica
+            as in `Exchange`
+    queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
     """
 
     request_id: int
@@ -82,12 +89,16 @@ class RequestRecord:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     connect_s: float | None = None
     tls_s: float | None = None
     ttft_bound_s: float | None = None
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    replica: int | None = None
     retries: int = 0
 
     def __post_init__(self) -> None:
@@ -120,12 +131,16 @@ class RequestRecord:
             ),
             finish_reason=exchange.finish_reason,
             ended_s=exchange.ended_s,
+            queue_s=exchange.queue_s,
+            prefill_s=exchange.prefill_s,
+            decode_s=exchange.decode_s,
             connect_s=exchange.connect_s,
             tls_s=exchange.tls_s,
             ttft_bound_s=exchange.ttft_bound_s,
             first_answer_s=exchange.first_answer_s,
             reasoning_tokens=exchange.reasoning_tokens,
             streamed=exchange.streamed,
+            replica=exchange.replica,
             retries=exchange.retries,
         )
 
@@ -213,10 +228,11 @@ class GeneratorCheck:
 class LevelRun:
     """A level that ran: its records in request order, and why it ended early if it did.
 
-        stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
-                    "interrupted", "decided": a search knew its verdict)
+    stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
+                "interrupted", "decided": a search knew its verdict)
     connect_s   what each connection opened for the level took, TLS included; tls_s: its handshake
     server      what the server said of itself on `/metrics`, where it was asked
+    engine      what the engine in this process did meanwhile: counts, shares as fractions
     """
 
     spec: LevelSpec
@@ -224,6 +240,7 @@ class LevelRun:
     records: tuple[RequestRecord, ...]
     stopped_by: str | None = None
     check: GeneratorCheck = field(default_factory=GeneratorCheck)
+    engine: Mapping[str, float | None] | None = None
     connect_s: Sequence[float] = ()
     tls_s: Sequence[float] = ()
     server: Mapping[str, Any] | None = None

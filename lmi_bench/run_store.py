@@ -207,6 +207,12 @@ class RunStore:
             optional["reasoning_tokens"] = record.reasoning_tokens
         if not record.streamed:
             optional["streamed"] = False
+        if record.replica is not None:
+            optional["replica"] = record.replica
+        for name in ("queue_s", "prefill_s", "decode_s"):
+            seconds = getattr(record, name)
+            if seconds is not None:
+                optional[name] = _ns(seconds)
         if record.connect_s is not None:
             optional["connect_s"] = _ns(record.connect_s)
         if record.retries:
@@ -282,9 +288,13 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         error=line.get("error"),
         finish_reason=line.get("finish_reason"),
         ended_s=line.get("ended_s"),
+        queue_s=line.get("queue_s"),
+        prefill_s=line.get("prefill_s"),
+        decode_s=line.get("decode_s"),
         first_answer_s=line.get("first_answer_s"),
         reasoning_tokens=line.get("reasoning_tokens", 0),
         streamed=line.get("streamed", True),
+        replica=line.get("replica"),
         connect_s=line.get("connect_s"),
         tls_s=line.get("tls_s"),
         retries=line.get("retries", 0),

@@ -194,6 +194,12 @@ class EngineSection(_Section):
     None leaves a setting to the engine: the bundled one has its defaults, a simulated one those
     of its profile; blocks and lengths follow from memory and model. The run's manifest records
     what came of it.
+
+    max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
+    draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
+                      draft_tokens of it are verified in one step
+    draft_acceptance  of a simulated engine, which cannot find out: the chance (0 to 1) with which
+                      each drafted token holds
     """
 
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
@@ -204,14 +210,22 @@ class EngineSection(_Section):
     max_rolling_batch_prefill_tokens: PositiveInt | None = None
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
+    prefix_caching: bool | None = None
+    max_input_tokens: PositiveInt | None = None
+    max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     kv_dtype: Literal["float32", "bfloat16"] | None = None
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: PositiveInt | Literal["max"] = 1
+    replicas: PositiveInt = 1
+    router: Literal["round_robin", "least_outstanding", "random"] = "round_robin"
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     threads: PositiveInt | None = None
+    draft: Annotated[str, Field(min_length=1)] | None = None
+    draft_tokens: PositiveInt = 4
+    draft_acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
     profile: str | None = None
 
 

@@ -233,10 +233,14 @@ def test_the_manifest_names_host_and_versions(tmp_path):
 
 def test_what_only_some_answers_have_comes_back_and_costs_the_others_nothing(tmp_path):
     thinking = replace(RECORD, first_answer_s=0.25, reasoning_tokens=1, streamed=False)
+    thinking = replace(thinking, queue_s=0.1, prefill_s=0.2, decode_s=0.3)
     with RunStore.create(tmp_path / "run", _manifest()) as store:
         store.append_level([RECORD, replace(thinking, request_id=1)], _level(0))
     first, second = load_run(tmp_path / "run").records[0]
     assert (first.first_answer_s, first.streamed) == (None, True)
     assert (second.first_answer_s, second.reasoning_tokens, second.streamed) == (0.25, 1, False)
+    assert (first.queue_s, first.prefill_s, first.decode_s) == (None, None, None)
+    assert (second.queue_s, second.prefill_s, second.decode_s) == (0.1, 0.2, 0.3)
     line = (tmp_path / "run" / "requests.jsonl").read_text().splitlines()[0]
     assert "streamed" not in line
+    assert "queue_s" not in line

@@ -38,13 +38,17 @@ def _slices(judged: Sequence[Judged]) -> Iterator[tuple[str, Callable[[Judged, C
     engines = sorted({row.row.engine for row in judged})
     if len(engines) > 1:
         for engine in engines:
-            yield engine or "no engine named", lambda row, _cell, e=engine: row.row.engine == e
+            yield engine or "no engine named", _of_engine(engine)
     yield "saturated", lambda row, _cell: row.regime in ("kv_memory", "batch_limit")
     yield "TP > 1", lambda _row, cell: cell.tensor_parallel > 1
     known = {row.row.cell.shape.name for row in judged if row.calibrated and row.row.cell}
     if known:
         yield "other model", lambda _row, cell: cell.shape.name not in known
     yield "long prompt", lambda _row, cell: cell.input_tokens >= _LONG_PROMPT_TOKENS
+
+
+def _of_engine(engine: str) -> Callable[[Judged, Cell], bool]:
+    return lambda row, _cell: row.row.engine == engine
 
 
 def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:

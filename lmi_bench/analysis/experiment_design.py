@@ -67,9 +67,9 @@ def choose_cells(
             if index in chosen:
                 continue
             block = slice(index * size, (index + 1) * size)
-            inner = among[block, block] + np.diag(noise[block] + _JITTER)
+            one = among[block, block] + np.diag(noise[block] + _JITTER)
             reach = across[:, block]
-            gains[index] = float(np.sum(reach * np.linalg.solve(inner, reach.T).T))
+            gains[index] = float(np.sum(reach * np.linalg.solve(one, reach.T).T))
         best = int(np.argmax(gains))
         chosen.append(best)
         block = slice(best * size, (best + 1) * size)

@@ -45,6 +45,9 @@ _OUTLIER = 2.5
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
 _CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
+_CACHE_ERROR_OF: dict[Metric, float] = {"ttft_mean_s": 5.0, "tpot_mean_s": 2.0}
+_SETTING_ERROR = 0.25
+_TTFT_WIDENING = 1.3  # queues make its errors heavier-tailed than the process allows for
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.05
 _STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
@@ -136,14 +139,19 @@ class Fit:
         else:
             shift = np.zeros(len(metrics))
         full = _cache_full(self.profile, cell)
+        guessed = _limit_is_guessed(self.profile, cell)
         transfer = self._transfer_sd(cell)
         estimates = {}
         for index, item in enumerate(wanted):
             variance = float(jacobian[index] @ self.covariance @ jacobian[index])
             variance += self.scale**2 * (max(0.0, float(prior[index, index])) + item.noise_sd**2)
             variance += transfer**2
+            if item.metric == "ttft_mean_s":
+                variance *= _TTFT_WIDENING**2
+            if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
+                variance += _SETTING_ERROR**2
             if full:
-                variance += (_CACHE_ERROR * (3 if item.metric == "ttft_mean_s" else 1)) ** 2
+                variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
             value = predicted.value(item.metric) * math.exp(float(shift[index]))
             factor = math.exp(Z80 * math.sqrt(variance))
             estimates[item.metric] = Estimate(value, value / factor, value * factor)
@@ -172,6 +180,13 @@ class Fit:
         unseen_device = cell.instance.accelerator.name not in devices
         unseen_model = cell.shape.name not in models
         return math.hypot(_UNSEEN_DEVICE * unseen_device, _UNSEEN_MODEL * unseen_model)
+
+
+def _limit_is_guessed(profile: EngineProfile, cell: Cell) -> bool:
+    """Whether an open loop meets a limit on sequences that was found on a coarse grid."""
+    if cell.rate_per_s is None or profile.max_batch_size not in _BATCHES[:-1]:
+        return False
+    return cell.num_requests > cell.replicas * profile.max_batch_size
 
 
 def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
@@ -239,7 +254,7 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         profile=profile,
         names=tuple(names),
         prior_sd=prior_sd,
-        covariance=np.linalg.inv(precision),
+        covariance=np.asarray(np.linalg.inv(precision), dtype=np.float64),
         scale=scale,
         cells=tuple(cells),
         observations=tuple(observations),

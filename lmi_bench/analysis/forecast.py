@@ -1,4 +1,4 @@
-"""A profile's forecast of one load: figures with 80 % intervals, regime, and why it stays silent."""
+"""A profile's forecast of one load: figures with 80 % intervals, regime, why it is silent."""
 
 from __future__ import annotations
 

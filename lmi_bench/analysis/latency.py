@@ -179,7 +179,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     itl_ms = summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS)
     _withdraw_hidden_p99(itl_ms, run.check)
     answers_s = _present(each.ttft_answer_s for each in latencies)
-    return {
+    line = {
         "level": spec.index,
         "attempt": run.attempt,
         "concurrency": spec.concurrency,
@@ -215,6 +215,12 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "generator": _generator(run.check),
         **({} if run.server is None else {"server": dict(run.server)}),
     }
+    if run.engine is not None:  # of a target in this process; an endpoint does not say
+        line["engine"] = dict(run.engine)
+    by_replica = Counter(r.replica for r in run.records if r.replica is not None)
+    if by_replica:
+        line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
+    return line
 
 
 def _withdraw_hidden_p99(itl_ms: dict[str, Any], check: GeneratorCheck) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi_bench.analysis.cells import Cell
-from lmi_bench.catalog.accelerators import find_accelerator
+from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
@@ -31,6 +32,15 @@ _OPEN_LOOP_REQUESTS = 500
 _LENGTH_SPREAD = 0.1
 _WHOLE_MS = 1e-3
 _USUAL_COUNTS = (50, 100, 200, 300, 500, 1000, 2000, 5000, 10000)
+_FORM_FACTOR = re.compile(r"[-_ ]*(sxm\d?|pcie|nvl|hbm\w*)\b", re.IGNORECASE)
+_DTYPES = (
+    (r"mxfp4", "mxfp4"),
+    (r"awq|gptq|int4|fp4|w4", "int4"),
+    (r"fp8|float8|e4m3", "float8"),
+    (r"int8|w8a8|smoothquant", "int8"),
+    (r"bf16|bfloat16", "bfloat16"),
+    (r"fp16|float16|half", "float16"),
+)
 _REQUIRED = ("model", "input_tokens", "output_tokens")
 
 
@@ -134,7 +144,7 @@ def _instance(row: Row, tensor_parallel: int) -> Instance:
     name = (row.get("instance") or "").strip()
     if name:
         return find_instance(name)
-    accelerator = find_accelerator(row.get("accelerator") or "")
+    accelerator = _accelerator((row.get("accelerator") or "").strip())
     count = max(tensor_parallel, _count(row, "n_accelerators", tensor_parallel))
     link = accelerator.device_link
     if link.bytes_per_s is None:
@@ -147,6 +157,31 @@ def _instance(row: Row, tensor_parallel: int) -> Instance:
         vcpus=0,
         host_memory_bytes=0,
     )
+
+
+def _accelerator(name: str) -> Accelerator:
+    """The accelerator of a name that may carry a form factor: `H200-SXM`, `A100 PCIe`.
+
+    An A100 without its memory is the one of 80 GB.
+    """
+    try:
+        return find_accelerator(name)
+    except InputError:
+        plain = _FORM_FACTOR.sub("", name).strip(" -_")
+        if plain.lower().removeprefix("nvidia ") == "a100":
+            plain = "A100-80"
+        if plain == name:
+            raise
+        return find_accelerator(plain)
+
+
+def _dtype(text: str) -> str:
+    """The number format of the weights that a table's word means; FP16 where it has none."""
+    word = text.strip().lower()
+    for pattern, dtype in _DTYPES:
+        if re.search(pattern, word):
+            return dtype
+    return word or "float16"
 
 
 def _cell(row: Row, whole: bool, e2e_ms: float | None) -> Cell:
@@ -164,7 +199,7 @@ def _cell(row: Row, whole: bool, e2e_ms: float | None) -> Cell:
         shape=find_model(row["model"]),
         instance=_instance(row, degree),
         tensor_parallel=degree,
-        dtype=(row.get("dtype") or "float16").strip() or "float16",
+        dtype=_dtype(row.get("dtype") or ""),
         input_tokens=_count(row, "input_tokens"),
         output_tokens=output_tokens,
         concurrency=users,

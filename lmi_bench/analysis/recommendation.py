@@ -57,7 +57,8 @@ class Candidate:
 
     instances            machines; copies: of the model on each
     figures              predicted figures; None: withheld, for the reason in `withheld`
-    limited_by           what caps a copy: kv_memory, batch_limit, compute, bandwidth, host, link, or the SLO
+    limited_by           what caps a copy: kv_memory, batch_limit, compute, bandwidth, host, link,
+                         or the SLO
     basis                `simulated` or `closed form`
     cost                 how the price comes about: purchase, spare machines, the price's date
     attainment           share of requests within all SLOs, worst five minutes; of the best only

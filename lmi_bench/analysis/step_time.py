@@ -124,7 +124,7 @@ class StepTimeModel:
         pair_width = shape.latent_kv_dim or shape.head_dim
         self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
         # each rank is a process of its own, and the step waits for the slowest
-        stretch = (
+        stretch: float = (
             1 + parameters.host_stretch_per_rank * float(tensor_parallel - 1) ** _STRETCH_POWER
         )
         stretch *= profile.host_factors.get(device.name, 1.0)

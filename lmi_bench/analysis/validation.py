@@ -20,6 +20,7 @@ from lmi_bench.analysis.cells import (
     capacity_tokens_per_s,
     predict_cell,
     regime_of,
+    slots_for,
 )
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import Estimate, Fit, fit_cells, prior_fit
@@ -29,7 +30,8 @@ from lmi_bench.analysis.measured_tables import (
     with_requests,
 )
 from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
-from lmi_bench.errors import InputError
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.units import s_to_ms
 
 _SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
@@ -107,21 +109,40 @@ def validate(
     judged: dict[int, Judged] = {}
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
+        first = _base(engine, group)
+        group = [_that_ran(first, row) for row in group]
         known, more = _known_rows(engine, group, shares[engine], calibrate_on, seed)
         warnings += more
         count = requests_of_open_loop(known)
         if count is not None:
             group = [with_requests(row, count) for row in group]
             known = [with_requests(row, count) for row in known]
-        cells = [row.cell for row in known if row.cell is not None]
         base = _base(engine, [*group, *known])
-        fit = fit_cells(base, cells) if cells else prior_fit(base, _cells(group))
+        known = [_that_ran(base, row) for row in known]
+        started = prior_fit(base, _cells(group))
+        cells = [cell for cell in _cells(known) if _can_run(started, cell)]
+        fit = fit_cells(base, cells) if cells else started
         seen = {_identity(cell) for cell in cells}
         for row in group:
             judged[row.number] = _judge(fit, row, seen)
     return [
         judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
     ], warnings
+
+
+def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
+    """A level that was measured did fit: where the memory plan says no, all its users ran."""
+    cell = row.cell
+    if cell is None or cell.max_sequences is not None:
+        return row
+    try:
+        slots_for(base, cell)
+    except CapacityError:
+        users = max(1, -(-cell.concurrency // cell.replicas)) if cell.concurrency else 32
+        return replace(row, cell=replace(cell, max_sequences=users))
+    except InputError:
+        return row  # it will say why when it is judged
+    return row
 
 
 def _cells(rows: Sequence[TableRow]) -> list[Cell]:
@@ -143,7 +164,7 @@ def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _base(engine: str, rows: Sequence[TableRow]) -> Any:
+def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
     cells = _cells(rows)
     return prior_of_engine(
         engine,
@@ -193,6 +214,8 @@ def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -
     light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
     cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
     fits = [index for index, cell in enumerate(cells) if _can_run(fit, cell)]
+    if not fits:
+        return []
     chosen = choose_cells(fit, [cells[i] for i in fits], [cells[i] for i in fits], count, metrics)
     return [pool[fits[index]] for index in chosen]
 

@@ -23,6 +23,7 @@ from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.in_process_target import InProcessTarget
@@ -85,18 +86,26 @@ class Bench:
         return secrets.token_hex(4) if self.salted else ""
 
 
-def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
+def open_bench(
+    scenario: Scenario, access: Access = NO_ACCESS, *, trace: StepTrace | None = None
+) -> Bench:
     """The scenario's target, checked and loaded; raises InputError where it cannot be.
 
     access  what an endpoint wants to see before it answers
+    trace   written by the engine, where it runs in this process
     """
     from lmi_bench.cli.remote import http_bench, sagemaker_bench
 
     target = scenario.target
     if target == ENGINE_TARGET:
-        return _engine_bench(scenario)
+        return _engine_bench(scenario, trace)
     if target.startswith(SIMULATED_PREFIX):
-        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX))
+        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX), trace)
+    if trace is not None:
+        raise InputError(
+            "--step-trace shows an engine's own steps: use --target engine or sim:INSTANCE, or "
+            "give --step-trace to `lmi-bench serve`"
+        )
     if target.startswith(SAGEMAKER_PREFIX):
         return sagemaker_bench(scenario, access)
     if "://" in target:
@@ -107,7 +116,7 @@ def open_bench(scenario: Scenario, access: Access = NO_ACCESS) -> Bench:
     )
 
 
-def _engine_bench(scenario: Scenario) -> Bench:
+def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
     parts = open_torch_engine(scenario.model, scenario.engine)
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read its folder's
@@ -116,7 +125,7 @@ def _engine_bench(scenario: Scenario) -> Bench:
     eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
 
     async def run_in(main: Main) -> Any:
-        async with parts.engine() as engine:
+        async with parts.engine(trace) as engine:
             return await main(InProcessTarget(engine, eos_token_ids=eos))
 
     return Bench(
@@ -125,17 +134,22 @@ def _engine_bench(scenario: Scenario) -> Bench:
         facts=parts.facts,
         prompts=lambda salt: make_prompts(scenario, ids, tokenizer, salt),
         run=lambda main: asyncio.run(run_in(main)),
-        knee_facts=lambda _levels: _cache_facts(parts.config, scenario),
+        knee_facts=lambda _levels: _of_all(_cache_facts(parts.config, scenario), parts),
         notes=parts.notes,
         salted=not scenario.workload.reuse_prompts,
     )
 
 
-def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
+def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | None) -> Bench:
     if scenario.workload.dataset is not None:
         raise InputError(
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
+        )
+    if scenario.engine.prefix_caching:
+        raise InputError(
+            "--prefix-caching needs prompts with words, and a simulated instance knows only their "
+            "lengths: use --target engine, or a server"
         )
     total = longest_request(scenario)
     parts = open_simulated_engine(
@@ -147,7 +161,7 @@ def _simulated_bench(scenario: Scenario, instance_type: str) -> Bench:
     )
 
     async def run_in(main: Main) -> Any:
-        async with parts.engine() as engine:
+        async with parts.engine(trace) as engine:
             return await main(InProcessTarget(engine, simulated=True))
 
     return Bench(
@@ -240,7 +254,7 @@ def _simulated_facts(
     profile = parts.profile
     assert profile is not None  # a simulated engine has one
     instance = find_instance(instance_type)
-    degree, dtype = scenario.engine.tensor_parallel, scenario.engine.dtype or "float16"
+    degree, dtype = parts.tensor_parallel, scenario.engine.dtype or "float16"
     lengths = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
     theory = theory_batch(
         parts.shape,
@@ -254,17 +268,35 @@ def _simulated_facts(
     model = step_time_model_for(parts.shape, instance, degree, dtype, profile)
     limits = _cache_facts(parts.config, scenario)
     context = lengths.input_tokens + lengths.output_tokens // 2
+    copies = len(parts.executors)
     binding = {}
     for line in levels:
         load = line["concurrency"] if line["concurrency"] is not None else line["rate_per_s"]
-        running = round(line.get("mean_concurrency") or 0)
+        running = round((line.get("mean_concurrency") or 0) / copies)
         batch = max(1, min(running, int(limits.b_max_expected or running)))
         shape = StepShape(
             decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
         )
         binding[load] = model.explain(shape).binding
-    return replace(
+    one = replace(
         limits,
         b_star=float("inf") if theory.b_star is None else theory.b_star,
         binding=binding,
+    )
+    return _of_all(one, parts)
+
+
+def _of_all(one: KneeFacts, parts: EngineParts) -> KneeFacts:
+    """The limits of all replicas together, from those of one."""
+    copies = len(parts.executors)
+
+    def times(limit: float | None) -> float | None:
+        return None if limit is None else limit * copies
+
+    return replace(
+        one,
+        b_max=times(one.b_max),
+        b_max_expected=times(one.b_max_expected),
+        b_star=times(one.b_star),
+        max_batch=None if one.max_batch is None else one.max_batch * copies,
     )

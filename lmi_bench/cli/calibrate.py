@@ -1,4 +1,4 @@
-"""`lmi-bench calibrate`: an engine's profile from a few measured levels, and what to measure next."""
+"""`lmi-bench calibrate`: an engine's profile from a few levels, and what to measure next."""
 
 from __future__ import annotations
 

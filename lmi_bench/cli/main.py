@@ -10,11 +10,14 @@ import typer
 from lmi_bench import __version__
 from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
+from lmi_bench.cli.compare_accelerators import compare_accelerators
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
+from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.plan_day import plan_day
 from lmi_bench.cli.predict import predict
+from lmi_bench.cli.profile import profile
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -35,12 +38,15 @@ app.command()(sweep)
 app.command()(recommend)
 app.command()(verify)
 app.command()(plan_day)
+app.command()(compare_accelerators)
 app.command()(report)
 app.command()(compare)
 app.command()(gate)
 app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
+app.add_typer(profile)
+app.command()(generate)
 app.command()(predict)
 app.command()(calibrate)
 app.command()(validate)

@@ -58,6 +58,24 @@ def price_cells(candidate: Candidate) -> dict[str, Any]:
     return {"price of": f"{cost['price_region']} {date} {component}".strip()}
 
 
+def measure_next_lines(answer: Recommendation) -> Iterator[str]:
+    """What to measure so that the answer rests on less of a forecast."""
+    best = answer.recommended or answer.nearest
+    if best is None:
+        return
+    slots = max(1, int(best.memory["slots_per_copy"]))
+    loads = sorted({1, max(1, round(slots**0.5)), slots})
+    question = answer.question
+    yield (
+        f"measure next, on one {best.instance} at TP {best.tensor_parallel}: lmi-bench sweep URL "
+        f"--input-tokens {question['input_tokens']} --output-tokens {question['output_tokens']} "
+        f"--concurrency {','.join(map(str, loads))} --out RUN; then lmi-bench recommend RUN "
+        f"--measured-on {best.instance}"
+    )
+    if answer.recommended is not None:
+        yield "before buying, replay the load on the fleet: lmi-bench verify REC.json --target URL"
+
+
 def attainment_lines(chosen: Candidate) -> Iterator[str]:
     """Joint attainment and the worst five minutes of the planned load."""
     found = chosen.attainment

@@ -30,6 +30,7 @@ from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.recommend_extras import (
     Extras,
     attainment_lines,
+    measure_next_lines,
     money_lines,
     price_cells,
     unpriced_lines,
@@ -250,7 +251,9 @@ def _print(answer: Recommendation, request: RecommendRequest, basis: Basis, more
         for outlook in answer.nearest.slos:
             if outlook.confidence == "missed" and outlook.predicted_ms is not None:
                 say(f"  {outlook.slo}: predicted {outlook.predicted_ms:,.0f} ms")
-    else:
+    for text in measure_next_lines(answer):
+        say(text)
+    if answer.recommended is None and answer.nearest is None:
         say("the model fits into none of these machines: see the reasons above")
 
 

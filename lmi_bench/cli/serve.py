@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,8 +46,22 @@ def serve(
         ),
     ] = False,
     tensor_parallel: Annotated[
-        int, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_ENGINE)
+        str,
+        typer.Option(
+            "--tp",
+            help="Tensor-parallel degree, or max: all devices or cores.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "1",
+    replicas: Annotated[
+        int, typer.Option(help="Copies of the model behind one router.", rich_help_panel=_ENGINE)
     ] = 1,
+    router: Annotated[
+        str,
+        typer.Option(
+            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
+        ),
+    ] = "round-robin",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
@@ -105,13 +121,59 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    step_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--step-trace",
+            help="Chrome trace of the engine's steps and requests.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    max_input_tokens: Annotated[
+        int | None, typer.Option(help="Longest prompt.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_batch_total_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens that the KV cache may hold.", rich_help_panel=_ENGINE),
+    ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: LMI, OpenAI and SageMaker's runtime paths, until Ctrl-C.
 
     With --executor simulated --instance ml.g5.2xlarge --model llama-2-7b it answers with the
-    predicted timing of that instance and needs no GPU.
+    predicted timing of that instance and needs no GPU. TGI's limits are read from the
+    environment where no flag states them: MAX_CONCURRENT_REQUESTS, MAX_TOTAL_TOKENS,
+    MAX_INPUT_TOKENS (or MAX_INPUT_LENGTH), MAX_BATCH_PREFILL_TOKENS, MAX_BATCH_TOTAL_TOKENS.
     """
+    from lmi_bench.cli.console import note
     from lmi_bench.cli.serve_run import run
+    from lmi_bench.cli.sweep import parse_degree
+    from lmi_bench.cli.tgi_env import limits_from_environment
     from lmi_bench.scenario import parse_scenario
 
     if executor not in EXECUTORS:
@@ -131,13 +193,25 @@ def serve(
         "max_concurrent_requests": max_concurrent_requests,
         "dtype": dtype,
         "kv_dtype": kv_dtype,
-        "tensor_parallel": tensor_parallel,
+        "tensor_parallel": parse_degree(tensor_parallel),
+        "replicas": replicas,
+        "router": router.replace("-", "_"),
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_model_len": max_model_len,
         "memory_share": memory_share,
         "threads": threads,
+        "max_input_tokens": max_input_tokens,
+        "max_batch_total_tokens": max_batch_total_tokens,
+        "prefix_caching": prefix_caching,
+        "draft": draft,
+        "draft_tokens": draft_tokens,
+        "draft_acceptance": draft_acceptance,
     }
+    for setting, (variable, value) in limits_from_environment(os.environ).items():
+        if stated[setting] is None:  # a flag wins
+            stated[setting] = value
+            note(f"{variable}={value} from the environment")
     settings = parse_scenario(
         {"engine": {key: value for key, value in stated.items() if value is not None}},
         source="serve",
@@ -150,4 +224,5 @@ def serve(
         port=port,
         lmi_replies=lmi_replies,
         require_signature=require_signature,
+        trace=step_trace,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import nullcontext
+from pathlib import Path
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compose import EngineParts, open_simulated_engine, open_torch_engine
@@ -14,6 +16,7 @@ from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
 
@@ -27,11 +30,13 @@ def run(
     port: int,
     lmi_replies: str = "rolling",
     require_signature: bool = False,
+    trace: Path | None = None,
 ) -> None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
     lmi_replies        whose replies the LMI routes imitate, one of LMI_REPLIES
     require_signature  on SageMaker's paths, by the key in this process's environment
+    trace              file for a Chrome trace of steps and requests
     """
     if lmi_replies not in LMI_REPLIES:
         raise InputError(f"--lmi-replies {lmi_replies}: use one of {', '.join(LMI_REPLIES)}")
@@ -47,11 +52,18 @@ def run(
         parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
     for line in parts.notes:
         note(line)
-    asyncio.run(_serve(parts, host, port, lmi_replies, check))
+    tracer = None if trace is None else StepTrace(trace)
+    with tracer or nullcontext():
+        asyncio.run(_serve(parts, host, port, lmi_replies, check, tracer))
 
 
 async def _serve(
-    parts: EngineParts, host: str, port: int, lmi_replies: str, check: SignatureCheck | None
+    parts: EngineParts,
+    host: str,
+    port: int,
+    lmi_replies: str,
+    check: SignatureCheck | None,
+    trace: StepTrace | None,
 ) -> None:
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
 
@@ -60,7 +72,7 @@ async def _serve(
             warn(where.warning)
         say(f"serving {parts.shape.name} at {where.url}  (Ctrl-C ends it)")
 
-    async with parts.engine() as engine:
+    async with parts.engine(trace) as engine:
         app = build_app(
             engine,
             codec,
@@ -69,4 +81,4 @@ async def _serve(
             signature_check=check,
             lmi_reply=LMI_REPLIES[lmi_replies],
         )
-        await serve(app, host, port, on_ready=on_ready)
+        await serve(app, host, port, on_ready=on_ready, engine=engine)

@@ -52,7 +52,22 @@ def sweep(
         ),
     ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_TARGET)
+        str | None,
+        typer.Option(
+            "--tp",
+            help="Tensor-parallel degree, or max: all devices or cores.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(help="Copies of the model behind one router. [1]", rich_help_panel=_ENGINE),
+    ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
+        ),
     ] = None,
     api_key: Annotated[
         str | None,
@@ -292,6 +307,32 @@ def sweep(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
     ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     workers: Annotated[
         str,
         typer.Option(
@@ -369,6 +410,14 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
+    step_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--step-trace",
+            help="Chrome trace of the engine's steps and requests.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -429,12 +478,20 @@ def sweep(
         "engine.dtype": dtype,
         "engine.kv_dtype": kv_dtype,
         "engine.profile": profile,
-        "engine.tensor_parallel": tensor_parallel,
+        "engine.tensor_parallel": None
+        if tensor_parallel is None
+        else parse_degree(tensor_parallel),
+        "engine.replicas": replicas,
+        "engine.router": None if router is None else router.replace("-", "_"),
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,
         "engine.max_model_len": max_model_len,
         "engine.memory_share": memory_share,
         "engine.threads": threads,
+        "engine.prefix_caching": prefix_caching,
+        "engine.draft": draft,
+        "engine.draft_tokens": draft_tokens,
+        "engine.draft_acceptance": draft_acceptance,
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
@@ -450,6 +507,7 @@ def sweep(
         budget=budget,
         goodput=" ".join(goodput or ()),
         failures=failures,
+        trace=step_trace,
         client=Client(read_workers(workers), tuple(metrics_url or ())),
     )
     if outcome.interrupted:
@@ -474,6 +532,15 @@ def _numbers(flag: str, text: str) -> list[float | int]:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
         numbers.append(int(value) if value.is_integer() else value)
     return numbers
+
+
+def parse_degree(text: str) -> int | str:
+    """A tensor-parallel degree or `max`; raises InputError for anything else."""
+    if text == "max":
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise InputError(f"--tp {text}: write a number of at least 1, or max")
 
 
 def parse_mix(text: str) -> list[dict[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,13 +22,14 @@ from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
+from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
-from lmi_bench.report.text import generator_line, knee_rows, level_rows
+from lmi_bench.report.text import engine_lines, generator_line, knee_rows, level_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
@@ -53,19 +55,22 @@ def run(
     budget: Budget = NO_BUDGET,
     goodput: str = "",
     failures: str = "exclude",
+    trace: Path | None = None,
     client: Client = AUTO_CLIENT,
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written.
 
     goodput   limits of a good request, as `parse_goodput` reads them
     failures  exclude or infinite: how failed requests count in the SLOs' latencies
+    trace     file for a Chrome trace of the engine in this process
     """
     limits = tuple(parse_goodput(goodput)) if goodput else ()
     slo_options = SloOptions(limits, read_failures(failures))
     scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     interrupted = False
-    bench = open_bench(scenario, access)
+    tracer = None if trace is None else StepTrace(trace)
+    bench = open_bench(scenario, access, trace=tracer)
     scenario = bench.scenario
     rule = level_rule(scenario)
     spend = Spend(
@@ -76,7 +81,7 @@ def run(
     )
     server = open_server_watch(bench, client)
     folder = out or _default_folder(scenario)
-    with _open_store(folder, scenario, bench, resume=resume) as store:
+    with tracer or nullcontext(), _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
@@ -254,6 +259,8 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         knee_rows([knee.to_dict() for knee in knees]),
         left=("rule", "cause", "change", "why"),
     )
+    for text in engine_lines(levels):
+        note(text)
     for line in levels:
         if not line["valid"]:
             warn(f"level {line['level']} is invalid: {line['invalid_reason']}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from lmi_bench.clock import settle
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
@@ -27,6 +28,7 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.errors import EngineError, InputError
 
 OnStep = Callable[[StepBatch, float, float], None]
+OnEnd = Callable[["Generation"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +40,14 @@ class TokenEvent:
     logprobs: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What the engine holds now and has done so far; counts, shares as fractions."""
-
-    running: int
-    waiting: int
-    used_blocks: int
-    total_blocks: int
-    steps: int
-    preemptions: int
-    prompt_tokens: int
-    generation_tokens: int
-    slot_steps_used: int
-    slot_steps_idle: int
-    slot_waste_frac: float
-
-
 class Generation:
     """One request in the engine, from `submit` to its end.
 
     events              what came so far; a request that ended keeps them
     finish_reason       None while it runs, and for one that a failed engine left unanswered
-    submitted_s ...     loop clock; queue time is first_scheduled_s - submitted_s, prefill time
-                        first_token_s - first_scheduled_s, decode time finished_s - first_token_s
+    drafted_tokens      guessed for this request; accepted_tokens: those of them that held
+    replica             number of the replica that has it, None where there is but one
+    submitted_s ...     loop clock
     """
 
     __slots__ = (
@@ -69,19 +55,25 @@ class Generation:
         "_engine",
         "_error",
         "_news",
+        "accepted_tokens",
+        "drafted_tokens",
         "events",
         "finish_reason",
         "finished_s",
         "first_scheduled_s",
         "first_token_s",
+        "replica",
         "seq_id",
         "submitted_s",
     )
 
     def __init__(self, engine: AsyncEngine, seq_id: int, submitted_s: float) -> None:
         self.seq_id = seq_id
+        self.replica: int | None = None
         self.events: list[TokenEvent] = []
         self.finish_reason: str | None = None
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         self.submitted_s = submitted_s
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -90,6 +82,21 @@ class Generation:
         self._error: EngineError | None = None
         self._ended = asyncio.Event()
         self._news: asyncio.Event | None = None  # made for the first who watches
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until its first step, None while it waits."""
+        return _between(self.submitted_s, self.first_scheduled_s)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds from its first step to its first token."""
+        return _between(self.first_scheduled_s, self.first_token_s)
+
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds from its first token to its end, None before."""
+        return _between(self.first_token_s, self.finished_s)
 
     async def wait(self) -> None:
         """Return when the request has ended. Raises EngineError if the engine failed."""
@@ -132,6 +139,8 @@ class Generation:
         self._error = error
         self._ended.set()
         self._tell()
+        if self._engine._on_end is not None:
+            self._engine._on_end(self)
 
     def _tell(self) -> None:
         if self._news is not None:
@@ -143,10 +152,16 @@ class AsyncEngine:
     """Runs one scheduler over one executor; an async context manager that closes the executor.
 
     on_step  called after each step with its batch, its start and its end on the loop's clock
+    on_end   called with each request that ended
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, on_step: OnStep | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        on_step: OnStep | None = None,
+        on_end: OnEnd | None = None,
     ) -> None:
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
@@ -156,12 +171,14 @@ class AsyncEngine:
         self._scheduler = scheduler
         self._executor = executor
         self._on_step = on_step
+        self._on_end = on_end
         self._generations: dict[int, Generation] = {}
         self._next_seq_id = 0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: EngineError | None = None
         self._error_seen = False
+        self._failed = asyncio.Event()
 
     async def __aenter__(self) -> AsyncEngine:
         self._task = asyncio.create_task(self._run(), name="engine")
@@ -204,6 +221,17 @@ class AsyncEngine:
         return generation
 
     @property
+    def outstanding(self) -> int:
+        """Requests that have not ended."""
+        return len(self._generations)
+
+    async def failed(self) -> EngineError:
+        """Return when the engine can answer no more, with the reason."""
+        await self._failed.wait()
+        assert self._error is not None
+        return self._error
+
+    @property
     def error(self) -> EngineError | None:
         """Why the engine can answer no more, None while it can."""
         return self._error
@@ -222,7 +250,13 @@ class AsyncEngine:
             generation_tokens=stats.generation_tokens,
             slot_steps_used=stats.slot_steps_used,
             slot_steps_idle=stats.slot_steps_idle,
-            slot_waste_frac=stats.slot_waste_frac,
+            cache_slots_reserved=stats.cache_slots_reserved,
+            cache_slots_unfilled=stats.cache_slots_unfilled,
+            peak_running=stats.peak_running,
+            prefix_tokens=stats.prefix_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            drafted_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
         )
 
     async def _run(self) -> None:
@@ -284,6 +318,8 @@ class AsyncEngine:
     def _hand_out(self, committed: list[CommittedTokens], now_s: float) -> None:
         for gained in committed:
             generation = self._generations[gained.seq_id]
+            generation.drafted_tokens += gained.drafted
+            generation.accepted_tokens += gained.accepted
             generation._add(TokenEvent(now_s, gained.token_ids, gained.logprobs))
             if gained.finish_reason is not None:
                 del self._generations[gained.seq_id]
@@ -299,10 +335,15 @@ class AsyncEngine:
         """End every request; none can be answered any more."""
         self._error = error
         self._error_seen = bool(self._generations)
+        self._failed.set()
         now_s = asyncio.get_running_loop().time()
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation._end(now_s, None, error)
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
 
 
 def _as_engine_error(exc: Exception) -> EngineError:

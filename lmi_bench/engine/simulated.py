@@ -7,21 +7,33 @@ time. Tokens are a fixed rule of the position, never one that would end the sequ
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 from lmi_bench.clock import settle
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepTime
+from lmi_bench.errors import InputError
 
 _FIRST_TOKEN_ID = 1000  # above the byte and control tokens that vocabularies begin with
 _NUM_TOKEN_IDS = 1000
 
 
 class SimulatedExecutor:
-    """Implements `Executor` over a step-time model; it accepts no drafted token."""
+    """Implements `Executor` over a step-time model.
 
-    def __init__(self, step_time: StepTime, *, block_size: int = 16) -> None:
+    draft_acceptance  chance (0 to 1) with which each drafted token holds if those before it did;
+                      the draws are a fixed rule of sequence and position
+    """
+
+    def __init__(
+        self, step_time: StepTime, *, block_size: int = 16, draft_acceptance: float = 0.0
+    ) -> None:
+        if not 0 <= draft_acceptance <= 1:
+            raise InputError(f"draft_acceptance must be from 0 to 1, got {draft_acceptance:g}")
         self._step_time = step_time
         self._block_size = block_size
+        self._draft_acceptance = draft_acceptance
 
     @property
     def block_size(self) -> int:
@@ -40,17 +52,34 @@ class SimulatedExecutor:
         """
         await asyncio.sleep(self._step_time.step_time_s(batch.shape))
         await settle()
-        return [_output(entry) for entry in batch.entries]
+        return [self._output(entry) for entry in batch.entries]
 
     async def close(self) -> None:
         """Nothing is held."""
 
+    def _output(self, entry: BatchEntry) -> StepOutput:
+        if not entry.samples:
+            return StepOutput(entry.seq_id)
+        first = entry.first_position
+        count = 1
+        while count <= entry.draft_length and self._holds(entry.seq_id, first + count):
+            count += 1
+        token_ids = tuple(
+            _token_id(position, entry.sampling) for position in range(first, first + count)
+        )
+        return StepOutput(
+            entry.seq_id, token_ids, (0.0,) * count if entry.sampling.logprobs else None
+        )
 
-def _output(entry: BatchEntry) -> StepOutput:
-    if not entry.samples:
-        return StepOutput(entry.seq_id)
-    sampling = entry.sampling
-    token_id = _FIRST_TOKEN_ID + entry.first_position % _NUM_TOKEN_IDS
+    def _holds(self, seq_id: int, position: int) -> bool:
+        if not self._draft_acceptance:
+            return False
+        digest = hashlib.blake2b(f"{seq_id}:{position}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") < self._draft_acceptance * 2**64
+
+
+def _token_id(position: int, sampling: SamplingParams) -> int:
+    token_id = _FIRST_TOKEN_ID + position % _NUM_TOKEN_IDS
     while token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids:
         token_id += 1
-    return StepOutput(entry.seq_id, (token_id,), (0.0,) if sampling.logprobs else None)
+    return token_id

@@ -67,6 +67,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        """Whether every token has the same id in both."""
+        ours: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return bool(ours == other._tokenizer.get_vocab(with_added_tokens=True))
+
     def detokenizer(self) -> Detokenizer:
         """A decoder for one stream of tokens."""
         return Detokenizer(self)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from lmi_bench.clock import is_virtual
-from lmi_bench.engine.async_engine import AsyncEngine, Generation
+from lmi_bench.engine.async_engine import Generation
+from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetError
 from lmi_bench.loadgen.measure import keep_partial
@@ -21,11 +23,15 @@ class InProcessTarget:
     """
 
     def __init__(
-        self, engine: AsyncEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
+        self, engine: ServingEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
         self._engine = engine
         self._simulated = simulated
         self._eos_token_ids = eos_token_ids
+
+    def engine_stats(self) -> EngineStats:
+        """The engine's counts at this moment."""
+        return self._engine.stats()
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Generate one request to its end; a cancellation stops it and frees its blocks.
@@ -70,4 +76,8 @@ def _exchange(request: PlannedRequest, generation: Generation) -> Exchange:
         input_tokens=request.input_tokens,
         output_tokens=sum(len(event.token_ids) for event in events),
         ended_s=generation.finished_s,
+        queue_s=generation.queue_s,
+        prefill_s=generation.prefill_s,
+        decode_s=generation.decode_s,
+        replica=generation.replica,
     )

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import gc
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.loadgen.closed_loop import run_closed_loop
 from lmi_bench.loadgen.level_parts import WHOLE, LevelPart, Share, merge_parts
 from lmi_bench.loadgen.measure import Measured
@@ -85,6 +86,15 @@ class LevelAware(Protocol):
         ...
 
 
+@runtime_checkable
+class EngineWatched(Protocol):
+    """A target whose engine can be looked into."""
+
+    def engine_stats(self) -> EngineStats:
+        """The engine's counts at this moment."""
+        ...
+
+
 class LevelRunner:
     """One level: its requests, its loop, and the rules that cut it short."""
 
@@ -116,6 +126,7 @@ class LevelRunner:
         self._errors = 0
         self._tokens = 0
         self._stopped_by: str | None = None
+        self._engine: Mapping[str, float | None] | None = None
         self._stop: Callable[[], None] = lambda: None
 
     async def run(
@@ -134,7 +145,8 @@ class LevelRunner:
             return asyncio.get_running_loop().time()
 
         part = await self.run_part(spacing_s=spacing_s, seed=seed, start=start)
-        return merge_parts(self._spec, attempt, [part], max_error_share=self._rules.max_error_share)
+        run = merge_parts(self._spec, attempt, [part], max_error_share=self._rules.max_error_share)
+        return replace(run, engine=self._engine)
 
     async def run_part(
         self, *, spacing_s: float, seed: int, start: Callable[[], Awaitable[float]]
@@ -148,6 +160,7 @@ class LevelRunner:
         if isinstance(target, LevelAware):
             await target.open_level(self._connections())
         await self._warm_up()
+        before = target.engine_stats() if isinstance(target, EngineWatched) else None
         watch = LoopWatch()
         with _no_collections():
             self._start_s = await start()
@@ -162,6 +175,7 @@ class LevelRunner:
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
         self._report("finished")
+        self._engine = _engine_change(target, before)
         return LevelPart(
             records=records,
             signals=signals,
@@ -311,6 +325,12 @@ class LevelRunner:
                 stopped_by=self._stopped_by,
             )
         )
+
+
+def _engine_change(target: Target, before: EngineStats | None) -> Mapping[str, float | None] | None:
+    if before is None or not isinstance(target, EngineWatched):
+        return None
+    return target.engine_stats().since(before)
 
 
 @contextlib.contextmanager

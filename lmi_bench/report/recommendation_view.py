@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench.report.formats import key_title, number, plain, usd
+from lmi_bench.report.planning_facts import planning_facts
 from lmi_bench.report.recommendation_tables import (
     FIRST_FIGURES,
     IDENTITY,
@@ -25,6 +26,7 @@ from lmi_bench.report.recommendation_tables import (
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {"recommended", "nearest", "candidates", "rejected", "warnings", "accuracy", "title"}
+_PLACED |= {"sensitivity", "vary", "frontier"}
 _PLACED_OF_CANDIDATE = {"withheld", "slos", "warnings", "reason", "blended_reason", "predicted"}
 _SHOWN_CANDIDATES = 12
 
@@ -110,7 +112,7 @@ def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
 
 def _provenance(content: Mapping[str, Any], chosen: Candidate) -> tuple[Facts, ...]:
     """Where each number comes from: whatever the file says beside its candidates."""
-    facts = [Facts("How it was found", tuple(_flatten(content, _PLACED)))]
+    facts = [*planning_facts(content), Facts("How it was found", tuple(_flatten(content, _PLACED)))]
     figures = {key for key, _ in figures_of(chosen)}
     placed = {*IDENTITY, *(key for key, _, _ in PRICES), *figures, *_PLACED_OF_CANDIDATE}
     facts.append(Facts("The candidate named above", tuple(_flatten(chosen, placed))))

@@ -42,6 +42,39 @@ def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def engine_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the engine did in each level, a line each, where the target's engine is in sight."""
+    return [
+        f"engine at {_load_name(line)}: {_engine_text(line['engine'])}"
+        for line in levels
+        if line.get("engine")
+    ]
+
+
+def _engine_text(done: Mapping[str, Any]) -> str:
+    parts = [
+        f"{done['slot_waste_frac']:.1%} of the decode slots idle",
+        f"{done['cache_waste_frac']:.1%} of the reserved token slots empty",
+        f"at most {done['peak_running']} sequences",
+    ]
+    if done["preemptions"]:
+        parts.append(f"{done['preemptions']} preemptions")
+    if done.get("prefix_hit_frac") is not None:
+        parts.append(f"{done['prefix_hit_frac']:.1%} of the prompt tokens found in the cache")
+    if done.get("draft_acceptance_frac") is not None:
+        parts.append(
+            f"{done['draft_acceptance_frac']:.1%} of the drafted tokens held, "
+            f"{done['tokens_per_decode']:.2f} tokens a step"
+        )
+    return ", ".join(parts)
+
+
+def _load_name(line: Mapping[str, Any]) -> str:
+    if line.get("concurrency") is not None:
+        return f"concurrency {line['concurrency']}"
+    return f"{line['rate_per_s']:g} req/s"
+
+
 def knee_rows(knees: Sequence[Knee | Mapping[str, Any]]) -> list[dict[str, str]]:
     """The knees, found now or read from knees.json, as console rows; a star recommends."""
     rows = []

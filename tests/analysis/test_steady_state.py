@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -81,3 +83,13 @@ def test_a_small_cache_is_named_as_the_limit_of_an_a10g():
     assert steady.slots == 28
     assert steady.limiting_part(steady.slots) == "kv_memory"
     assert steady.limiting_part(4) == "bandwidth"
+
+
+def test_an_engine_s_own_limit_is_named_apart_from_the_cache():
+    """The same A10G with room for 28 sequences, of which the engine runs 8 at most."""
+    workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
+    limited = replace(TGI_2023, max_batch_size=8)
+    layout = Layout(find_instance("ml.g5.2xlarge"), 1)
+    steady = plan_copy(layout, workload, limited, open_loop=False).steady
+    assert steady.slots == 8
+    assert steady.limiting_part(8) == "batch_limit"

@@ -58,6 +58,31 @@ def test_token_times_are_those_of_the_engine():
     assert exchange.finish_reason == "length"
     assert (exchange.input_tokens, exchange.output_tokens) == (8, 4)
     assert exchange.ended_s == pytest.approx(1.3)
+    times_s = (exchange.queue_s, exchange.prefill_s, exchange.decode_s)
+    assert times_s == pytest.approx((0.0, 1.0, 0.3))
+
+
+def test_a_level_says_what_the_engine_did_in_it_and_not_before():
+    """A warm-up and two requests of 4 tokens: in a batch of 2 that has 2 ends at once, nothing is
+    idle; blocks of 16 hold 8 prompt tokens and, after each step, one token more."""
+    runs = []
+
+    async def use(target, engine):
+        spec = LevelSpec(index=0, concurrency=2, num_requests=2, warmup_requests=3)
+        await run_sweep(
+            [spec],
+            target,
+            None,
+            prompts=SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0),
+            summarise=lambda run: {},
+            on_level=lambda run, line: runs.append(run),
+        )
+
+    _run(use, policy="dynamic", batch_size=2, max_batch_delay_s=0.0)
+    done = runs[0].engine
+    assert (done["steps"], done["generation_tokens"], done["prompt_tokens"]) == (4, 8, 16)
+    assert (done["slot_steps_used"], done["slot_waste_frac"]) == (6, 0.0)
+    assert done["cache_waste_frac"] == pytest.approx(1 - (8 + 9 + 10 + 11) / (4 * 16))
 
 
 def test_a_time_out_stops_the_generation_and_frees_its_blocks():

@@ -18,6 +18,9 @@ LAST_SAMPLED: Final = -1
 """A token id that stands for the token which this sequence's previous step sampled: an executor
 that keeps sampled tokens on its device need not wait for the host to read them."""
 
+DRAFTED: Final = -2
+"""A token id that the executor is to guess, with a model of its own, before it is verified."""
+
 
 class StepKind(StrEnum):
     """What a sequence does in a step."""
@@ -34,11 +37,14 @@ class BatchEntry:
     token_ids       ids to compute in this step, in order; LAST_SAMPLED where the host has not
                     seen the id yet
     first_position  position of token_ids[0]; everything before it is in the cache
-    new_block_ids   blocks appended to the sequence's block table before this step; with
-                    first_position 0 the table starts with them
+    new_block_ids   blocks appended to the sequence's block table before this step; the table
+                    of a sequence that begins starts with them
     samples         whether the row of the last token gives a token (not in a prompt's earlier
                     chunks)
-    draft_length    drafted tokens at the end of token_ids (verify only)
+    draft_length    drafted tokens at the end of token_ids (verify only), perhaps DRAFTED
+    num_generated   tokens that the sequence had generated before this step
+    cached_token_ids  the tokens before first_position, where other sequences computed them into
+                      the blocks with which this one begins
     """
 
     seq_id: int
@@ -49,6 +55,13 @@ class BatchEntry:
     samples: bool
     sampling: SamplingParams
     draft_length: int = 0
+    num_generated: int = 0
+    cached_token_ids: Sequence[int] = ()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the sequence starts here, or starts anew."""
+        return self.first_position == len(self.cached_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +88,17 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens:
-    """What a step gave one sequence for good; `finish_reason` is set with its last tokens."""
+    """What a step gave one sequence for good; `finish_reason` is set with its last tokens.
+
+    drafted, accepted  tokens guessed for this step, and how many of them held
+    """
 
     seq_id: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     finish_reason: str | None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

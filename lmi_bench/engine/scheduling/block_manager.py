@@ -11,15 +11,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 from lmi_bench.errors import EngineError
 
 
 class BlockManager:
-    """The books of one cache: every block is either free or has at least one holder."""
+    """The books of one cache: every block is either free or has at least one holder.
 
-    __slots__ = ("_free", "_holders", "block_size", "num_blocks")
+    prefix_cache  remembers what free blocks hold; those are handed out last
+    """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    __slots__ = ("_free", "_holders", "block_size", "num_blocks", "prefix_cache")
+
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None
+    ) -> None:
+        self.prefix_cache = prefix_cache
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last one freed goes first
@@ -28,12 +35,14 @@ class BlockManager:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
+        if self.prefix_cache is not None:
+            return len(self._free) + self.prefix_cache.num_idle
         return len(self._free)
 
     @property
     def num_used(self) -> int:
         """Blocks with at least one holder."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` token slots take, the last one perhaps in part."""
@@ -44,8 +53,11 @@ class BlockManager:
 
         The caller checks `num_free` first: raises EngineError if there are too few.
         """
-        if count > len(self._free):
-            raise EngineError(f"{count} KV blocks asked for, {len(self._free)} are free")
+        if count > self.num_free:
+            raise EngineError(f"{count} KV blocks asked for, {self.num_free} are free")
+        if self.prefix_cache is not None:
+            while len(self._free) < count:
+                self._free.append(self.prefix_cache.evict())
         if count == 1:  # nearly every call: one more block for a growing sequence
             block_id = self._free.pop()
             self._holders[block_id] = 1
@@ -56,23 +68,29 @@ class BlockManager:
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a holder to blocks that are in use. Raises EngineError for a free block."""
+        """Add a holder to blocks that are in use or known to the prefix cache.
+
+        Raises EngineError for any other block.
+        """
         for block_id in block_ids:
-            if self._holders[block_id] < 1:
+            if self.prefix_cache is not None and self.prefix_cache.is_idle(block_id):
+                self.prefix_cache.wake(block_id)
+            elif self._holders[block_id] < 1:
                 raise EngineError(f"KV block {block_id} is free and cannot be shared")
             self._holders[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Take one holder off each block; the last one frees it.
 
-        Raises EngineError for a block that is free already.
+        A sequence gives its blocks from the last to the first, so that the prefix cache forgets
+        its tail before its head. Raises EngineError for a block that is free already.
         """
         for block_id in block_ids:
             holders = self._holders[block_id] - 1
             if holders < 0:
                 raise EngineError(f"KV block {block_id} is free already")
             self._holders[block_id] = holders
-            if holders == 0:
+            if holders == 0 and (self.prefix_cache is None or not self.prefix_cache.rest(block_id)):
                 self._free.append(block_id)
 
     def audit(self, tables: Iterable[Iterable[int]]) -> None:
@@ -83,6 +101,9 @@ class BlockManager:
         """
         held = Counter(block_id for table in tables for block_id in table)
         free = Counter(self._free)
+        if self.prefix_cache is not None:
+            self.prefix_cache.audit([holders > 0 for holders in self._holders])
+            free.update(b for b in range(self.num_blocks) if self.prefix_cache.is_idle(b))
         for block_id in range(self.num_blocks):
             in_books, in_tables = self._holders[block_id], held[block_id]
             if in_books != in_tables or free[block_id] != (in_books == 0):

@@ -53,6 +53,9 @@ class SchedulerConfig:
     max_rolling_batch_prefill_tokens  most prompt tokens of one step
     chunked_prefill                   split prompts and mix them with decode rows; otherwise a
                                       prefill step pauses decoding
+    max_input_tokens                  longest prompt; None: as far as the output leaves room
+    prefix_caching                    keep computed blocks and share them between prompts with
+                                      a common beginning
     max_concurrent_requests           requests beyond it are refused at once; None: queue all
     """
 
@@ -67,6 +70,8 @@ class SchedulerConfig:
     max_rolling_batch_prefill_tokens: int = 4096
     chunked_prefill: bool = False
     max_concurrent_requests: int | None = None
+    prefix_caching: bool = False
+    max_input_tokens: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))
@@ -80,6 +85,13 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_input_tokens is not None and not (
+            1 <= self.max_input_tokens < self.max_model_len
+        ):
+            raise InputError(
+                f"max_input_tokens must be from 1 to {self.max_model_len - 1:,}, one less than the "
+                f"whole length (max_model_len), got {self.max_input_tokens:,}"
+            )
         if self.num_blocks < 1:
             raise CapacityError(
                 f"the KV cache has {self.num_blocks} blocks of {self.block_size} tokens; "

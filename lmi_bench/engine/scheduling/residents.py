@@ -9,6 +9,7 @@ from typing import Final
 
 from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 from lmi_bench.engine.scheduling.sequence import Sequence
 
 _ORDER: Final = attrgetter("order")
@@ -21,10 +22,11 @@ class Residents:
     num_filling  how many of them have prompt tokens left to compute
     """
 
-    __slots__ = ("_contiguous", "blocks", "num_filling", "running")
+    __slots__ = ("_contiguous", "_prefixes", "blocks", "num_filling", "running")
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.blocks = BlockManager(config.num_blocks, config.block_size)
+        self._prefixes = PrefixCache() if config.prefix_caching else None
+        self.blocks = BlockManager(config.num_blocks, config.block_size, self._prefixes)
         self.running: list[Sequence] = []
         self.num_filling = 0
         self._contiguous = config.kv_layout is KvLayout.CONTIGUOUS
@@ -36,11 +38,25 @@ class Residents:
         prompt lost, as soon as one of them grows.
         """
         headroom = 0 if self._contiguous else len(self.running)
-        return self._blocks_at_admission(seq) + headroom <= self.blocks.num_free
+        needed = self._blocks_at_admission(seq) + headroom
+        num_free = self.blocks.num_free
+        if needed <= num_free or self._prefixes is None:
+            return needed <= num_free
+        held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
+        return needed - held <= num_free  # an idle block counts as free until it is shared
 
     def admit(self, seq: Sequence) -> None:
-        """Give a sequence the blocks of its prompt, or of its whole length if contiguous."""
-        self.grow(seq, self._blocks_at_admission(seq))
+        """Give a sequence the blocks of its prompt, or of its whole length if contiguous.
+
+        Those that the prefix cache knows are shared, and their tokens count as computed.
+        """
+        known = self._known_blocks(seq)
+        self.blocks.share(known)  # first, so that none of them is evicted for the others
+        seq.block_ids.extend(known)
+        seq.slot_capacity = seq.num_computed = len(known) * self.blocks.block_size
+        seq.num_cached = seq.num_computed
+        seq.num_learnt = len(known)
+        self.grow(seq, self._blocks_at_admission(seq) - len(known))
         seq.admitted = True
         insort(self.running, seq, key=_ORDER)
         self.num_filling += 1
@@ -56,6 +72,15 @@ class Residents:
         """Blocks that are too few for one more token of every sequence that decodes."""
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
         return max(0, needed - self.blocks.num_free)
+
+    def spare_blocks(self) -> int:
+        """Free blocks beside those that one more token of every decoding sequence takes."""
+        needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
+        return max(0, self.blocks.num_free - needed)
+
+    def missing_for(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that a sequence lacks for this many more tokens."""
+        return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
 
     def decoding(self) -> abc.Iterator[Sequence]:
         """Sequences that may have one more token planned, oldest first.
@@ -74,11 +99,30 @@ class Residents:
             return []
         return [seq for seq in self.running if seq.num_computed < seq.tokens_to_fill]
 
+    def learn(self, seq: Sequence, num_tokens: int) -> None:
+        """The first `num_tokens` positions of a sequence are computed for good."""
+        if self._prefixes is None:
+            return
+        size = self.blocks.block_size
+        full = num_tokens // size
+        if full > seq.num_learnt:
+            digests = seq.digests(full, size)
+            for number in range(seq.num_learnt, full):
+                self._prefixes.learn(seq.block_ids[number], digests[number])
+            seq.num_learnt = full
+
+    def _known_blocks(self, seq: Sequence) -> list[int]:
+        """Blocks that hold the sequence's beginning; at least one token is left to compute."""
+        if self._prefixes is None:
+            return []
+        size = self.blocks.block_size
+        return self._prefixes.find(seq.digests((seq.tokens_to_fill - 1) // size, size))
+
     def evict_youngest(self) -> Sequence:
         """Take the blocks from the youngest sequence; it has to begin anew."""
         seq = self.running[-1]
         self.remove(seq)
-        self.blocks.release(seq.block_ids)
+        self.blocks.release(reversed(seq.block_ids))
         seq.restart()
         return seq
 
@@ -90,7 +134,7 @@ class Residents:
 
     def release(self, seq: Sequence) -> None:
         """Give back the blocks of a sequence that has left."""
-        self.blocks.release(seq.block_ids)
+        self.blocks.release(reversed(seq.block_ids))
         seq.block_ids = []
         seq.slot_capacity = 0
 
@@ -111,6 +155,26 @@ class Residents:
                 high = middle
         return low
 
+    def slots(self) -> tuple[int, int]:
+        """Token slots that the running sequences hold, and those of them with a token."""
+        reserved = filled = 0
+        for seq in self.running:
+            reserved += seq.slot_capacity
+            filled += seq.num_computed
+        return reserved, filled
+
+    def slots_over_steps(self, num_steps: int) -> tuple[int, int]:
+        """`slots` summed over as many decode steps of all running sequences from now on."""
+        reserved = filled = 0
+        for seq in self.running:
+            first = seq.num_computed
+            filled += num_steps * first + num_steps * (num_steps + 1) // 2
+            inside = min(num_steps, seq.slot_capacity - first)  # steps before a new block
+            reserved += inside * seq.slot_capacity
+            reserved += self._sum_of_capacities(first + num_steps)
+            reserved -= self._sum_of_capacities(first + inside)
+        return reserved, filled
+
     def take_steps(self, num_steps: int, token_id: int) -> None:
         """Let every running sequence have decoded `token_id` this many times."""
         for seq in self.running:
@@ -118,6 +182,12 @@ class Residents:
             seq.output_token_ids.extend([token_id] * num_steps)
             if seq.num_computed > seq.slot_capacity:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
+
+    def _sum_of_capacities(self, num_tokens: int) -> int:
+        """Slots of the blocks for 1 token, for 2, and so on up to `num_tokens`, summed."""
+        size = self.blocks.block_size
+        whole, rest = divmod(num_tokens, size)
+        return size * (size * whole * (whole + 1) // 2 + rest * (whole + 1))
 
     def _blocks_for_steps(self, num_steps: int) -> int:
         size = self.blocks.block_size

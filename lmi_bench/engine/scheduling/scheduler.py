@@ -28,6 +28,7 @@ from lmi_bench.engine.scheduling.batch import (
     WaitUntil,
 )
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
+from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.residents import Residents
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
@@ -35,9 +36,6 @@ from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.scheduling.waiting import WaitingQueue
 from lmi_bench.errors import CapacityError, EngineError, InputError, OverloadedError
-
-Drafter = abc.Callable[[Sequence, int], tuple[int, ...]]
-"""Guesses at most n next tokens of a sequence; the executor verifies them in one step."""
 
 _IDLE: Final = Idle()
 
@@ -167,6 +165,7 @@ class Scheduler:
         self._next_step_id += 1
         self._in_flight.append((batch, members))
         self.stats.count_steps(batch.shape, self._batch_slots)
+        self.stats.count_cache(*self._residents.slots())
         return batch
 
     def commit(
@@ -196,16 +195,20 @@ class Scheduler:
                 if not seq.num_in_flight:
                     self._release(seq)
                 continue
+            computed = entry.first_position + len(entry.token_ids)
             if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are written anew
-                seq.num_computed = entry.first_position + len(output.token_ids)
-            if output.token_ids:
-                accepted = self._accept(seq, output)
-                committed.append(accepted)
-                if accepted.finish_reason is not None:
-                    ended = True
-                    seq.finish_reason = accepted.finish_reason
-                    if not seq.num_in_flight:
-                        self._release(seq)
+                computed = seq.num_computed = entry.first_position + len(output.token_ids)
+            if not output.token_ids:
+                self._residents.learn(seq, computed)
+                continue
+            gained = self._accept(seq, output, entry.draft_length)
+            committed.append(gained)
+            self._residents.learn(seq, min(computed, seq.num_tokens))
+            if gained.finish_reason is not None:
+                ended = True
+                seq.finish_reason = gained.finish_reason
+                if not seq.num_in_flight:
+                    self._release(seq)
         if ended:
             self._residents.drop_finished()
         return committed
@@ -245,7 +248,7 @@ class Scheduler:
         residents = self._residents
         if not residents.running or residents.num_filling:
             return 0
-        if self._in_flight or self._drafter is not None:
+        if self._in_flight or self._drafter is not None or self.config.prefix_caching:
             return 0
         if self._next_to_admit() is not None:
             return 0
@@ -258,6 +261,7 @@ class Scheduler:
         as many rounds of `plan` and `commit`. `num_steps` is at most `identical_decode_steps()`.
         """
         shape = self.decode_shape()
+        self.stats.count_cache(*self._residents.slots_over_steps(num_steps))
         self._residents.take_steps(num_steps, token_id)
         self._next_step_id += num_steps
         self.stats.generation_tokens += num_steps * shape.decode_sequences
@@ -269,6 +273,12 @@ class Scheduler:
         if num_prompt_tokens < 1:
             raise InputError(f"request {seq_id} has an empty prompt: send at least 1 token")
         config = self.config
+        longest = config.max_input_tokens
+        if longest is not None and num_prompt_tokens > longest:
+            raise CapacityError(
+                f"request {seq_id} has {num_prompt_tokens:,} input tokens but the engine takes at "
+                f"most {longest:,}: shorten the prompt or raise max_input_tokens"
+            )
         needed = num_prompt_tokens + max_new_tokens
         sizes = f"(prompt {num_prompt_tokens:,} + output {max_new_tokens:,})"
         if needed > config.max_model_len:
@@ -295,6 +305,9 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> None:
         self._waiting.pop_head()
         self._residents.admit(seq)
+        if self.config.prefix_caching:
+            self.stats.prefix_tokens += seq.tokens_to_fill
+            self.stats.prefix_hit_tokens += seq.num_cached
         self.stats.peak_running = max(self.stats.peak_running, self.num_running)
 
     def _start_dynamic_batch(self, now_s: float) -> None:
@@ -350,7 +363,10 @@ class Scheduler:
                 break
             if not seq.admitted:
                 self._admit(seq)
+                left = seq.tokens_to_fill - seq.num_computed  # less if its beginning is known
+                count = min(left, budget)
             first = seq.num_computed
+            begins = first == seq.num_cached
             last_chunk = count == left
             entries.append(
                 BatchEntry(
@@ -358,9 +374,11 @@ class Scheduler:
                     kind=StepKind.PREFILL,
                     token_ids=seq.token_ids(first, count),
                     first_position=first,
-                    new_block_ids=() if first else tuple(seq.block_ids),
+                    new_block_ids=tuple(seq.block_ids) if begins else (),
                     samples=last_chunk,
                     sampling=seq.sampling,
+                    num_generated=len(seq.output_token_ids),
+                    cached_token_ids=seq.token_ids(0, first) if begins and first else (),
                 )
             )
             members.append(seq)
@@ -400,7 +418,7 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         seq = self._residents.running[-1]
-        if seq.num_computed:
+        if seq.num_computed > seq.num_cached:  # else no executor has heard of it
             self._released.append(seq.seq_id)
         self._residents.evict_youngest()
         self._waiting.push(seq)
@@ -411,6 +429,7 @@ class Scheduler:
     ) -> tuple[int, int, int]:
         """One token for each sequence whose prompt is computed; returns the decode fields."""
         rows = tokens = context = 0
+        spare = self._residents.spare_blocks() if self._drafter is not None else 0
         for seq in self._residents.decoding():
             position = seq.num_computed
             pending = seq.num_pending
@@ -419,8 +438,13 @@ class Scheduler:
                 new_block_ids = self._residents.grow(seq, 1)
             token_ids: tuple[int, ...] = (LAST_SAMPLED if pending else seq.output_token_ids[-1],)
             kind, drafted = StepKind.DECODE, 0
-            if self._drafter is not None:
-                draft = self._draft(seq)
+            if self._drafter is not None and seq.num_left > 1:
+                draft = self._drafter(seq, seq.num_left - 1)[: seq.num_left - 1]
+                missing = self._residents.missing_for(seq, 1 + len(draft))
+                if 0 < missing <= spare:
+                    new_block_ids += self._residents.grow(seq, missing)
+                    spare -= missing
+                draft = draft[: seq.slot_capacity - position - 1]  # never at another's expense
                 if draft:
                     kind, drafted = StepKind.VERIFY, len(draft)
                     token_ids += draft
@@ -434,6 +458,7 @@ class Scheduler:
                     True,
                     seq.sampling,
                     drafted,
+                    len(seq.output_token_ids) + pending,
                 )
             )
             members.append(seq)
@@ -444,12 +469,6 @@ class Scheduler:
             tokens += 1 + drafted
             context += position + 1 + drafted
         return (rows, tokens, context)
-
-    def _draft(self, seq: Sequence) -> tuple[int, ...]:
-        """Drafted tokens, no more than its blocks hold and than it may still generate."""
-        assert self._drafter is not None
-        most = min(seq.slot_capacity - seq.num_computed, seq.num_left) - 1
-        return self._drafter(seq, most)[:most] if most > 0 else ()
 
     # Results
 
@@ -465,7 +484,7 @@ class Scheduler:
                 f"{entry.kind} of sequence {entry.seq_id}"
             )
 
-    def _accept(self, seq: Sequence, output: StepOutput) -> CommittedTokens:
+    def _accept(self, seq: Sequence, output: StepOutput, drafted: int) -> CommittedTokens:
         outputs = seq.output_token_ids
         token_ids, logprobs = output.token_ids, output.logprobs
         reason = None
@@ -476,11 +495,16 @@ class Scheduler:
                 token_ids = token_ids[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
                 break
+        held = (
+            min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
+        )  # one is the model's
         self.stats.generation_tokens += len(token_ids)
-        return CommittedTokens(seq.seq_id, token_ids, logprobs, reason)
+        self.stats.drafted_tokens += drafted
+        self.stats.accepted_tokens += held
+        return CommittedTokens(seq.seq_id, token_ids, logprobs, reason, drafted, held)
 
     def _release(self, seq: Sequence) -> None:
         self._residents.release(seq)
-        if seq.num_computed:
+        if seq.num_computed > seq.num_cached:
             self._released.append(seq.seq_id)
         del self._sequences[seq.seq_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 
+from lmi_bench.engine.scheduling.prefix_cache import block_digest
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 
 
@@ -19,6 +20,10 @@ class Sequence:
     num_pending     tokens that batches in flight will sample
     num_in_flight   batches in flight that hold the sequence
     slot_capacity   token slots of its blocks
+    block_digests   of its full blocks as far as they were asked for, for the prefix cache
+    num_cached      tokens that its latest admission found computed
+    num_learnt      full blocks that the prefix cache was told of
+    drafting        what a drafter keeps of the sequence from step to step
     """
 
     seq_id: int
@@ -36,6 +41,10 @@ class Sequence:
     num_in_flight: int = 0
     admitted: bool = False
     finish_reason: str | None = None
+    block_digests: list[bytes] = field(default_factory=list)
+    num_cached: int = 0
+    num_learnt: int = 0
+    drafting: object = None
 
     @property
     def order(self) -> tuple[float, int]:
@@ -64,6 +73,14 @@ class Sequence:
             return tuple(outputs[first - split : end - split])
         return (*self.prompt_token_ids[first:], *outputs[: end - split])
 
+    def digests(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """The digests of the first full blocks, each made once."""
+        known = self.block_digests
+        while len(known) < num_blocks:
+            tokens = self.token_ids(len(known) * block_size, block_size)
+            known.append(block_digest(known[-1] if known else b"", tokens))
+        return known[:num_blocks]
+
     def end_reason(self, token_id: int, num_output_tokens: int) -> str | None:
         """Why the sequence ends with `token_id` as its `num_output_tokens`-th token, or None."""
         sampling = self.sampling
@@ -79,5 +96,7 @@ class Sequence:
         self.block_ids = []
         self.slot_capacity = 0
         self.num_computed = 0
+        self.num_cached = 0
+        self.num_learnt = 0
         self.tokens_to_fill = self.num_tokens
         self.admitted = False

@@ -15,7 +15,11 @@ class SchedulerStats:
     slot_steps_used   rows of decode steps that gave a token
     slot_steps_idle   slots of decode steps whose member had ended or lost its blocks while the
                       rest of its dynamic batch ran on
+    cache_slots_reserved  token slots that running sequences held, summed over the steps; and
+    cache_slots_unfilled  those of them that held no token yet: the waste of the KV layout
     peak_running      most sequences in the batch at one time
+    prefix_tokens     prompt tokens that the prefix cache was asked for; prefix_hit_tokens: found
+    drafted_tokens    guessed and verified; accepted_tokens: those of them that held
     """
 
     steps: int = 0
@@ -25,7 +29,13 @@ class SchedulerStats:
     generation_tokens: int = 0
     slot_steps_used: int = 0
     slot_steps_idle: int = 0
+    cache_slots_reserved: int = 0
+    cache_slots_unfilled: int = 0
     peak_running: int = 0
+    prefix_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def slot_waste_frac(self) -> float:
@@ -42,3 +52,8 @@ class SchedulerStats:
         if shape.decode_sequences:
             self.slot_steps_used += shape.decode_sequences * num_steps
             self.slot_steps_idle += max(0, batch_slots - shape.decode_sequences) * num_steps
+
+    def count_cache(self, reserved: int, filled: int) -> None:
+        """Count the token slots that the running sequences hold in a step, or in several."""
+        self.cache_slots_reserved += reserved
+        self.cache_slots_unfilled += reserved - filled

@@ -11,11 +11,13 @@ from typing import Any
 
 import orjson
 
+from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.server.answer import Answer, Piece, openai_finish_reason
 from lmi_bench.engine.server.failures import lmi_failure
 from lmi_bench.engine.server.lmi_request import LmiCall
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.errors import EngineError
+from lmi_bench.units import s_to_ms
 
 _FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's own
 
@@ -78,6 +80,7 @@ class RollingBatchReply:
             "finish_reason": _FINISH_REASONS.get(reason, reason),
             "generated_tokens": len(self._answer.pieces),
             "inputs": self._call.inputs,
+            "engine": _engine_details(self._answer.generation),
         }
 
 
@@ -134,3 +137,19 @@ LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
     "rolling": RollingBatchReply,
     "async": AsyncReply,
 }
+
+
+def _engine_details(generation: Generation) -> dict[str, Any]:
+    """What only this engine can say: where the time went, and what speculation gave."""
+    details: dict[str, Any] = {
+        f"{name}_ms": None if seconds is None else s_to_ms(seconds)
+        for name, seconds in (
+            ("queue", generation.queue_s),
+            ("prefill", generation.prefill_s),
+            ("decode", generation.decode_s),
+        )
+    }
+    if generation.drafted_tokens:
+        details["drafted_tokens"] = generation.drafted_tokens
+        details["accepted_tokens"] = generation.accepted_tokens
+    return details

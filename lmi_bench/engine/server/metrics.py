@@ -49,6 +49,10 @@ def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
         ("num_preemptions", "counter", stats.preemptions, "Sequences that lost their blocks."),
         ("prompt_tokens", "counter", stats.prompt_tokens, "Prompt tokens computed."),
         ("generation_tokens", "counter", stats.generation_tokens, "Tokens generated."),
+        ("prefix_cache_queries", "counter", stats.prefix_tokens, "Prompt tokens looked up."),
+        ("prefix_cache_hits", "counter", stats.prefix_hit_tokens, "Those found in the cache."),
+        ("spec_decode_num_draft_tokens", "counter", stats.drafted_tokens, "Tokens drafted."),
+        ("spec_decode_num_accepted_tokens", "counter", stats.accepted_tokens, "Drafts that held."),
     ):
         suffix = "_total" if kind == "counter" else ""
         yield from _head(name, kind, help_text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +60,17 @@ class TorchExecutor:
     """
 
     def __init__(
-        self, loaded: _Loaded, shape: ModelShape, block_size: int, worker: ThreadPoolExecutor
+        self,
+        loaded: _Loaded,
+        shape: ModelShape,
+        block_size: int,
+        worker: ThreadPoolExecutor,
+        *,
+        owns_worker: bool = True,
     ) -> None:
         self._runner = loaded.runner
         self._worker = worker
+        self._owns_worker = owns_worker
         self._block_size = block_size
         self.model_shape = shape
         self.num_blocks = loaded.num_blocks
@@ -86,6 +94,7 @@ class TorchExecutor:
         threads: int | None = None,
         device: str = "cpu",
         sampling_seed: int | None = None,
+        beside: TorchExecutor | None = None,
         progress: Progress | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
@@ -96,6 +105,8 @@ class TorchExecutor:
                            free after loading allows, at most `most_cache_tokens` tokens
         threads            CPU threads of a step; None: the cores that this process may use
         sampling_seed      of requests without a seed; None: another one at each start
+        beside             share the thread of this executor, whose close ends it: two pools of
+                           threads would hinder each other
         progress           told (bytes read, bytes of all files) while the weights are loaded,
                            in the worker's thread
 
@@ -152,11 +163,14 @@ class TorchExecutor:
             )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
+        if beside is not None:
+            loaded = beside._worker.submit(load_all).result()
+            return cls(loaded, shape, block_size, beside._worker, owns_worker=False)
         worker = ThreadPoolExecutor(
             1,
             thread_name_prefix="lmi-bench-torch",
             initializer=torch.set_num_threads,
-            initargs=(threads or _usable_cores(),),
+            initargs=(threads or usable_cores(),),
         )
         try:
             loaded = worker.submit(load_all).result()
@@ -185,12 +199,22 @@ class TorchExecutor:
         except RuntimeError as exc:  # what torch raises, out of memory included
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
 
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Natural log-probability of each token of `continuation` behind `given` and each other.
+
+        Only while the executor holds no sequence: raises EngineError otherwise.
+        """
+        loop = asyncio.get_running_loop()
+        token_ids = [*given, *continuation]
+        return await loop.run_in_executor(self._worker, self._runner.score, token_ids, len(given))
+
     async def close(self) -> None:
-        """Wait for the step that runs, then end the worker thread."""
-        await asyncio.to_thread(self._worker.shutdown)
+        """Wait for the step that runs, then end the worker thread if it is this one's own."""
+        if self._owns_worker:
+            await asyncio.to_thread(self._worker.shutdown)
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may run on; a container's core set counts where the system says."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

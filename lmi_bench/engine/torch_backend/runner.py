@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatch, StepOutput
+from lmi_bench.engine.scheduling.batch import (
+    LAST_SAMPLED,
+    BatchEntry,
+    StepBatch,
+    StepKind,
+    StepOutput,
+)
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PagedAttention
 from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
@@ -21,17 +29,17 @@ class _SequenceState:
 
     __slots__ = ("block_table", "history", "last_sampled")
 
-    def __init__(self) -> None:
+    def __init__(self, cached_token_ids: Sequence[int]) -> None:
         self.block_table: list[int] = []
-        self.history: list[int] = []  # ids whose keys and values are in the cache
+        self.history = list(cached_token_ids)  # ids whose keys and values are in the cache
         self.last_sampled: int | None = None
 
 
 class ModelRunner:
     """Executes StepBatch values on one device.
 
-    A sequence's block table and last token are kept from one batch to the next; position 0
-    starts them anew, and `released_seq_ids` drops them.
+    A sequence's block table and last token are kept from one batch to the next; an entry that
+    begins starts them anew, and `released_seq_ids` drops them.
     """
 
     def __init__(
@@ -76,10 +84,30 @@ class ModelRunner:
             taken += rows.sampled
         return outputs
 
+    @torch.inference_mode()
+    def score(self, token_ids: Sequence[int], num_given: int) -> list[float]:
+        """Natural log-probabilities of `token_ids[num_given:]`, each behind all before it.
+
+        Writes over the cache from its first block on: for a runner that holds no sequence.
+        """
+        if self._states:
+            raise EngineError(f"{self.num_sequences} sequences are in the cache: score before")
+        size = self._cache.shape.block_size
+        blocks = tuple(range(-(-len(token_ids) // size)))
+        sampled = len(token_ids) - num_given + 1
+        entry = BatchEntry(0, StepKind.PREFILL, token_ids, 0, blocks, True, SamplingParams())
+        rows = replace(self._advance(entry), sampled=sampled)
+        self._states.clear()
+        step = pack([rows], self._cache.shape, self._attention.mask_formats, self._device)
+        scores = torch.log_softmax(self._model.logits(step, self._attention)[:-1].float(), dim=-1)
+        tokens = torch.tensor(token_ids[num_given:], device=self._device)
+        values: list[float] = scores.gather(1, tokens[:, None])[:, 0].tolist()
+        return values
+
     def _advance(self, entry: BatchEntry) -> SequenceRows:
         """Bring a sequence's state up to this entry and name its rows."""
-        if entry.first_position == 0:
-            self._states[entry.seq_id] = _SequenceState()
+        if entry.begins:
+            self._states[entry.seq_id] = _SequenceState(entry.cached_token_ids)
         state = self._states.get(entry.seq_id)
         if state is None or len(state.history) < entry.first_position:
             raise EngineError(
@@ -137,9 +165,24 @@ class ModelRunner:
         penalised = entry.sampling.repetition_penalty != 1.0
         first = rows.context_tokens - rows.sampled + 1
         return [
-            RowRequest(entry.sampling, position, history[:position] if penalised else (), seed)
-            for position in range(first, first + rows.sampled)
+            RowRequest(
+                entry.sampling,
+                position,
+                history[:position] if penalised else (),
+                seed,
+                self._banned(entry.sampling, entry.num_generated + number),
+            )
+            for number, position in enumerate(range(first, first + rows.sampled), start=1)
         ]
+
+    def _banned(self, sampling: SamplingParams, number: int) -> tuple[int, ...]:
+        """Ids that would end a request with its `number`-th token although it wants more."""
+        if number > sampling.min_tokens:
+            return ()
+        ends = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            ends += sampling.eos_token_ids
+        return tuple(token_id for token_id in ends if token_id < self._model.shape.vocab_size)
 
     def _output(
         self, entry: BatchEntry, rows: SequenceRows, choices: Sequence[Choice]

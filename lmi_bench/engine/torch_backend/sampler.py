@@ -24,12 +24,14 @@ class RowRequest:
     position  of the token that is to be chosen
     history   every token before it; needed for a repetition penalty only
     seed      of the sequence's draws
+    banned    ids that may not be chosen: those that would end the request too early
     """
 
     sampling: SamplingParams
     position: int
     history: Sequence[int]
     seed: int
+    banned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
     penalised = [
         i
         for i, row in enumerate(rows)
-        if row.sampling.greedy and row.sampling.repetition_penalty != 1.0
+        if row.sampling.greedy and (row.sampling.repetition_penalty != 1.0 or row.banned)
     ]
     if penalised:
         scores = _penalised(logits[penalised].float(), [rows[i] for i in penalised])
@@ -108,8 +110,8 @@ def _logprobs(logits: Tensor, wanted: list[int], picked: list[int]) -> list[floa
 
 def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
     """Divide positive logits of tokens seen before by the penalty, multiply negative ones by it
-    (Keskar et al. 2019, arXiv:1909.05858)."""
-    if all(row.sampling.repetition_penalty == 1.0 for row in rows):
+    (Keskar et al. 2019, arXiv:1909.05858), and leave no chance to banned tokens."""
+    if all(row.sampling.repetition_penalty == 1.0 and not row.banned for row in rows):
         return scores
     scores = scores.clone()
     for i, row in enumerate(rows):
@@ -118,6 +120,8 @@ def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
             seen = torch.tensor(sorted(set(row.history)), device=scores.device)
             values = scores[i, seen]
             scores[i, seen] = torch.where(values < 0, values * penalty, values / penalty)
+        if row.banned:
+            scores[i, list(row.banned)] = -torch.inf
     return scores
 
 

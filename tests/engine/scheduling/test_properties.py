@@ -51,10 +51,12 @@ class PagedMemory:
         for seq_id in batch.released_seq_ids:
             del self.tables[seq_id]
         for entry in batch.entries:
-            if entry.first_position == 0:
+            if entry.begins:
                 assert entry.seq_id not in self.tables, "begun twice without a release"
                 self.tables[entry.seq_id] = []
             self.tables[entry.seq_id] += entry.new_block_ids
+            for position, token_id in enumerate(entry.cached_token_ids):
+                assert self.slots[self.slot(entry.seq_id, position)] == token_id
             for position, token_id in enumerate(entry.token_ids, entry.first_position):
                 known = self.last_sampled[entry.seq_id] if token_id == LAST_SAMPLED else token_id
                 self.slots[self.slot(entry.seq_id, position)] = known
@@ -107,6 +109,7 @@ configs = st.builds(
     max_rolling_batch_size=st.integers(1, 6),
     max_rolling_batch_prefill_tokens=st.integers(1, 50),
     chunked_prefill=st.booleans(),
+    prefix_caching=st.booleans(),
 )
 
 
@@ -126,7 +129,8 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
     for _ in range(5000):
         while waiting and waiting[0][1][0] <= now:
             seq_id, (arrival, num_prompt, num_output, ignore_eos, _) = waiting.popleft()
-            prompt = range(seq_id, seq_id + num_prompt)
+            start = seq_id % 3  # some have a common beginning
+            prompt = range(start, start + num_prompt)
             sampling = SamplingParams(
                 max_new_tokens=num_output, ignore_eos=ignore_eos, eos_token_ids=EOS
             )

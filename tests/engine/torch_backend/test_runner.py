@@ -257,3 +257,21 @@ def test_a_share_too_small_for_one_block_is_refused_with_numbers(llama):
 def test_a_wrong_setting_is_refused(llama, settings, message):
     with pytest.raises(InputError, match=message):
         Steps(llama.folder, **settings)
+
+
+def test_given_tokens_are_scored_as_transformers_scores_them(llama, steps):
+    """Each one's log-softmax in the row before it."""
+    given, continuation = list(PROMPT), [4, 77, 13, 200, 9]
+    logprobs = torch.log_softmax(llama.logits(given + continuation), -1)
+    expected = [
+        logprobs[len(given) - 1 + number, token_id].item()
+        for number, token_id in enumerate(continuation)
+    ]
+    got = asyncio.run(steps.executor.score(given, continuation))
+    assert got == pytest.approx(expected, abs=1e-4)
+
+
+def test_nothing_is_scored_over_a_sequence_that_is_in_the_cache(steps):
+    steps.run(entry(1, PROMPT, 0, (0, 1, 2)))
+    with pytest.raises(EngineError, match="1 sequences are in the cache"):
+        asyncio.run(steps.executor.score(PROMPT, [4]))

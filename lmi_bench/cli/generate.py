@@ -1,0 +1,112 @@
+"""`lmi-bench generate`: text from the bundled engine, as it comes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lmi_bench.errors import InputError
+
+_SAMPLING, _SCORES, _ENGINE = "Sampling", "Scores", "Engine"
+
+
+def generate(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A demo model or a Hugging Face folder.")
+    ] = "demo-15m",
+    prompt: Annotated[
+        str, typer.Option("--prompt", "-p", help="The text to go on from; - reads it from stdin.")
+    ] = "-",
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Most tokens of one request.", rich_help_panel=_SAMPLING)
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(help="Keep the k likeliest; 0: all.", rich_help_panel=_SAMPLING)
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Keep the likeliest with that mass.", rich_help_panel=_SAMPLING),
+    ] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 repeats less.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Makes draws repeatable.", rich_help_panel=_SAMPLING)
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="A text that ends it; repeatable.", rich_help_panel=_SAMPLING),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Never end early.", rich_help_panel=_SAMPLING)
+    ] = False,
+    until_done: Annotated[
+        bool,
+        typer.Option(
+            "--until-done",
+            help="Ask on, request after request, until the model ends or its context is full.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = False,
+    confidence: Annotated[
+        bool,
+        typer.Option(
+            "--confidence",
+            help="Print exp(mean log-probability) of the tokens; models are overconfident.",
+            rich_help_panel=_SCORES,
+        ),
+    ] = False,
+    choices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--choices",
+            help="Rank these answers by joint log-probability instead; repeatable.",
+            rich_help_panel=_SCORES,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_ENGINE)
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads.", rich_help_panel=_ENGINE)
+    ] = None,
+) -> None:
+    """Generate text with the bundled engine: the text on stdout, figures on stderr."""
+    from lmi_bench.cli.generate_run import Wish, run
+    from lmi_bench.engine.scheduling.sampling import SamplingParams
+    from lmi_bench.scenario import parse_scenario
+
+    if choices is not None and len(choices) < 2:
+        raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")
+    sampling = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        logprobs=confidence,
+    )
+    stated = {"dtype": dtype, "draft": draft, "draft_tokens": draft_tokens, "threads": threads}
+    settings = parse_scenario(
+        {"engine": {key: value for key, value in stated.items() if value is not None}},
+        source="generate",
+    ).engine
+    wish = Wish(prompt, sampling, tuple(stop or ()), until_done=until_done, confidence=confidence)
+    run(model, settings, wish, choices=tuple(choices or ()))

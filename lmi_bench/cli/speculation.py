@@ -1,0 +1,53 @@
+"""Speculative decoding as the flags state it: who guesses, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.errors import InputError
+from lmi_bench.scenario import EngineSection
+
+NGRAM_DRAFT: Final = "ngram"
+
+
+def check_same_vocabulary(folder: Path, draft_folder: Path) -> None:
+    """Refuse a draft whose token ids mean something else than the model's."""
+    model, draft = Tokenizer.from_folder(folder), Tokenizer.from_folder(draft_folder)
+    if not model.same_vocabulary(draft):
+        raise InputError(
+            f"draft {draft_folder.name} ({draft.vocab_size:,} tokens) has another vocabulary than "
+            f"{folder.name} ({model.vocab_size:,} tokens): a draft's token ids must mean the same; "
+            "use a smaller model of the same family, or --draft ngram"
+        )
+
+
+def drafter_for(settings: EngineSection, *, simulated: bool = False) -> Drafter | None:
+    """What guesses; a simulated engine has no text to look anything up in."""
+    if settings.draft is None:
+        return None
+    if settings.draft == NGRAM_DRAFT and not simulated:
+        return NgramDrafter(settings.draft_tokens)
+    return ExecutorDrafter(settings.draft_tokens)
+
+
+def speculation_facts(settings: EngineSection) -> dict[str, Any]:
+    """What a run's manifest says of it; nothing where it is off."""
+    if settings.draft is None:
+        return {}
+    facts: dict[str, Any] = {"draft": settings.draft, "draft_tokens": settings.draft_tokens}
+    if settings.draft_acceptance is not None:
+        facts["draft_acceptance"] = settings.draft_acceptance
+    return {"speculation": facts}
+
+
+def speculation_notes(settings: EngineSection) -> tuple[str, ...]:
+    """What a person is told at the start."""
+    if settings.draft is None:
+        return ()
+    stated = settings.draft_acceptance
+    source = "" if stated is None else f", each holds with a stated chance of {stated:g}"
+    count = settings.draft_tokens
+    return (f"speculative decoding: up to {count} tokens a step by {settings.draft}{source}",)

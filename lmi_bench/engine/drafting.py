@@ -1,0 +1,161 @@
+"""Speculative decoding with a draft model: a second executor guesses, the first one verifies.
+
+The draft model runs over the same sequences in the same block tables, in a cache of its own with
+as many blocks, so it needs no books of its own. It samples as the request does, from the same
+seed: its guess holds where it would have drawn what the model draws.
+Source: Leviathan et al. 2023, arXiv:2211.17192.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.scheduling.batch import (
+    DRAFTED,
+    BatchEntry,
+    StepBatch,
+    StepKind,
+    StepOutput,
+)
+from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.errors import InputError
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """How far the draft model has followed a sequence.
+
+    filled  positions whose keys and values it has; tail: the known tokens behind them
+    drafts  its guesses of this step
+    """
+
+    filled: int
+    tail: list[int] = field(default_factory=list)
+    new_block_ids: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+
+
+class DraftingExecutor:
+    """Implements `Executor` over a target and a draft: every DRAFTED becomes a guess.
+
+    Both have the same block size and vocabulary; the caller sees to it that the draft has as many
+    blocks as the target and knows as many positions. Closes both.
+    """
+
+    def __init__(self, target: Executor, draft: Executor) -> None:
+        if target.block_size != draft.block_size:
+            raise InputError(
+                f"the draft has KV blocks of {draft.block_size} tokens, the model of "
+                f"{target.block_size}: they share their block tables and need the same"
+            )
+        self._target = target
+        self._draft = draft
+        self._mirrors: dict[int, _Mirror] = {}
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one KV-cache block."""
+        return self._target.block_size
+
+    @property
+    def max_in_flight(self) -> int:
+        """One: what the draft starts from is known when the step before is."""
+        return 1
+
+    async def execute(self, batch: StepBatch) -> list[StepOutput]:
+        """Guess, then run the step; one output for each entry, in the batch's order."""
+        for seq_id in batch.released_seq_ids:
+            self._mirrors.pop(seq_id, None)
+        await self._follow(batch)
+        entries = tuple(self._with_drafts(entry) for entry in batch.entries)
+        outputs = await self._target.execute(replace(batch, entries=entries))
+        for entry, output in zip(entries, outputs, strict=True):
+            if entry.kind is StepKind.VERIFY:
+                self._settle(entry, len(output.token_ids))
+        return outputs
+
+    async def close(self) -> None:
+        """Close both executors."""
+        try:
+            await self._target.close()
+        finally:
+            await self._draft.close()
+
+    async def _follow(self, batch: StepBatch) -> None:
+        """Run the draft over the step's prompts and guess for its verified rows."""
+        prompts: list[BatchEntry] = []
+        guessing: list[BatchEntry] = []
+        for entry in batch.entries:
+            if entry.kind is StepKind.PREFILL:
+                prompts.append(replace(entry, samples=False))
+                end = entry.first_position + len(entry.token_ids)
+                self._mirrors[entry.seq_id] = _Mirror(filled=end)
+                continue
+            mirror = self._mirrors[entry.seq_id]
+            mirror.tail.append(entry.token_ids[0])
+            mirror.new_block_ids += entry.new_block_ids
+            if entry.kind is StepKind.VERIFY and DRAFTED in entry.token_ids:
+                guessing.append(entry)
+        released = batch.released_seq_ids
+        for step in range(max((entry.draft_length for entry in guessing), default=0)):
+            guessing = [entry for entry in guessing if entry.draft_length > step]
+            rows = [self._next_row(entry) for entry in guessing]
+            shape = _with_rows(batch.shape if prompts else StepShape(), rows)
+            outputs = await self._draft.execute(
+                StepBatch(batch.step_id, (*prompts, *rows), shape, released)
+            )
+            for row, output in zip(rows, outputs[len(prompts) :], strict=True):
+                mirror = self._mirrors[row.seq_id]
+                mirror.filled += len(row.token_ids)
+                mirror.tail = [output.token_ids[0]]
+                mirror.drafts += (output.token_ids[0],)
+            prompts, released = [], ()
+        if prompts or released:
+            shape = _with_rows(batch.shape, [])
+            await self._draft.execute(StepBatch(batch.step_id, tuple(prompts), shape, released))
+
+    def _next_row(self, entry: BatchEntry) -> BatchEntry:
+        """The draft's own step of a sequence: the tokens that it has not seen yet."""
+        mirror = self._mirrors[entry.seq_id]
+        new_block_ids, mirror.new_block_ids = mirror.new_block_ids, ()
+        return BatchEntry(
+            seq_id=entry.seq_id,
+            kind=StepKind.DECODE,
+            token_ids=tuple(mirror.tail),
+            first_position=mirror.filled,
+            new_block_ids=new_block_ids,
+            samples=True,
+            sampling=replace(entry.sampling, logprobs=False),
+            num_generated=entry.num_generated + len(mirror.drafts),
+        )
+
+    def _with_drafts(self, entry: BatchEntry) -> BatchEntry:
+        if entry.kind is not StepKind.VERIFY:
+            return entry
+        mirror = self._mirrors[entry.seq_id]
+        if not mirror.drafts:  # guessed already, by the scheduler
+            return entry
+        return replace(entry, token_ids=(entry.token_ids[0], *mirror.drafts))
+
+    def _settle(self, entry: BatchEntry, num_tokens: int) -> None:
+        """Forget the guesses that did not hold: their positions are written anew."""
+        mirror = self._mirrors[entry.seq_id]
+        if not mirror.drafts:
+            mirror.tail.extend(entry.token_ids[1:num_tokens])
+            return
+        mirror.drafts = ()
+        known_to = entry.first_position + num_tokens  # the position of the newest token
+        last_guess = mirror.tail  # its keys are not in the cache: it was never an input
+        mirror.tail = last_guess if mirror.filled < known_to else []
+        mirror.filled = min(mirror.filled, known_to)
+
+
+def _with_rows(shape: StepShape, rows: list[BatchEntry]) -> StepShape:
+    """A shape's prompt part with decode rows of the draft's own."""
+    return replace(
+        shape,
+        decode_sequences=len(rows),
+        decode_tokens=sum(len(row.token_ids) for row in rows),
+        decode_context_tokens=sum(row.first_position + len(row.token_ids) for row in rows),
+    )

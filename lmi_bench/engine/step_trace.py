@@ -1,0 +1,121 @@
+"""A Chrome trace of the engine: its steps, and each request's way through queue and phases.
+
+Opens in chrome://tracing or ui.perfetto.dev. One event a line, written as it happens, in the JSON
+array form whose closing bracket may be missing, so that the trace of a killed run can be read.
+Times are microseconds on the engine's clock from the first event on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+
+from lmi_bench.engine.async_engine import Generation
+from lmi_bench.engine.scheduling.batch import StepBatch
+from lmi_bench.errors import InputError
+
+_STEPS: Final = 1  # "processes" of the trace
+_REQUESTS: Final = 2
+
+
+class StepTrace:
+    """Writes one trace file; a context manager that closes it.
+
+    `on_step` and `on_end` are what AsyncEngine calls. Raises InputError if the file cannot be
+    written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("wb")
+        except OSError as exc:
+            raise InputError(f"--step-trace: cannot write {path}: {exc.strerror}") from exc
+        self._start_s: float | None = None
+        self._file.write(b"[\n")
+        for process, name in ((_STEPS, "engine steps"), (_REQUESTS, "requests")):
+            self._write({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def on_step(self, batch: StepBatch, start_s: float, end_s: float) -> None:
+        """One step: which kinds of rows, how many sequences and tokens, how much was drafted."""
+        shape = batch.shape
+        kinds = Counter(str(entry.kind) for entry in batch.entries)
+        self._span(
+            "+".join(sorted(kinds)),
+            _STEPS,
+            0,
+            start_s,
+            end_s,
+            {
+                "step": batch.step_id,
+                **kinds,
+                "prefill_tokens": shape.prefill_tokens,
+                "decode_tokens": shape.decode_tokens,
+                "context_tokens": shape.decode_context_tokens,
+                "drafted_tokens": shape.decode_tokens - shape.decode_sequences,
+                "sequences": [entry.seq_id for entry in batch.entries],
+            },
+        )
+
+    def on_end(self, generation: Generation) -> None:
+        """A request that ended: its time in the queue, in prefill and in decode."""
+        tokens = sum(len(event.token_ids) for event in generation.events)
+        args = {
+            "tokens": tokens,
+            "finish_reason": generation.finish_reason,
+            "drafted_tokens": generation.drafted_tokens,
+            "accepted_tokens": generation.accepted_tokens,
+        }
+        end_s = generation.finished_s
+        marks = (
+            ("queue", generation.submitted_s, generation.first_scheduled_s),
+            ("prefill", generation.first_scheduled_s, generation.first_token_s),
+            ("decode", generation.first_token_s, end_s),
+        )
+        for name, start_s, stop_s in marks:
+            stop_s = end_s if stop_s is None else stop_s  # it ended in this phase
+            if start_s is not None and stop_s is not None:
+                self._span(name, _REQUESTS, generation.seq_id, start_s, stop_s, args)
+
+    def close(self) -> None:
+        """End the file; harmless to repeat."""
+        if not self._file.closed:
+            self._file.write(b"{}]\n")  # an empty event: every other line ends with a comma
+            self._file.close()
+
+    def _span(
+        self,
+        name: str,
+        process: int,
+        thread: int,
+        start_s: float,
+        end_s: float,
+        args: dict[str, Any],
+    ) -> None:
+        if self._start_s is None:
+            self._start_s = start_s
+        self._write(
+            {
+                "ph": "X",
+                "name": name,
+                "pid": process,
+                "tid": thread,
+                "ts": round((start_s - self._start_s) * 1e6, 3),
+                "dur": round((end_s - start_s) * 1e6, 3),
+                "args": args,
+            }
+        )
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(orjson.dumps(event) + b",\n")

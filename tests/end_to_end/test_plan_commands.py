@@ -1,0 +1,146 @@
+"""predict, calibrate and validate from the command line, and profiles where they are taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import lmi_bench
+
+PUBLISHED = Path(__file__).parents[2] / "lmi_bench/catalog/data/published"
+
+
+def lines_of(path: Path, count: int) -> str:
+    return "\n".join(path.read_text(encoding="utf-8").splitlines()[: count + 1]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    table = folder / "few.csv"
+    table.write_text(lines_of(PUBLISHED / "jumpstart_concurrency.csv", 12), encoding="utf-8")
+    done = lmi_bench("calibrate", table, "--out", folder / "profile.json", "--next", "2")
+    return folder / "profile.json", done.stdout
+
+
+def test_calibrate_writes_a_profile_and_names_the_next_levels(profile):
+    path, printed = profile
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert set(document["accelerators"]) == {"A10G"}
+    assert "12 levels of llama-2-7b" in document["fitted_on"]
+    assert "Measure next" in printed
+
+
+def test_predict_answers_for_a_model_that_was_not_measured(profile, tmp_path):
+    out = tmp_path / "prediction.json"
+    done = lmi_bench(
+        *("predict", "--model", "llama-2-13b", "--instance", "ml.g5.12xlarge", "--tp", "4"),
+        *("--concurrency", "1,16", "--isl", "256", "--osl", "256"),
+        *("--profile", profile[0], "--json", out),
+    )
+    assert "80 % intervals" in done.stdout
+    one, many = json.loads(out.read_text(encoding="utf-8"))["predictions"]
+    assert one["throughput_tokens_per_s"]["low"] < one["throughput_tokens_per_s"]["predicted"]
+    assert (
+        one["throughput_tokens_per_s"]["predicted"] < many["throughput_tokens_per_s"]["predicted"]
+    )
+    assert one["cause"]
+
+
+def test_predict_withholds_latency_near_capacity_and_says_why():
+    done = lmi_bench(
+        *("predict", "-m", "llama-2-7b", "--instance", "ml.g5.2xlarge", "--rate", "0.2,50"),
+        *("--isl", "256", "--osl", "256"),
+    )
+    assert "withheld" in done.stdout
+    assert "of the predicted capacity" in done.stdout
+
+
+def test_predict_needs_one_load():
+    done = lmi_bench(
+        *("predict", "-m", "llama-2-7b", "--instance", "ml.g5.2xlarge", "--isl", "9", "--osl", "9"),
+        expect=2,
+    )
+    assert "--concurrency or --rate" in done.stderr
+
+
+def test_validate_calibrates_on_another_file_and_writes_one_object_a_line(profile, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(lines_of(PUBLISHED / "jumpstart_concurrency.csv", 20), encoding="utf-8")
+    out = tmp_path / "judged.json"
+    done = lmi_bench(
+        "validate", table, "--calibrate-on", profile[0].parent / "few.csv", "--json", out
+    )
+    judged = json.loads(out.read_text(encoding="utf-8"))
+    assert [row["calibrated"] for row in judged] == [True] * 12 + [False] * 8
+    assert "covered" in done.stdout
+
+
+def test_a_profile_plans_a_recommendation_and_a_simulated_sweep(profile, tmp_path):
+    answer = tmp_path / "answer.json"
+    lmi_bench(
+        *("recommend", "-m", "llama-2-7b", "--isl", "256", "--osl", "256", "--rate", "1"),
+        *("--instance", "ml.g5.2xlarge", "--profile", profile[0], "--json", answer),
+    )
+    assert "few.csv" in answer.read_text(encoding="utf-8")
+    run = tmp_path / "run"
+    lmi_bench(
+        *("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b"),
+        *("--concurrency", "1,2", "--isl", "64", "--osl", "16", "--profile", profile[0]),
+        *("--out", run),
+    )
+    facts = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["target"]
+    assert "few.csv" in facts["profile_provenance"]
+
+
+def test_summaries_of_other_tools_calibrate(tmp_path):
+    vllm = tmp_path / "vllm.json"
+    vllm.write_text(
+        json.dumps(
+            {
+                "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+                "num_prompts": 80,
+                "completed": 80,
+                "max_concurrency": 8,
+                "request_rate": "inf",
+                "total_input_tokens": 80 * 512,
+                "total_output_tokens": 80 * 128,
+                "output_throughput": 950.0,
+                "mean_ttft_ms": 60.0,
+                "mean_tpot_ms": 8.0,
+            }
+        )
+    )
+    aiperf = tmp_path / "aiperf.json"
+    aiperf.write_text(
+        json.dumps(
+            {
+                "input_config": {
+                    "endpoint": {"model_names": ["meta-llama/Llama-3.1-8B-Instruct"]},
+                    "loadgen": {"concurrency": 1},
+                },
+                "request_count": {"avg": 10},
+                "input_sequence_length": {"avg": 512.0},
+                "output_sequence_length": {"avg": 128.0},
+                "output_token_throughput": {"avg": 148.0},
+                "time_to_first_token": {"avg": 35.0},
+                "inter_token_latency": {"avg": 6.6},
+            }
+        )
+    )
+    out = tmp_path / "profile.json"
+    lmi_bench("calibrate", vllm, aiperf, "--instance", "ml.p5.4xlarge", "-o", out)
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["models"] == ["llama-3.1-8b"]
+    done = lmi_bench("calibrate", vllm, "-o", out, expect=2)
+    assert "add --instance" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "model,input_tokens,output_tokens\n"])
+def test_what_is_no_table_is_refused_in_one_line(tmp_path, text):
+    table = tmp_path / "table.csv"
+    table.write_text(text)
+    done = lmi_bench("validate", table, expect=2)
+    assert done.stderr.startswith("error:")
