@@ -361,7 +361,8 @@ def main() -> None:
     scheduling = "SCHED_FIFO" if options.realtime else "ordinary scheduling"
     print(f"{facts['cpu']}, {os.cpu_count()} "
           f"cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
-          f"{scheduling}; medians of {options.repeat} run(s)\n")  # fmt: skip
+          f"{scheduling}; medians of {options.repeat} run(s); load average "
+          f"{os.getloadavg()[0]:.1f} before the first of them\n")  # fmt: skip
     titles = ["streams", "set-up", *(title for title, _, _ in COLUMNS)]
     print("| " + " | ".join(titles) + " |")
     print("|" + "---:|" * len(titles))

@@ -83,3 +83,19 @@ class ModelShape:
         if self.full_attention_layers is None:
             return self.num_layers
         return self.full_attention_layers
+
+
+def tensor_parallel_problem(shape: ModelShape, tensor_parallel: int) -> str | None:
+    """Why a model cannot be split over that many devices; None if it can."""
+    if tensor_parallel < 1:
+        return f"a tensor-parallel degree of {tensor_parallel} is below 1"
+    if shape.num_heads % tensor_parallel:
+        degrees = [n for n in range(1, 17) if shape.num_heads % n == 0]
+        return (
+            f"{shape.num_heads} query heads of {shape.name} cannot be split over "
+            f"{tensor_parallel} devices; possible up to 16: {', '.join(map(str, degrees))}"
+        )
+    kv_heads = shape.num_kv_heads
+    if not shape.latent_kv_dim and kv_heads % tensor_parallel and tensor_parallel % kv_heads:
+        return f"{kv_heads} KV heads of {shape.name} do not fit {tensor_parallel} devices evenly"
+    return None

@@ -32,6 +32,7 @@ class Exchange:
     first_answer_s    first token of the answer proper, where reasoning came before it
     reasoning_tokens  tokens of that reasoning, as `token_counts` counts them
     streamed          False: the answer came whole, so no time within it is known
+    replica           which of several replicas had it, where that is known
     queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     retries           sends after the first one, where failures are tried again
     """
@@ -53,6 +54,7 @@ class Exchange:
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    replica: int | None = None
     retries: int = 0
 
     def __post_init__(self) -> None:
@@ -71,8 +73,8 @@ class RequestRecord:
     due_s   when it should have been sent; sent_s: when it was. Their difference is the
             dispatch delay that the generator caused.
     status  "ok" or the kind of the error; a failed request keeps what had arrived
-    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries  as in
-            `Exchange`
+    connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries, replica
+            as in `Exchange`
     queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
     """
 
@@ -96,6 +98,7 @@ class RequestRecord:
     first_answer_s: float | None = None
     reasoning_tokens: int = 0
     streamed: bool = True
+    replica: int | None = None
     retries: int = 0
 
     def __post_init__(self) -> None:
@@ -137,6 +140,7 @@ class RequestRecord:
             first_answer_s=exchange.first_answer_s,
             reasoning_tokens=exchange.reasoning_tokens,
             streamed=exchange.streamed,
+            replica=exchange.replica,
             retries=exchange.retries,
         )
 

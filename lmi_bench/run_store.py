@@ -207,6 +207,8 @@ class RunStore:
             optional["reasoning_tokens"] = record.reasoning_tokens
         if not record.streamed:
             optional["streamed"] = False
+        if record.replica is not None:
+            optional["replica"] = record.replica
         for name in ("queue_s", "prefill_s", "decode_s"):
             seconds = getattr(record, name)
             if seconds is not None:
@@ -292,6 +294,7 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         first_answer_s=line.get("first_answer_s"),
         reasoning_tokens=line.get("reasoning_tokens", 0),
         streamed=line.get("streamed", True),
+        replica=line.get("replica"),
         connect_s=line.get("connect_s"),
         tls_s=line.get("tls_s"),
         retries=line.get("retries", 0),

@@ -215,7 +215,9 @@ class EngineSection(_Section):
     max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     kv_dtype: Literal["float32", "bfloat16"] | None = None
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: PositiveInt | Literal["max"] = 1
+    replicas: PositiveInt = 1
+    router: Literal["round_robin", "least_outstanding", "random"] = "round_robin"
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None

@@ -58,7 +58,13 @@ def cells_from_run(
 ) -> list[Cell]:
     """The usable levels of a run as cells; raises InputError where there is none."""
     input_tokens, output_tokens = run_lengths(run)
-    scenario = run.manifest["scenario"]
+    facts = _target_facts(run)
+    degree = facts.get("tensor_parallel") or run.manifest["scenario"]["engine"]["tensor_parallel"]
+    if facts.get("replicas", 1) > 1:
+        raise InputError(
+            f"{run.path}: measured on {facts['replicas']} replicas at once; a profile is of one: "
+            "sweep again without --replicas"
+        )
     cells = []
     for line in run.levels:
         if line["concurrency"] is None or not line["valid"] or line["errors"] or line["stopped_by"]:
@@ -67,7 +73,7 @@ def cells_from_run(
             Cell(
                 shape=shape,
                 instance=instance,
-                tensor_parallel=int(scenario["engine"]["tensor_parallel"]),
+                tensor_parallel=int(degree),
                 dtype=dtype or run_dtype(run),
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,

@@ -217,6 +217,9 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     }
     if run.engine is not None:  # of a target in this process; an endpoint does not say
         line["engine"] = dict(run.engine)
+    by_replica = Counter(r.replica for r in run.records if r.replica is not None)
+    if by_replica:
+        line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
     return line
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.memory import tensor_parallel_problem
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.steady_state import SteadyState
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
 
 _DEGREES = (1, 2, 4, 8, 16)
 

@@ -16,24 +16,8 @@ from dataclasses import dataclass
 from lmi_bench.analysis.kv_cache import KV_BYTES_PER_VALUE, kv_bytes_per_sequence
 from lmi_bench.analysis.weights import weight_bytes
 from lmi_bench.errors import CapacityError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
 from lmi_bench.units import bytes_to_gib
-
-
-def tensor_parallel_problem(shape: ModelShape, tensor_parallel: int) -> str | None:
-    """Why a model cannot be split over that many devices; None if it can."""
-    if tensor_parallel < 1:
-        return f"a tensor-parallel degree of {tensor_parallel} is below 1"
-    if shape.num_heads % tensor_parallel:
-        degrees = [n for n in range(1, 17) if shape.num_heads % n == 0]
-        return (
-            f"{shape.num_heads} query heads of {shape.name} cannot be split over "
-            f"{tensor_parallel} devices; possible up to 16: {', '.join(map(str, degrees))}"
-        )
-    kv_heads = shape.num_kv_heads
-    if not shape.latent_kv_dim and kv_heads % tensor_parallel and tensor_parallel % kv_heads:
-        return f"{kv_heads} KV heads of {shape.name} do not fit {tensor_parallel} devices evenly"
-    return None
 
 
 @dataclass(frozen=True, slots=True)

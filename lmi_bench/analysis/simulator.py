@@ -59,7 +59,8 @@ def simulate_level(
     """
     if replicas < 1:
         raise InputError(f"a level needs at least 1 replica, got {replicas}")
-    engines = [_Replica(scheduler_config, step_time) for _ in range(replicas)]
+    numbers = range(replicas) if replicas > 1 else (None,)
+    engines = [_Replica(scheduler_config, step_time, number) for number in numbers]
     level = _Level(
         spec,
         requests,
@@ -136,6 +137,7 @@ class _Request:
             error=self.error,
             finish_reason=self.finish_reason,
             ended_s=self.ended_s,
+            replica=None if self.replica is None else self.replica.number,
         )
 
 
@@ -146,7 +148,11 @@ class _Replica:
             dynamic batch waits, or never
     """
 
-    def __init__(self, config: SchedulerConfig, step_time: StepTime) -> None:
+    def __init__(
+        self, config: SchedulerConfig, step_time: StepTime, number: int | None = None
+    ) -> None:
+        """number  of several replicas, None for the only one"""
+        self.number = number
         self.scheduler = Scheduler(config)
         self.next_s = math.inf
         self._step_time = step_time

@@ -134,7 +134,7 @@ def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
         facts=parts.facts,
         prompts=lambda salt: make_prompts(scenario, ids, tokenizer, salt),
         run=lambda main: asyncio.run(run_in(main)),
-        knee_facts=lambda _levels: _cache_facts(parts.config, scenario),
+        knee_facts=lambda _levels: _of_all(_cache_facts(parts.config, scenario), parts),
         notes=parts.notes,
         salted=not scenario.workload.reuse_prompts,
     )
@@ -254,7 +254,7 @@ def _simulated_facts(
     profile = parts.profile
     assert profile is not None  # a simulated engine has one
     instance = find_instance(instance_type)
-    degree, dtype = scenario.engine.tensor_parallel, scenario.engine.dtype or "float16"
+    degree, dtype = parts.tensor_parallel, scenario.engine.dtype or "float16"
     lengths = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
     theory = theory_batch(
         parts.shape,
@@ -268,17 +268,35 @@ def _simulated_facts(
     model = step_time_model_for(parts.shape, instance, degree, dtype, profile)
     limits = _cache_facts(parts.config, scenario)
     context = lengths.input_tokens + lengths.output_tokens // 2
+    copies = len(parts.executors)
     binding = {}
     for line in levels:
         load = line["concurrency"] if line["concurrency"] is not None else line["rate_per_s"]
-        running = round(line.get("mean_concurrency") or 0)
+        running = round((line.get("mean_concurrency") or 0) / copies)
         batch = max(1, min(running, int(limits.b_max_expected or running)))
         shape = StepShape(
             decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
         )
         binding[load] = model.explain(shape).binding
-    return replace(
+    one = replace(
         limits,
         b_star=float("inf") if theory.b_star is None else theory.b_star,
         binding=binding,
+    )
+    return _of_all(one, parts)
+
+
+def _of_all(one: KneeFacts, parts: EngineParts) -> KneeFacts:
+    """The limits of all replicas together, from those of one."""
+    copies = len(parts.executors)
+
+    def times(limit: float | None) -> float | None:
+        return None if limit is None else limit * copies
+
+    return replace(
+        one,
+        b_max=times(one.b_max),
+        b_max_expected=times(one.b_max_expected),
+        b_star=times(one.b_star),
+        max_batch=None if one.max_batch is None else one.max_batch * copies,
     )

@@ -5,11 +5,14 @@ The only module that reaches `engine.torch_backend`, inside the functions that n
 
 from __future__ import annotations
 
+import asyncio
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
@@ -17,7 +20,7 @@ from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import progress
+from lmi_bench.cli.console import Reporter, progress
 from lmi_bench.cli.speculation import (
     NGRAM_DRAFT,
     check_same_vocabulary,
@@ -28,9 +31,12 @@ from lmi_bench.cli.speculation import (
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.replicas import ReplicaGroup
+from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -48,12 +54,14 @@ class EngineParts:
     """An engine that is ready to be entered: its executor holds the model already.
 
     facts    what a run's manifest says of it; notes: what a person is told at start
-    profile  of a simulated engine
-    drafter  of speculative decoding
-    score    log-probabilities of given tokens behind others; before the engine is entered
+    executors  one a replica
+    profile    of a simulated engine
+    drafter    of speculative decoding
+    router     which replica answers a request, where there are several
+    score      log-probabilities of given tokens behind others; before the engine is entered
     """
 
-    executor: Executor
+    executors: tuple[Executor, ...]
     config: SchedulerConfig
     shape: ModelShape
     tokenizer: Tokenizer | None
@@ -61,16 +69,45 @@ class EngineParts:
     profile: EngineProfile | None = None
     notes: tuple[str, ...] = ()
     drafter: Drafter | None = None
+    tensor_parallel: int = 1
+    router: str = "round_robin"
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
 
-    def engine(self, trace: StepTrace | None = None) -> AsyncEngine:
-        """The engine; an async context manager."""
-        return AsyncEngine(
-            Scheduler(self.config, drafter=self.drafter),
-            self.executor,
-            on_step=None if trace is None else trace.on_step,
-            on_end=None if trace is None else trace.on_end,
-        )
+    def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
+        """The engine, or all replicas behind their router; an async context manager.
+
+        Raises InputError for a trace of several replicas.
+        """
+        if trace is not None and len(self.executors) > 1:
+            raise InputError(
+                f"--step-trace shows the steps of one engine, not of {len(self.executors)} "
+                "replicas: leave one of the two out"
+            )
+        engines = [
+            AsyncEngine(
+                Scheduler(self.config, drafter=self.drafter),
+                executor,
+                on_step=None if trace is None else trace.on_step,
+                on_end=None if trace is None else trace.on_end,
+            )
+            for executor in self.executors
+        ]
+        return engines[0] if len(engines) == 1 else ReplicaGroup(engines, _router(self.router))
+
+
+class TorchNumbers(Executor, Protocol):
+    """An executor of the torch back end with what it says of itself, over one rank or several."""
+
+    model_shape: ModelShape
+    num_blocks: int
+    free_memory_bytes: int
+    kv_cache_bytes: int
+    kv_dtype: str
+    weights_description: str
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Log-probabilities of given tokens behind others."""
+        ...
 
 
 def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
@@ -78,21 +115,18 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
 
     Raises InputError where the model or a setting cannot be used, or torch is not installed.
     """
-    if settings.tensor_parallel > 1:
-        raise InputError(
-            f"--tp {settings.tensor_parallel}: the bundled engine runs on one rank so far; "
-            "leave --tp out, or simulate it with --target sim:INSTANCE"
-        )
     if settings.draft_acceptance is not None:
         raise InputError(
             "--draft-acceptance is for a simulated engine; the bundled one measures how many "
             "drafted tokens hold"
         )
+    if settings.tensor_parallel != 1:
+        _start_ranks_early()
     try:
         from lmi_bench.engine.torch_backend.executor import (
             DEFAULT_BLOCK_SIZE,
             DEFAULT_MEMORY_SHARE,
-            TorchExecutor,
+            usable_cores,
         )
     except ImportError as exc:
         raise InputError(
@@ -101,7 +135,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         ) from exc
     folder = _model_folder(model)
     draft_folder = None
-    share = settings.memory_share or DEFAULT_MEMORY_SHARE
+    copies = settings.replicas
+    share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / copies
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft_folder = _model_folder(settings.draft)
         check_same_vocabulary(folder, draft_folder)
@@ -109,29 +144,26 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
-    options: dict[str, Any] = {
-        "dtype": settings.dtype or "bfloat16",
-        "kv_dtype": settings.kv_dtype,
-        "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
-        "threads": settings.threads,
-        "sampling_seed": secrets.randbits(62),  # a draft has to draw as the model does
-    }
-    with progress() as report:
-        loaded = TorchExecutor.load(
-            folder,
-            num_blocks=settings.num_blocks,
-            memory_share=share,
-            progress=lambda done, total: report("weights, MiB", done / MIB, total / MIB),
-            **options,
-        )
-    executor: Executor = loaded
+    cores = settings.threads or usable_cores()
+    degree = _degree(settings, most=max(1, cores // copies))
+    copy = _TorchCopy(
+        folder,
+        draft_folder,
+        degree,
+        options={
+            "dtype": settings.dtype or "bfloat16",
+            "kv_dtype": settings.kv_dtype,
+            "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
+            "memory_share": share,
+            "threads": max(1, cores // copies),
+        },
+    )
+    executors, loaded, draft = copy.load(copies, settings.num_blocks)
     notes = []
+    if degree > 1 or copies > 1:
+        notes.append(_layout_note(copies, degree, settings.router, cores, loaded))
     longest = loaded.model_shape.max_positions
-    if draft_folder is not None:
-        draft = TorchExecutor.load(
-            draft_folder, num_blocks=loaded.num_blocks, beside=loaded, **options
-        )
-        executor = DraftingExecutor(loaded, draft)
+    if draft is not None:
         longest = min(longest, draft.model_shape.max_positions)
         notes.append(
             f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
@@ -153,14 +185,18 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             + f"knows {longest:,} positions"
         )
     return EngineParts(
-        executor=executor,
+        executors=executors,
         config=config,
         shape=shape,
         tokenizer=Tokenizer.from_folder(folder),
+        tensor_parallel=degree,
+        router=settings.router,
         facts={
             "kind": "engine",
             "model": shape.name,
             "back_end": "torch",
+            "tensor_parallel": degree,
+            **_replica_facts(settings),
             "weights": loaded.weights_description,
             "free_memory_bytes": loaded.free_memory_bytes,
             "kv_dtype": loaded.kv_dtype,
@@ -172,13 +208,131 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
             f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
             f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
-            f"blocks of {config.block_size}, {config.cache_tokens:,} tokens",
+            f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
+            + (" a replica" if copies > 1 else ""),
             *notes,
             *speculation_notes(settings),
         ),
         drafter=drafter_for(settings),
         score=loaded.score,
     )
+
+
+def _start_ranks_early() -> None:
+    """Let the ranks' server import torch while this process does."""
+    from lmi_bench.engine.torch_backend.fork_server import fork_context
+
+    fork_context()
+
+
+class _TorchCopy:
+    """How one copy of the model is loaded: on one device or over ranks, with a draft or without."""
+
+    def __init__(
+        self, folder: Path, draft_folder: Path | None, degree: int, *, options: dict[str, Any]
+    ) -> None:
+        self._folder = folder
+        self._draft_folder = draft_folder
+        self._degree = degree
+        # a draft has to draw as the model does, and a request alike on every copy
+        self._options = {**options, "sampling_seed": secrets.randbits(62)}
+
+    def load(
+        self, copies: int, num_blocks: int | None
+    ) -> tuple[tuple[Executor, ...], TorchNumbers, TorchNumbers | None]:
+        """Every copy's executor, all with as many blocks as the first; the first copy's numbers
+        and those of its draft."""
+        executors: list[Executor] = []
+        first: TorchNumbers | None = None
+        first_draft: TorchNumbers | None = None
+        try:
+            with progress() as report:
+                for number in range(copies):
+                    title = "weights, MiB" + (f" (copy {number + 1})" if copies > 1 else "")
+                    loaded, draft = self._load_one(
+                        num_blocks if first is None else first.num_blocks,
+                        partial(_tell_bytes, report, title),
+                    )
+                    executors.append(loaded if draft is None else DraftingExecutor(loaded, draft))
+                    if first is None:
+                        first, first_draft = loaded, draft
+        except BaseException:
+            asyncio.run(close_all(executors))
+            raise
+        assert first is not None
+        return tuple(executors), first, first_draft
+
+    def _load_one(
+        self, num_blocks: int | None, report: Callable[[int, int], None]
+    ) -> tuple[TorchNumbers, TorchNumbers | None]:
+        from lmi_bench.engine.torch_backend.executor import TorchExecutor
+        from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
+
+        options = {**self._options, "num_blocks": num_blocks, "progress": report}
+        loaded: TorchNumbers
+        if self._degree > 1:
+            loaded = ParallelExecutor.load(self._folder, tensor_parallel=self._degree, **options)
+        else:
+            loaded = TorchExecutor.load(self._folder, **options)
+        if self._draft_folder is None:
+            return loaded, None
+        options["num_blocks"] = loaded.num_blocks
+        beside = loaded if isinstance(loaded, TorchExecutor) else None
+        try:
+            draft = TorchExecutor.load(self._draft_folder, beside=beside, **options)
+        except BaseException:
+            asyncio.run(loaded.close())
+            raise
+        return loaded, draft
+
+
+def _tell_bytes(report: Reporter, title: str, done_bytes: int, total_bytes: int) -> None:
+    report(title, done_bytes / MIB, total_bytes / MIB)
+
+
+async def close_all(executors: Sequence[Executor]) -> None:
+    """Close executors that no engine has been entered with."""
+    for executor in executors:
+        await executor.close()
+
+
+def _degree(settings: EngineSection, *, most: int) -> int:
+    """The tensor-parallel degree; `max` is as many as there are devices or cores for one copy."""
+    degree = settings.tensor_parallel
+    return degree if isinstance(degree, int) else most
+
+
+def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: TorchNumbers) -> str:
+    parts = []
+    if copies > 1:
+        parts.append(_replica_note(copies, router))
+    if degree > 1:
+        transport = str(getattr(loaded, "transport", "")).replace("_", " ")
+        parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")
+    note = "; ".join(parts)
+    if copies * degree > cores:
+        note += f" (warning: {copies * degree} processes share {cores} cores)"
+    return note
+
+
+def _replica_note(copies: int, router: str) -> str:
+    return f"{copies} replicas behind a {router.replace('_', '-')} router"
+
+
+def _replica_facts(settings: EngineSection) -> dict[str, Any]:
+    if settings.replicas == 1:
+        return {}
+    return {"replicas": settings.replicas, "router": settings.router}
+
+
+def _router(name: str) -> Router:
+    match name:
+        case "least_outstanding":
+            return LeastOutstanding()
+        case "random":
+            chance = random.Random(0)
+            return RandomChoice(iter(chance.random, None))
+    return RoundRobin()
 
 
 def _model_folder(model: str) -> Path:
@@ -220,23 +374,26 @@ def open_simulated_engine(
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)
+    copies, devices = settings.replicas, instance.num_accelerators
+    degree = _degree(settings, most=max(1, devices // copies))
+    if copies * degree > devices:
+        raise CapacityError(
+            f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
+            f"has {devices}: lower --replicas or --tp"
+        )
     dtype = settings.dtype or "float16"
     derived = scheduler_config_for(
         shape,
         instance,
-        settings.tensor_parallel,
+        degree,
         dtype,
         profile,
         settings.max_model_len or max_total_tokens,
     )
     config = _scheduler_config(settings, derived)
-    step_time = step_time_model_for(shape, instance, settings.tensor_parallel, dtype, profile)
+    step_time = step_time_model_for(shape, instance, degree, dtype, profile)
     warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    executor: Executor = SimulatedExecutor(
-        step_time,
-        block_size=config.block_size,
-        draft_acceptance=settings.draft_acceptance or 0.0,
-    )
+    draft_time = None
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft = find_model(settings.draft)
         if draft.vocab_size != shape.vocab_size:
@@ -244,13 +401,13 @@ def open_simulated_engine(
                 f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
                 f"{shape.vocab_size:,}: a draft's token ids must mean the same"
             )
-        draft_time = step_time_model_for(draft, instance, settings.tensor_parallel, dtype, profile)
-        executor = DraftingExecutor(
-            executor, SimulatedExecutor(draft_time, block_size=config.block_size)
-        )
+        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
         warnings.append(f"the memory of the draft {settings.draft} is not counted")
     return EngineParts(
-        executor=executor,
+        executors=tuple(
+            _simulated_executor(step_time, draft_time, settings, config.block_size)
+            for _ in range(copies)
+        ),
         config=config,
         shape=shape,
         tokenizer=None,
@@ -259,7 +416,8 @@ def open_simulated_engine(
             "model": shape.name,
             "instance": instance.instance_type,
             "accelerator": instance.accelerator.name,
-            "tensor_parallel": settings.tensor_parallel,
+            "tensor_parallel": degree,
+            **_replica_facts(settings),
             "dtype": dtype,
             "profile": profile.label,
             "profile_provenance": profile.provenance,
@@ -269,14 +427,28 @@ def open_simulated_engine(
         profile=profile,
         notes=(
             f"{shape.name} on {instance.instance_type} ({instance.accelerator.name}), TP "
-            f"{settings.tensor_parallel}, {dtype}: predicted step times, {profile.provenance}",
+            f"{degree}, {dtype}: predicted step times, {profile.provenance}",
             f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
-            "sequences at once",
+            f"sequences at once{' a replica' if copies > 1 else ''}",
+            *((_replica_note(copies, settings.router),) if copies > 1 else ()),
             *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
         drafter=drafter_for(settings, simulated=True),
+        tensor_parallel=degree,
+        router=settings.router,
     )
+
+
+def _simulated_executor(
+    step_time: StepTime, draft_time: StepTime | None, settings: EngineSection, block_size: int
+) -> Executor:
+    executor: Executor = SimulatedExecutor(
+        step_time, block_size=block_size, draft_acceptance=settings.draft_acceptance or 0.0
+    )
+    if draft_time is None:
+        return executor
+    return DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size))
 
 
 def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> SchedulerConfig:
@@ -327,3 +499,18 @@ def find_tokenizer(model: str) -> Tokenizer | None:
 
         return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
     return None
+
+
+def time_all_reduces(
+    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
+) -> list[float]:
+    """Seconds of one all-reduce over processes of this machine, for each size of the array.
+
+    Raises InputError where torch is not installed or the transport does not work here.
+    """
+    _start_ranks_early()
+    try:
+        from lmi_bench.engine.torch_backend.measure_collectives import measure_all_reduces
+    except ImportError as exc:
+        raise InputError(f"the ranks need {exc.name}: pip install 'lmi-bench[engine]'") from exc
+    return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from lmi_bench.cli.compose import EngineParts, open_torch_engine
+from lmi_bench.cli.compose import EngineParts, close_all, open_torch_engine
 from lmi_bench.cli.console import note, print_table
-from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.answer import Answer, Prompt
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: W
 
 
 async def _one_request(
-    engine: AsyncEngine, tokenizer: Tokenizer, prompt: Prompt, totals: Totals
+    engine: ServingEngine, tokenizer: Tokenizer, prompt: Prompt, totals: Totals
 ) -> list[int]:
     """Stream one request to stdout; returns its token ids."""
     generation = engine.submit(prompt.token_ids, prompt.sampling)
@@ -146,7 +146,7 @@ async def _rank(
                 )
             rows.append((choice, await score(prompt_ids, continuation)))
     finally:
-        await parts.executor.close()
+        await close_all(parts.executors)
     rows.sort(key=lambda row: math.fsum(row[1]), reverse=True)
     print_table(
         "Choices by joint log-probability",

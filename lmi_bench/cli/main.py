@@ -17,6 +17,7 @@ from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.plan_day import plan_day
 from lmi_bench.cli.predict import predict
+from lmi_bench.cli.profile import profile
 from lmi_bench.cli.recommend import recommend
 from lmi_bench.cli.report import report
 from lmi_bench.cli.serve import serve
@@ -44,6 +45,7 @@ app.command()(gate)
 app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
+app.add_typer(profile)
 app.command()(generate)
 app.command()(predict)
 app.command()(calibrate)

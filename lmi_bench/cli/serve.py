@@ -46,8 +46,22 @@ def serve(
         ),
     ] = False,
     tensor_parallel: Annotated[
-        int, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_ENGINE)
+        str,
+        typer.Option(
+            "--tp",
+            help="Tensor-parallel degree, or max: all devices or cores.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "1",
+    replicas: Annotated[
+        int, typer.Option(help="Copies of the model behind one router.", rich_help_panel=_ENGINE)
     ] = 1,
+    router: Annotated[
+        str,
+        typer.Option(
+            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
+        ),
+    ] = "round-robin",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
     ] = None,
@@ -158,6 +172,7 @@ def serve(
     """
     from lmi_bench.cli.console import note
     from lmi_bench.cli.serve_run import run
+    from lmi_bench.cli.sweep import parse_degree
     from lmi_bench.cli.tgi_env import limits_from_environment
     from lmi_bench.scenario import parse_scenario
 
@@ -178,7 +193,9 @@ def serve(
         "max_concurrent_requests": max_concurrent_requests,
         "dtype": dtype,
         "kv_dtype": kv_dtype,
-        "tensor_parallel": tensor_parallel,
+        "tensor_parallel": parse_degree(tensor_parallel),
+        "replicas": replicas,
+        "router": router.replace("-", "_"),
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_model_len": max_model_len,

@@ -81,4 +81,4 @@ async def _serve(
             signature_check=check,
             lmi_reply=LMI_REPLIES[lmi_replies],
         )
-        await serve(app, host, port, on_ready=on_ready)
+        await serve(app, host, port, on_ready=on_ready, engine=engine)

@@ -52,7 +52,22 @@ def sweep(
         ),
     ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option("--tp", help="Tensor-parallel degree.", rich_help_panel=_TARGET)
+        str | None,
+        typer.Option(
+            "--tp",
+            help="Tensor-parallel degree, or max: all devices or cores.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(help="Copies of the model behind one router. [1]", rich_help_panel=_ENGINE),
+    ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
+        ),
     ] = None,
     api_key: Annotated[
         str | None,
@@ -463,7 +478,11 @@ def sweep(
         "engine.dtype": dtype,
         "engine.kv_dtype": kv_dtype,
         "engine.profile": profile,
-        "engine.tensor_parallel": tensor_parallel,
+        "engine.tensor_parallel": None
+        if tensor_parallel is None
+        else parse_degree(tensor_parallel),
+        "engine.replicas": replicas,
+        "engine.router": None if router is None else router.replace("-", "_"),
         "engine.num_blocks": num_blocks,
         "engine.block_size": block_size,
         "engine.max_model_len": max_model_len,
@@ -513,6 +532,15 @@ def _numbers(flag: str, text: str) -> list[float | int]:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
         numbers.append(int(value) if value.is_integer() else value)
     return numbers
+
+
+def parse_degree(text: str) -> int | str:
+    """A tensor-parallel degree or `max`; raises InputError for anything else."""
+    if text == "max":
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise InputError(f"--tp {text}: write a number of at least 1, or max")
 
 
 def parse_mix(text: str) -> list[dict[str, float]]:

@@ -46,6 +46,7 @@ class Generation:
     events              what came so far; a request that ended keeps them
     finish_reason       None while it runs, and for one that a failed engine left unanswered
     drafted_tokens      guessed for this request; accepted_tokens: those of them that held
+    replica             number of the replica that has it, None where there is but one
     submitted_s ...     loop clock
     """
 
@@ -61,12 +62,14 @@ class Generation:
         "finished_s",
         "first_scheduled_s",
         "first_token_s",
+        "replica",
         "seq_id",
         "submitted_s",
     )
 
     def __init__(self, engine: AsyncEngine, seq_id: int, submitted_s: float) -> None:
         self.seq_id = seq_id
+        self.replica: int | None = None
         self.events: list[TokenEvent] = []
         self.finish_reason: str | None = None
         self.drafted_tokens = 0
@@ -175,6 +178,7 @@ class AsyncEngine:
         self._task: asyncio.Task[None] | None = None
         self._error: EngineError | None = None
         self._error_seen = False
+        self._failed = asyncio.Event()
 
     async def __aenter__(self) -> AsyncEngine:
         self._task = asyncio.create_task(self._run(), name="engine")
@@ -215,6 +219,17 @@ class AsyncEngine:
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()
         return generation
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that have not ended."""
+        return len(self._generations)
+
+    async def failed(self) -> EngineError:
+        """Return when the engine can answer no more, with the reason."""
+        await self._failed.wait()
+        assert self._error is not None
+        return self._error
 
     @property
     def error(self) -> EngineError | None:
@@ -320,6 +335,7 @@ class AsyncEngine:
         """End every request; none can be answered any more."""
         self._error = error
         self._error_seen = bool(self._generations)
+        self._failed.set()
         now_s = asyncio.get_running_loop().time()
         generations, self._generations = self._generations, {}
         for generation in generations.values():

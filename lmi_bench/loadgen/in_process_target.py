@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from lmi_bench.clock import is_virtual
-from lmi_bench.engine.async_engine import AsyncEngine, Generation
+from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetError
 from lmi_bench.loadgen.measure import keep_partial
@@ -22,7 +23,7 @@ class InProcessTarget:
     """
 
     def __init__(
-        self, engine: AsyncEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
+        self, engine: ServingEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
         self._engine = engine
         self._simulated = simulated
@@ -78,4 +79,5 @@ def _exchange(request: PlannedRequest, generation: Generation) -> Exchange:
         queue_s=generation.queue_s,
         prefill_s=generation.prefill_s,
         decode_s=generation.decode_s,
+        replica=generation.replica,
     )

@@ -1,6 +1,6 @@
 """What must hold of every recommendation, whatever the numbers.
 
-Short outputs keep a draw cheap; machines differ by orders of magnitude in price and speed.
+Short outputs and one degree keep a draw cheap; machines differ by orders of magnitude in price and speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.slo import Slo
 
-WORKLOAD = Workload(find_model("llama-2-7b"), "float16", 128, 24)
+WORKLOAD = Workload(find_model("llama-2-7b"), "float16", 128, 12)
 MACHINES = tuple(
     find_instance(name)
     for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g6e.2xlarge", "ml.p4d.24xlarge")
@@ -34,7 +34,13 @@ def ask(rate, limit_ms, instances=MACHINES, **options):
     slos = (Slo("latency_per_token", "p90", limit_ms),)
     return recommend(
         RecommendRequest(
-            WORKLOAD, TGI_2023, rate_per_s=rate, slos=slos, instances=instances, **options
+            WORKLOAD,
+            TGI_2023,
+            rate_per_s=rate,
+            slos=slos,
+            instances=instances,
+            degrees=(1,),
+            **options,
         )
     )
 

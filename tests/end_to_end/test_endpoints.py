@@ -132,7 +132,7 @@ def test_a_wrong_key_shows_in_the_records_and_not_the_key(tmp_path, monkeypatch)
         done = lmi_bench(*args, "--out", run, expect=1)
     assert "InvalidSignatureException" in done.stderr
     (level,) = lines_of(run, "levels.jsonl")
-    assert level["errors_by_kind"] == {"client_error": 3}
+    assert level["errors_by_kind"] == {"client_error": 2}  # more than half of three: cut short
     assert "InvalidSignatureException" in (run / "requests.jsonl").read_text()
     assert not files_hold(run, "another-secret")
 

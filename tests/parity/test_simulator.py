@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.replicas import ReplicaGroup
+from lmi_bench.engine.router import RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
@@ -54,14 +56,19 @@ class Cycling:
         return PlannedRequest(number, 0.0, *self._lengths[number % len(self._lengths)])
 
 
-def run_engine(spec, lengths, config, step_time, *, seed, timeout_s, spacing_s) -> LevelRun:
+def run_engine(
+    spec, lengths, config, step_time, *, seed, timeout_s, spacing_s, replicas=1, router=None
+) -> LevelRun:
     runs = []
 
     async def main():
-        engine = AsyncEngine(
-            Scheduler(config), SimulatedExecutor(step_time, block_size=config.block_size)
-        )
-        async with engine:
+        engines = [
+            AsyncEngine(
+                Scheduler(config), SimulatedExecutor(step_time, block_size=config.block_size)
+            )
+            for _ in range(replicas)
+        ]
+        async with engines[0] if replicas == 1 else ReplicaGroup(engines, router()) as engine:
             await run_sweep(
                 [spec],
                 InProcessTarget(engine, simulated=True),
@@ -83,13 +90,28 @@ def same_time(value):
 
 
 def assert_same_level(
-    spec, lengths, config, step_time, *, seed=0, timeout_s=None, spacing_s=0.0
+    spec,
+    lengths,
+    config,
+    step_time,
+    *,
+    seed=0,
+    timeout_s=None,
+    spacing_s=0.0,
+    replicas=1,
+    router=RoundRobin,
 ) -> LevelRun:
-    settings = {"seed": seed, "timeout_s": timeout_s, "spacing_s": spacing_s}
-    ran = run_engine(spec, lengths, config, step_time, **settings)
+    """`router` makes one, a new one for each of the two."""
+    settings = {"seed": seed, "timeout_s": timeout_s, "spacing_s": spacing_s, "replicas": replicas}
+    ran = run_engine(spec, lengths, config, step_time, **settings, router=router)
     requests = Cycling(lengths)
     simulated = simulate_level(
-        spec, lambda number: requests.request(spec, number), config, step_time, **settings
+        spec,
+        lambda number: requests.request(spec, number),
+        config,
+        step_time,
+        **settings,
+        router=router(),
     )
     assert simulated.stopped_by == ran.stopped_by
     assert len(simulated.records) == len(ran.records)
@@ -102,6 +124,7 @@ def assert_same_level(
             "status",
             "error",
             "finish_reason",
+            "replica",
         ):
             assert getattr(ours, name) == getattr(theirs, name), name
         assert ours.due_s == same_time(theirs.due_s)

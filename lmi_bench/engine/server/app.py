@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
@@ -47,7 +47,7 @@ class Listening:
 
 
 def build_app(
-    engine: AsyncEngine,
+    engine: ServingEngine,
     codec: Codec,
     *,
     model_name: str,
@@ -116,14 +116,21 @@ async def serve(
     port: int = 8080,
     *,
     on_ready: Callable[[Listening], None],
+    engine: ServingEngine | None = None,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish what runs; a second signal ends it at once.
 
     on_ready  told once, when requests are answered
+    engine    whose failure ends the server too, once its requests have their answer
+
+    Raises EngineError when the engine failed.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    watching = None if engine is None else asyncio.ensure_future(engine.failed())
+    if watching is not None:
+        watching.add_done_callback(lambda _: stop.set())
     async with listening(app, host, port, shutdown_timeout_s=shutdown_timeout_s) as where:
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, stop.set)
@@ -133,6 +140,10 @@ async def serve(
         finally:
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
+            if watching is not None and not watching.done():
+                watching.cancel()
+    if engine is not None and engine.error is not None:
+        raise engine.error
 
 
 def exposure_warning(host: str) -> str | None:

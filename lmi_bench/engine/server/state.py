@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.totals import RequestTotals
@@ -31,7 +31,7 @@ class ServerState:
     totals           the requests that ended
     """
 
-    engine: AsyncEngine
+    engine: ServingEngine
     codec: Codec
     model_name: str
     max_model_len: int

@@ -170,7 +170,7 @@ class TorchExecutor:
             1,
             thread_name_prefix="lmi-bench-torch",
             initializer=torch.set_num_threads,
-            initargs=(threads or _usable_cores(),),
+            initargs=(threads or usable_cores(),),
         )
         try:
             loaded = worker.submit(load_all).result()
@@ -214,7 +214,7 @@ class TorchExecutor:
             await asyncio.to_thread(self._worker.shutdown)
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may run on; a container's core set counts where the system says."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -6,7 +6,7 @@ products takes half the time of one grouped product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,11 +29,14 @@ class ExpertMlp:
         experts_per_token: int,
         *,
         renormalise: bool,
+        join: Callable[[Tensor], Tensor],
     ) -> None:
+        """join  makes the whole of what this rank's parts of the experts gave"""
         self._router = router
         self._experts = experts
         self._experts_per_token = experts_per_token
         self._renormalise = renormalise
+        self._join = join
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         scores = torch.softmax(self._router(x), dim=-1, dtype=torch.float32)
@@ -51,4 +54,4 @@ class ExpertMlp:
                 part = slice(first, first + count)
                 out.index_add_(0, rows[part], expert(x[rows[part]]) * factors[part])
                 first += count
-        return out.add_(residual)
+        return self._join(out).add_(residual)

@@ -8,13 +8,27 @@ import torch
 from torch import Tensor
 
 from lmi_bench.decoder_spec import DecoderSpec, NormKind
+from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
+from lmi_bench.engine.torch_backend.parallel import (
+    Embedding,
+    Head,
+    RankCheckpoint,
+    RowParallelLinear,
+    VocabularyEmbedding,
+    VocabularyHead,
+    plain_embedding,
+)
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 
 
 class WeightLoader:
-    """Layers of one model, named as in its checkpoint; the sizes are checked as they are read."""
+    """Layers of one model, named as in its checkpoint; the sizes are checked as they are read.
+
+    One rank of several loads a RankCheckpoint: its spec has this rank's heads and MLP size, and
+    what a layer computes of a part of its inputs is summed over the ranks.
+    """
 
     def __init__(
         self,
@@ -22,11 +36,14 @@ class WeightLoader:
         checkpoint: Checkpoint,
         precision: Precision,
         device: torch.device,
+        collectives: Collectives | None = None,
     ) -> None:
+        """collectives  of the ranks that share the model; None: this device has all of it"""
         self.spec = spec
         self.precision = precision
         self.device = device
         self._checkpoint = checkpoint
+        self._collectives = collectives
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor in the compute format, holding values of the stored one."""
@@ -41,11 +58,13 @@ class WeightLoader:
         *,
         bias: bool = False,
         arrange: Callable[[Tensor], Tensor] | None = None,
+        summed: bool = True,
     ) -> Linear:
         """Projections of the same input as one matrix.
 
         rows     outputs of each; columns: inputs of all
         arrange  what brings the rows of weight and bias into the order that the model wants
+        summed   whether partial sums are joined here; otherwise the caller sees to it (`join`)
         """
         parts = list(zip(names, rows, strict=True))
 
@@ -53,10 +72,21 @@ class WeightLoader:
             whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
             return whole if arrange is None else arrange(whole)
 
-        return make_linear(
-            joined([self.tensor(f"{name}.weight", n, columns) for name, n in parts]),
-            joined([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None,
-        )
+        weight = joined([self.tensor(f"{name}.weight", n, columns) for name, n in parts])
+        offset = joined([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None
+        if self._collectives is None or not self._is_partial_sum(f"{names[0]}.weight", columns):
+            return make_linear(weight, offset)
+        if self._collectives.rank > 0:
+            offset = None  # a sum over the ranks holds the bias once
+        linear = make_linear(weight, offset)
+        return RowParallelLinear(linear, self._collectives) if summed else linear
+
+    def join(self, partial: Tensor) -> Tensor:
+        """The sum over the ranks of what each computed of its part, in place."""
+        return partial if self._collectives is None else self._collectives.all_reduce(partial)
+
+    def _is_partial_sum(self, name: str, columns: int) -> bool:
+        return self._checkpoint.stored_shape(name)[1] != columns
 
     def norm(self, name: str) -> Norm:
         """The model's own kind of norm over its hidden features."""
@@ -66,13 +96,28 @@ class WeightLoader:
             return RmsNorm(weight, eps)
         return LayerNorm(weight, self.tensor(f"{name}.bias", hidden), eps)
 
-    def embedding(self, name: str) -> Tensor:
-        """Token embeddings, shape (vocab, hidden), in the stored format."""
-        size = (self.spec.vocab_size, self.spec.hidden_size)
-        return self._checkpoint.tensor(name, *size).to(self.device, self.precision.stored)
+    def vocabulary(self, embedding_name: str) -> tuple[Embedding, Head]:
+        """Token embeddings in the stored format and the output layer, the same rows once more
+        where they are tied."""
+        rows = self._vocabulary_rows(embedding_name)
+        head_rows = rows
+        if not self.spec.tied_embeddings:
+            head_rows = self._vocabulary_rows("lm_head.weight")
+        head = make_linear(head_rows.to(self.precision.compute))
+        if self._collectives is None:
+            return plain_embedding(rows), head
+        checkpoint, collectives = self._checkpoint, self._collectives
+        assert isinstance(checkpoint, RankCheckpoint)  # the pair that build_model makes
+        part = checkpoint.vocabulary
+        return (
+            VocabularyEmbedding(rows, part, collectives),
+            VocabularyHead(head, part, collectives),
+        )
 
-    def head(self, embedding: Tensor) -> Linear:
-        """The output layer: the embeddings once more where they are tied."""
-        if self.spec.tied_embeddings:
-            return make_linear(embedding.to(self.precision.compute))
-        return self.linear(("lm_head",), (self.spec.vocab_size,), self.spec.hidden_size)
+    def _vocabulary_rows(self, name: str) -> Tensor:
+        hidden = self.spec.hidden_size
+        if isinstance(self._checkpoint, RankCheckpoint):
+            rows = self._checkpoint.vocabulary_rows(name, hidden)
+        else:
+            rows = self._checkpoint.tensor(name, self.spec.vocab_size, hidden)
+        return rows.to(self.device, self.precision.stored)

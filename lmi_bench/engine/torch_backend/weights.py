@@ -57,6 +57,35 @@ class Checkpoint:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, in the format it is stored in; its shape must be `shape`."""
+        tensor = self._read(name, lambda file: file.get_tensor(name))
+        if tuple(tensor.shape) != shape:
+            raise self._misfit(name, tuple(tensor.shape), shape)
+        return tensor
+
+    def part(self, name: str, side: int, start: int, stop: int) -> Tensor:
+        """Rows (side 0) or columns (side 1) start .. stop of a tensor; nothing else is read."""
+        rows = (slice(None),) * side + (slice(start, stop),)
+        return self._read(name, lambda file: file.get_slice(name)[rows])
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """The whole shape of the tensor `name`, which is not read for it."""
+        return tuple(self._file(name).get_slice(name).get_shape())
+
+    def _read(self, name: str, get: Callable[[Any], Tensor]) -> Tensor:
+        file = self._file(name)
+        try:
+            tensor = get(file)
+        except SafetensorError as exc:
+            raise InputError(
+                f"{self._folder / self._file_of[name]}: tensor {name!r} cannot be read: {exc}"
+            ) from exc
+        self._read_bytes = min(self._read_bytes + tensor.nbytes, self._total_bytes)
+        if self._progress is not None:
+            self._progress(self._read_bytes, self._total_bytes)
+        return tensor
+
+    def _file(self, name: str) -> Any:
+        """The open file that holds the tensor `name`."""
         file = self._file_of.get(name)
         if file is None:
             raise InputError(
@@ -65,21 +94,12 @@ class Checkpoint:
             )
         if file not in self._open:
             self._open[file] = _open(self._folder / file)
-        try:
-            tensor: Tensor = self._open[file].get_tensor(name)
-        except SafetensorError as exc:
-            raise InputError(
-                f"{self._folder / file}: tensor {name!r} cannot be read: {exc}"
-            ) from exc
-        if tuple(tensor.shape) != shape:
-            raise InputError(
-                f"{self._folder}: tensor {name!r} has shape {tuple(tensor.shape)} but config.json "
-                f"asks for {shape}"
-            )
-        self._read_bytes = min(self._read_bytes + tensor.nbytes, self._total_bytes)
-        if self._progress is not None:
-            self._progress(self._read_bytes, self._total_bytes)
-        return tensor
+        return self._open[file]
+
+    def _misfit(self, name: str, stored: tuple[int, ...], asked: tuple[int, ...]) -> InputError:
+        return InputError(
+            f"{self._folder}: tensor {name!r} has shape {stored} but config.json asks for {asked}"
+        )
 
     def finish(self) -> None:
         """Everything wanted was read; what remains of the files is not needed."""

@@ -20,12 +20,14 @@ from lmi_bench.engine.torch_backend.executor import TorchExecutor
 NEAR_TIE = 1e-4
 
 
-async def generate(folder, requests, *, block_size=8, **settings) -> tuple[list, EngineStats]:
+async def generate(
+    folder, requests, *, block_size=8, load=TorchExecutor.load, **settings
+) -> tuple[list, EngineStats]:
     """Run (prompt, number of tokens, delay in steps) requests through the engine."""
     config = SchedulerConfig(
         **{"num_blocks": 200, "max_model_len": 256, "block_size": block_size} | settings
     )
-    executor = TorchExecutor.load(
+    executor = load(
         folder, dtype="float32", num_blocks=config.num_blocks, block_size=block_size, threads=1
     )
     scheduler = Scheduler(config)

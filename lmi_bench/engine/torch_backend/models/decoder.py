@@ -16,6 +16,7 @@ from lmi_bench.engine.torch_backend.attention import PagedAttention
 from lmi_bench.engine.torch_backend.inputs import PackedStep
 from lmi_bench.engine.torch_backend.layers import Linear, Mlp, Norm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
+from lmi_bench.engine.torch_backend.parallel import Embedding, Head
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.model_shape import ModelShape
 
@@ -83,12 +84,11 @@ class Decoder:
         load: WeightLoader,
         shape: ModelShape,
         *,
-        embedding: Tensor,
+        embedding: Embedding,
         layers: Sequence[Layer],
         norm: Norm,
-        head: Linear,
+        head: Head,
     ) -> None:
-        """embedding  shape (vocab, hidden)"""
         self.shape = shape
         self.spec: DecoderSpec = load.spec
         self._compute = load.precision.compute
@@ -105,7 +105,7 @@ class Decoder:
 
         returns  shape (sampled rows, vocab)
         """
-        x = self._embedding[step.token_ids].to(self._compute)
+        x = self._embedding(step.token_ids).to(self._compute)
         turn = self._rotary.at(step.positions, step.contexts)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):

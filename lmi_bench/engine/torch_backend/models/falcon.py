@@ -21,14 +21,14 @@ from lmi_bench.model_shape import ModelShape
 
 def build_falcon(load: WeightLoader, shape: ModelShape) -> Decoder:
     """Falcon of any size, with parallel layers or sequential ones."""
-    embedding = load.embedding("transformer.word_embeddings.weight")
+    embedding, head = load.vocabulary("transformer.word_embeddings.weight")
     return Decoder(
         load,
         shape,
         embedding=embedding,
         layers=[_layer(load, f"transformer.h.{index}") for index in range(load.spec.num_layers)],
         norm=load.norm("transformer.ln_f"),
-        head=load.head(embedding),
+        head=head,
     )
 
 

@@ -46,7 +46,7 @@ def build_mixtral(load: WeightLoader, shape: ModelShape) -> Decoder:
 
 
 def _build(load: WeightLoader, shape: ModelShape, names: _MlpNames) -> Decoder:
-    embedding = load.embedding("model.embed_tokens.weight")
+    embedding, head = load.vocabulary("model.embed_tokens.weight")
     return Decoder(
         load,
         shape,
@@ -55,7 +55,7 @@ def _build(load: WeightLoader, shape: ModelShape, names: _MlpNames) -> Decoder:
             _layer(load, f"model.layers.{index}", names) for index in range(load.spec.num_layers)
         ],
         norm=load.norm("model.norm"),
-        head=load.head(embedding),
+        head=head,
     )
 
 
@@ -95,16 +95,20 @@ def _mlp(load: WeightLoader, prefix: str, names: _MlpNames) -> Mlp:
         return _gated(load, prefix, names)
     return ExpertMlp(
         load.linear((f"{prefix}.gate",), (spec.experts,), spec.hidden_size),
-        [_gated(load, f"{prefix}.experts.{index}", names) for index in range(spec.experts)],
+        [
+            _gated(load, f"{prefix}.experts.{index}", names, summed=False)
+            for index in range(spec.experts)
+        ],
         spec.experts_per_token,
         renormalise=spec.renormalise,
+        join=load.join,
     )
 
 
-def _gated(load: WeightLoader, prefix: str, names: _MlpNames) -> GatedMlp:
+def _gated(load: WeightLoader, prefix: str, names: _MlpNames, *, summed: bool = True) -> GatedMlp:
     hidden, ffn, bias = load.spec.hidden_size, load.spec.ffn_size, load.spec.mlp_bias
     return GatedMlp(
         load.linear((f"{prefix}.{names.gate}",), (ffn,), hidden, bias=bias),
         load.linear((f"{prefix}.{names.up}",), (ffn,), hidden, bias=bias),
-        load.linear((f"{prefix}.{names.down}",), (hidden,), ffn, bias=bias),
+        load.linear((f"{prefix}.{names.down}",), (hidden,), ffn, bias=bias, summed=summed),
     )

@@ -1,0 +1,39 @@
+"""Times of the all-reduce between processes of this machine, without any model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lmi_bench.engine.torch_backend.collectives import Transport
+from lmi_bench.engine.torch_backend.rank import TimeAllReduce
+from lmi_bench.engine.torch_backend.rank_group import RankGroup
+from lmi_bench.engine.torch_backend.shared_memory import room_for, works_here
+from lmi_bench.errors import InputError
+
+_BYTES_A_ROUND: Final = 32 << 20
+_MOST_CALLS: Final = 100
+
+
+def measure_all_reduces(
+    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
+) -> list[float]:
+    """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls.
+
+    Raises InputError where shared memory cannot carry it here.
+    """
+    if transport == Transport.SHARED_MEMORY:
+        if not works_here():
+            raise InputError("shared memory needs an x86-64 processor here: use --transport gloo")
+        if not room_for(ranks):
+            raise InputError(
+                f"the system's shared memory (/dev/shm) has no room for {ranks} ranks: enlarge it, "
+                "or use --transport gloo"
+            )
+    group = RankGroup(ranks, Transport(transport), threads=1)
+    try:
+        calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
+        times_s: list[float] = group.ask(TimeAllReduce(tuple(sizes_bytes), calls, rounds))
+        return times_s
+    finally:
+        group.close()

@@ -1,0 +1,198 @@
+"""The executor over several ranks: one process each, driven from a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
+from lmi_bench.engine.torch_backend.collectives import Transport
+from lmi_bench.engine.torch_backend.executor import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MEMORY_SHARE,
+    DEFAULT_MOST_CACHE_TOKENS,
+    usable_cores,
+)
+from lmi_bench.engine.torch_backend.memory import blocks_that_fit
+from lmi_bench.engine.torch_backend.parallel import check_degree
+from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.rank import (
+    ChoosePrecision,
+    LoadWeights,
+    Room,
+    RunStep,
+    Score,
+    TakeCache,
+)
+from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
+from lmi_bench.engine.torch_backend.weights import Progress
+from lmi_bench.errors import InputError
+from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import check_loadable, read_config
+from lmi_bench.model_shape import ModelShape
+
+
+class ParallelExecutor:
+    """Runs steps of one model split over ranks; see `load`. Its numbers are TorchExecutor's:
+
+    free_memory_bytes   of all ranks, seen after their weights were loaded
+    kv_bytes_per_block  keys and values of one block on all ranks, shared KV heads counted on each
+    transport           what the ranks' sums go through
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        worker: ThreadPoolExecutor,
+        shape: ModelShape,
+        *,
+        block_size: int,
+        num_blocks: int,
+        rooms: list[Room],
+        kv_cache_bytes: int,
+        precision: Precision,
+        kv_dtype: str,
+        shared_memory: bool,
+    ) -> None:
+        self._group = group
+        self._worker = worker
+        self._block_size = block_size
+        self.model_shape = shape
+        self.num_blocks = num_blocks
+        self.free_memory_bytes = (
+            rooms[0].free_bytes if shared_memory else sum(room.free_bytes for room in rooms)
+        )
+        self.kv_bytes_per_block = sum(room.bytes_per_block for room in rooms)
+        self.kv_cache_bytes = kv_cache_bytes
+        self.kv_dtype = kv_dtype
+        self.weights_description = str(precision)
+        self.transport = group.transport
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        tensor_parallel: int,
+        dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
+        num_blocks: int | None = None,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        memory_share: float = DEFAULT_MEMORY_SHARE,
+        most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS,
+        threads: int | None = None,
+        device: str = "cpu",
+        sampling_seed: int | None = None,
+        progress: Progress | None = None,
+        transport: Transport | None = None,
+    ) -> ParallelExecutor:
+        """Start `tensor_parallel` processes, each of which loads its part of a model folder.
+
+        threads    CPU threads of all ranks together; None: the cores that this process may use
+        device     "cpu", or "cuda": rank r on device r
+        transport  None: shared memory on a CPU, NCCL between GPUs
+
+        The rest as for TorchExecutor. Raises CapacityError where the model cannot be split that
+        way, InputError for what cannot be loaded, EngineError where a rank does not come up.
+        """
+        for name, count in (
+            ("tensor_parallel", tensor_parallel),
+            ("block_size", block_size),
+            ("num_blocks", num_blocks),
+            ("threads", threads),
+        ):
+            if count is not None and count < 1:
+                raise InputError(f"{name} must be at least 1, got {count}")
+        if device == "cuda" and torch.cuda.device_count() < tensor_parallel:
+            raise InputError(
+                f"--tp {tensor_parallel} needs as many GPUs; {torch.cuda.device_count()} are here"
+            )
+        name = folder.resolve().name
+        config = read_config(folder)
+        check_loadable(folder, config)
+        spec = spec_from_hf_config(name, config)
+        shape = spec.shape(name)
+        check_degree(name, spec, tensor_parallel)
+        cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
+        threads_each = max(1, (threads or usable_cores()) // tensor_parallel)
+        worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
+        group: RankGroup | None = None
+        try:
+            group = RankGroup(
+                tensor_parallel,
+                transport or usual_transport(tensor_parallel, device),
+                threads=threads_each,
+            )
+            precision: Precision = group.ask_first(
+                ChoosePrecision(dtype, device, shape.params_total)
+            )
+            rooms: list[Room] = group.ask_each(
+                LoadWeights(folder, spec, precision, device, block_size, cache_dtype), progress
+            )
+            on_one_machine = device == "cpu"
+            free = min(room.free_bytes for room in rooms)
+            blocks = num_blocks or blocks_that_fit(
+                free // tensor_parallel if on_one_machine else free,
+                memory_share,
+                max(room.bytes_per_block for room in rooms),
+                most=max(1, most_cache_tokens // block_size),
+            )
+            seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
+            cache_bytes = sum(group.ask_each(TakeCache(blocks, seed)))
+        except BaseException:
+            if group is not None:
+                group.close()
+            worker.shutdown()
+            raise
+        return cls(
+            group,
+            worker,
+            shape,
+            block_size=block_size,
+            num_blocks=blocks,
+            rooms=rooms,
+            kv_cache_bytes=cache_bytes,
+            precision=precision,
+            kv_dtype=str(cache_dtype or precision.stored).removeprefix("torch."),
+            shared_memory=on_one_machine,
+        )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one cache block."""
+        return self._block_size
+
+    @property
+    def max_in_flight(self) -> int:
+        """One step at a time."""
+        return 1
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the ranks, in their order."""
+        return self._group.process_ids
+
+    async def execute(self, batch: StepBatch) -> list[StepOutput]:
+        """Run one step on all ranks. Raises EngineError that names the rank which failed."""
+        loop = asyncio.get_running_loop()
+        outputs: list[StepOutput] = await loop.run_in_executor(
+            self._worker, self._group.ask, RunStep(batch)
+        )
+        return outputs
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """As TorchExecutor.score."""
+        request = Score((*given, *continuation), len(given))
+        loop = asyncio.get_running_loop()
+        scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
+        return scores
+
+    async def close(self) -> None:
+        """Wait for the step that runs, then end the ranks."""
+        await asyncio.to_thread(self._worker.shutdown)
+        await asyncio.to_thread(self._group.close)

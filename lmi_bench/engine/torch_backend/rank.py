@@ -1,0 +1,284 @@
+"""What one process of a tensor-parallel group does: join the others, load its part, run steps.
+
+Every rank runs the same steps over the same rows and chooses the same tokens from the same logits;
+only rank 0's answers are asked for. Requests come over a pipe; when it closes, the rank ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
+from lmi_bench.engine.torch_backend.collectives import (
+    Collectives,
+    DistributedCollectives,
+    Meeting,
+    Transport,
+    loopback_interface,
+)
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
+from lmi_bench.engine.torch_backend.models.build import build_model
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.shared_memory import Segment, SharedMemoryCollectives
+from lmi_bench.errors import EngineError, LmiBenchError
+
+_TELL_EVERY_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a rank sends back: a result or an error, or how far it has come with loading.
+
+    progress  bytes read and bytes of this rank
+    """
+
+    result: Any = None
+    error: LmiBenchError | None = None
+    progress: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Meet the other ranks."""
+
+    where: Segment | Meeting
+
+
+@dataclass(frozen=True, slots=True)
+class ChoosePrecision:
+    """Say which number formats to use: one rank decides for all."""
+
+    dtype: str
+    device: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Load this rank's part. `device` is cpu, or cuda for the device of the rank's own number.
+
+    cache_dtype  None: as the weights
+    """
+
+    folder: Path
+    spec: DecoderSpec
+    precision: Precision
+    device: str
+    block_size: int
+    cache_dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a rank has left after loading: bytes of its device, and bytes of a block there."""
+
+    free_bytes: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCache:
+    """Take memory for so many blocks; the answer is this rank's bytes."""
+
+    num_blocks: int
+    sampling_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Run a step; the answer is its outputs."""
+
+    batch: StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probabilities of the tokens from `num_given` on; the answer is a list of them."""
+
+    token_ids: tuple[int, ...]
+    num_given: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAllReduce:
+    """Time all-reduces of float32 arrays; the answer is seconds a call for each size, the median
+    of `rounds` rounds of `calls` calls each."""
+
+    sizes_bytes: tuple[int, ...]
+    calls: tuple[int, ...]
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End; nothing is answered."""
+
+
+def run_rank(rank: int, degree: int, threads: int, connection: Connection) -> None:
+    """The whole life of a rank's process: answer requests until told to stop or left alone."""
+    # the process in charge decides what a signal to all of them means, and closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    worker = _Rank(rank, degree, connection)
+    try:
+        worker.serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # nobody is in charge any more
+    finally:
+        worker.close()
+
+
+class _Rank:
+    def __init__(self, rank: int, degree: int, connection: Connection) -> None:
+        self._rank = rank
+        self._degree = degree
+        self._connection = connection
+        self._collectives: Collectives | None = None
+        self._device = torch.device("cpu")
+        self._model: Decoder | None = None
+        self._layout: KvLayoutShape | None = None
+        self._precision: Precision | None = None
+        self._runner: ModelRunner | None = None
+        self._told_s = 0.0
+
+    def serve(self) -> None:
+        """Take requests until one says stop."""
+        while True:
+            request, answer_wanted = self._connection.recv()
+            if isinstance(request, Stop):
+                return
+            try:
+                result = self._do(request)
+            except LmiBenchError as exc:
+                self._connection.send(Answer(error=exc))
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the one in charge is told
+                text = f"{type(exc).__name__}: {exc}"
+                self._connection.send(Answer(error=EngineError(text)))
+            else:
+                if answer_wanted:
+                    self._connection.send(Answer(result))
+
+    def close(self) -> None:
+        """Let go of what connects the ranks."""
+        if self._collectives is not None:
+            self._collectives.close()
+
+    def _do(self, request: object) -> Any:
+        match request:
+            case RunStep(batch):
+                return self._run(batch)
+            case Score(token_ids, num_given):
+                return self._loaded().score(token_ids, num_given)
+            case Join(where):
+                return self._join(where)
+            case ChoosePrecision():
+                return self._choose(request)
+            case LoadWeights():
+                return self._load(request)
+            case TakeCache():
+                return self._take_cache(request)
+            case TimeAllReduce():
+                return self._time(request)
+        raise EngineError(f"a rank knows no request {type(request).__name__}")
+
+    def _join(self, where: Segment | Meeting) -> None:
+        if isinstance(where, Segment):
+            # nothing is sent while a step runs: something to read means that the pipe is closed
+            self._collectives = SharedMemoryCollectives(where, self._rank, self._connection.poll)
+            return
+        if where.transport is Transport.NCCL:
+            torch.cuda.set_device(self._rank)
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+        self._collectives = DistributedCollectives(where, self._rank, self._degree)
+
+    def _choose(self, request: ChoosePrecision) -> Precision:
+        place = self._place(request.device)
+        return choose_precision(
+            request.dtype,
+            place,
+            parameters=request.parameters,
+            free_bytes=free_memory_bytes(place),
+        )
+
+    def _load(self, request: LoadWeights) -> Room:
+        self._device = self._place(request.device)
+        self._precision = request.precision
+        self._model = build_model(
+            request.folder,
+            request.spec,
+            request.precision,
+            self._device,
+            self._tell if self._rank == 0 else None,
+            collectives=self._joined(),
+        )
+        shape = self._model.shape
+        self._layout = KvLayoutShape(
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=request.block_size,
+            dtype=request.cache_dtype or request.precision.stored,
+        )
+        return Room(free_memory_bytes(self._device), self._layout.bytes_per_block)
+
+    def _tell(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if done_bytes == total_bytes or now_s >= self._told_s + _TELL_EVERY_S:
+            self._told_s = now_s
+            self._connection.send(Answer(progress=(done_bytes, total_bytes)))
+
+    def _take_cache(self, request: TakeCache) -> int:
+        if self._model is None or self._layout is None or self._precision is None:
+            raise EngineError("no weights are loaded")
+        cache = KvCache(self._layout, request.num_blocks, self._device)
+        self._runner = ModelRunner(
+            self._model, cache, self._precision, sampling_seed=request.sampling_seed
+        )
+        return cache.nbytes
+
+    def _run(self, batch: StepBatch) -> list[StepOutput]:
+        return self._loaded().run(batch)
+
+    def _time(self, request: TimeAllReduce) -> list[float]:
+        collectives = self._joined()
+        times_s = []
+        for size, calls in zip(request.sizes_bytes, request.calls, strict=True):
+            x = torch.ones(max(1, size // 4))
+            collectives.all_reduce(x)
+            rounds_s = [_time_calls(collectives, x, calls) for _ in range(request.rounds)]
+            times_s.append(sorted(rounds_s)[len(rounds_s) // 2])
+        return times_s
+
+    def _place(self, device: str) -> torch.device:
+        return torch.device("cuda", self._rank) if device == "cuda" else torch.device(device)
+
+    def _loaded(self) -> ModelRunner:
+        if self._runner is None:
+            raise EngineError("no cache is taken")
+        return self._runner
+
+    def _joined(self) -> Collectives:
+        if self._collectives is None:
+            raise EngineError("this rank has not met the others")
+        return self._collectives
+
+
+def _time_calls(collectives: Collectives, x: torch.Tensor, calls: int) -> float:
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        collectives.all_reduce(x)
+    return (time.perf_counter() - start_s) / calls

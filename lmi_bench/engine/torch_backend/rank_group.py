@@ -1,0 +1,183 @@
+"""The processes of a tensor-parallel group: started, asked, watched and ended.
+
+One process a rank, all alike, and this process in charge of them over a pipe each. A request is any
+picklable value; what a rank does with it is the rank's own affair (`rank.py`). The group is watched
+by its processes: one that ends without being asked to fails whatever is under way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.engine.torch_backend.collectives import Meeting, Transport
+from lmi_bench.engine.torch_backend.fork_server import fork_context
+from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, run_rank
+from lmi_bench.engine.torch_backend.shared_memory import SegmentOwner, room_for, works_here
+from lmi_bench.engine.torch_backend.weights import Progress
+from lmi_bench.errors import EngineError, InputError, LmiBenchError
+
+_STOP_S: Final = 5.0
+
+
+def usual_transport(degree: int, device: str) -> Transport:
+    """Shared memory between processes on CPUs where it works, NCCL between GPUs, else gloo."""
+    if device.startswith("cuda"):
+        return Transport.NCCL
+    if works_here() and room_for(degree):
+        return Transport.SHARED_MEMORY
+    return Transport.GLOO
+
+
+class RankGroup:
+    """`degree` rank processes that can reach each other."""
+
+    def __init__(self, degree: int, transport: Transport, *, threads: int) -> None:
+        """Start the processes and connect them; `threads` are those of each.
+
+        Raises EngineError when they do not come up.
+        """
+        if degree < 2:
+            raise InputError(f"a tensor-parallel group has at least 2 ranks, got {degree}")
+        self.degree = degree
+        self.transport = transport
+        self._segment: SegmentOwner | None = None
+        self._connections: list[Connection] = []
+        self._processes: list[ForkServerProcess] = []
+        atexit.register(self.close)  # before multiprocessing, which would wait for its processes
+        try:
+            self._start(threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: object) -> Any:
+        """Give every rank a request and return rank 0's answer; the others answer nothing."""
+        return self._collect(request, (0,))[0]
+
+    def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
+        """Give every rank a request and return the answers of all, in the order of the ranks.
+
+        progress  told what rank 0 says of its own while it is at it
+        """
+        return self._collect(request, range(self.degree), progress)
+
+    def ask_first(self, request: object) -> Any:
+        """Give rank 0 alone a request that needs no other rank."""
+        self._send(0, pickle.dumps((request, True)))
+        return self._receive([0])[0]
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the ranks, in their order."""
+        return tuple(process.pid or 0 for process in self._processes)
+
+    def close(self) -> None:
+        """End every process: asked first, then made to. May be called again."""
+        atexit.unregister(self.close)
+        stop = pickle.dumps((Stop(), False))
+        for connection in self._connections:
+            try:
+                connection.send_bytes(stop)
+            except OSError:  # this rank is gone already
+                continue
+        if self._segment is not None:
+            self._segment.abort()  # for one that waits inside a step
+        for process in self._processes:
+            process.join(_STOP_S)
+            if process.exitcode is None:
+                process.terminate()
+                process.join(_STOP_S)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            process.close()
+        for connection in self._connections:
+            connection.close()
+        if self._segment is not None:
+            self._segment.close()
+        self._connections, self._processes, self._segment = [], [], None
+
+    def _start(self, threads: int) -> None:
+        context = fork_context()
+        for rank in range(self.degree):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=run_rank,
+                args=(rank, self.degree, threads, theirs),
+                name=f"lmi-bench-rank-{rank}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        if self.transport is Transport.SHARED_MEMORY:
+            self._segment = SegmentOwner(self.degree)
+            self.ask_each(Join(self._segment.segment))
+            self._segment.unlink()
+        else:
+            with tempfile.TemporaryDirectory(prefix="lmi-bench-") as folder:
+                self.ask_each(Join(Meeting(self.transport, str(Path(folder) / "meeting"))))
+
+    def _collect(
+        self, request: object, answering: Sequence[int], progress: Progress | None = None
+    ) -> list[Any]:
+        messages = {wanted: pickle.dumps((request, wanted)) for wanted in (True, False)}
+        for rank in range(self.degree):
+            self._send(rank, messages[rank in answering])
+        return self._receive(answering, progress)
+
+    def _send(self, rank: int, message: bytes) -> None:
+        if not self._processes:
+            raise EngineError("the tensor-parallel group has been closed")
+        try:
+            self._connections[rank].send_bytes(message)
+        except OSError as exc:
+            raise self._end_of(rank) from exc
+
+    def _receive(self, wanted: Sequence[int], progress: Progress | None = None) -> list[Any]:
+        """The answers of some ranks; an error of any rank, or its end, ends the wait."""
+        results: dict[int, Any] = {}
+        rank_of: dict[object, int] = {c: rank for rank, c in enumerate(self._connections)}
+        while len(results) < len(wanted):
+            # a rank that ended has closed its end of the pipe, behind its last words
+            for ready in wait(list(self._connections)):
+                rank = rank_of[ready]
+                try:
+                    answer: Answer = self._connections[rank].recv()
+                except (EOFError, OSError):
+                    raise self._end_of(rank) from None
+                if answer.error is not None:
+                    raise self._failure(rank, answer.error)
+                if answer.progress is None:
+                    results[rank] = answer.result
+                elif progress is not None:
+                    progress(*answer.progress)
+        return [results[rank] for rank in wanted]
+
+    def _failure(self, rank: int, error: LmiBenchError) -> LmiBenchError:
+        if isinstance(error, InputError):
+            return error
+        return EngineError(f"rank {rank} of {self.degree}: {error}")
+
+    def _end_of(self, rank: int) -> EngineError:
+        process = self._processes[rank]
+        process.join(_STOP_S)
+        code = process.exitcode
+        if code is None:
+            how = "closed its pipe"
+        elif code < 0:
+            how = f"was killed by signal {-code}"
+        else:
+            how = f"ended with exit code {code}"
+        return EngineError(
+            f"rank {rank} of {self.degree} (process {process.pid}) {how}: the engine cannot go on "
+            "without it, start it again"
+        )

@@ -1,0 +1,242 @@
+"""A model split over processes gives what the whole model gives, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.torch_backend.collectives import Transport
+from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.parallel import VocabularyPart
+from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
+from lmi_bench.engine.torch_backend.rank import RunStep
+from lmi_bench.engine.torch_backend.rank_group import RankGroup
+from lmi_bench.errors import CapacityError, EngineError, InputError
+from tests.engine.torch_backend.parity import (
+    assert_equal_but_for_near_ties,
+    generate,
+    random_requests,
+)
+
+FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
+MODELS = {
+    "MHA": ("Llama", {}, 2),
+    "GQA": ("Llama", {"num_key_value_heads": 2}, 2),
+    "more ranks than KV heads": ("Llama", {"num_key_value_heads": 2}, 4),
+    "MQA, tied, biases": (
+        "Llama",
+        {
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "initializer_range": 0.1,
+        },
+        2,
+    ),
+    "head norms": ("Qwen3", {}, 2),
+    "experts": ("Mixtral", {}, 2),
+    "fused projections": ("Falcon", FALCON_40B, 2),
+}
+
+
+def split(degree, **options):
+    """Loads as TorchExecutor does, over several ranks."""
+    return partial(ParallelExecutor.load, tensor_parallel=degree, **options)
+
+
+@pytest.mark.parametrize(("family", "changes", "degree"), MODELS.values(), ids=MODELS)
+def test_ranks_together_give_the_tokens_of_the_whole_model(make_model, family, changes, degree):
+    model = make_model(family, **changes)
+    requests = random_requests(1, 6, longest_output=12)
+    outputs, _ = asyncio.run(generate(model.folder, requests, load=split(degree)))
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+def test_chunks_beside_decoding_and_preemption_change_no_token_on_ranks(make_llama):
+    model = make_llama(num_key_value_heads=2)
+    requests = random_requests(3, 10, longest_prompt=24, longest_output=30)
+    outputs, stats = asyncio.run(
+        generate(
+            model.folder, requests, load=split(2), num_blocks=30, block_size=4, chunked_prefill=True
+        )
+    )
+    assert stats.preemptions > 0
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+def test_gloo_carries_the_same_sums(make_llama):
+    model = make_llama()
+    requests = random_requests(4, 4)
+    outputs, _ = asyncio.run(
+        generate(model.folder, requests, load=split(2, transport=Transport.GLOO))
+    )
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+async def logprobs_and_draws(executor):
+    """Log-probabilities of greedy tokens, and tokens drawn with a seed."""
+    config = SchedulerConfig(num_blocks=executor.num_blocks, block_size=executor.block_size)
+    async with AsyncEngine(Scheduler(config), executor) as engine:
+        greedy = engine.submit(range(5, 45), SamplingParams(max_new_tokens=8, logprobs=True))
+        drawn = engine.submit(
+            range(50, 60), SamplingParams(max_new_tokens=12, temperature=0.8, seed=3)
+        )
+        await greedy.wait()
+        await drawn.wait()
+    return (
+        [x for event in greedy.events for x in event.logprobs],
+        [token for event in drawn.events for token in event.token_ids],
+    )
+
+
+def test_log_probabilities_and_draws_are_those_of_one_device(llama):
+    options = {"dtype": "float32", "num_blocks": 40, "block_size": 8, "threads": 1}
+    whole = asyncio.run(logprobs_and_draws(TorchExecutor.load(llama.folder, **options)))
+    parts = asyncio.run(logprobs_and_draws(split(2)(llama.folder, **options)))
+    assert parts[0] == pytest.approx(whole[0], abs=1e-4)
+    assert parts[1] == whole[1]
+
+
+def test_given_tokens_are_scored_as_on_one_device(llama):
+    async def score(executor):
+        values = await executor.score(range(5, 12), range(20, 24))
+        await executor.close()
+        return values
+
+    options = {"dtype": "float32", "num_blocks": 4, "block_size": 8, "threads": 1}
+    whole = asyncio.run(score(TorchExecutor.load(llama.folder, **options)))
+    assert asyncio.run(score(split(2)(llama.folder, **options))) == pytest.approx(whole, abs=1e-4)
+
+
+def test_each_rank_keeps_its_share_of_the_cache(make_llama):
+    """4 KV heads: half of them on each of two ranks. 2 KV heads on 4 ranks: each is kept twice."""
+    options = {"dtype": "float32", "num_blocks": 10, "block_size": 8, "threads": 1}
+    folder = make_llama().folder
+    whole = TorchExecutor.load(folder, **options)
+    asyncio.run(whole.close())
+    halves = split(2)(folder, **options)
+    asyncio.run(halves.close())
+    shared = split(4)(make_llama(num_key_value_heads=2).folder, **options)
+    asyncio.run(shared.close())
+    assert halves.kv_cache_bytes == whole.kv_cache_bytes == shared.kv_cache_bytes
+    assert (
+        halves.kv_bytes_per_block == 2 * 2 * 4 * 16 * 8 * 4
+    )  # k and v, layers, heads, dim, tokens
+
+
+def shared_memory_names():
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def wait_until_gone(process_ids, limit_s=30.0):
+    """Whether all processes end; a killed one stays as a zombie until its parent asks."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        if not any(Path(f"/proc/{pid}/stat").exists() for pid in process_ids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_closing_leaves_no_process_and_no_shared_memory(llama):
+    before = shared_memory_names()
+    executor = split(2)(llama.folder, dtype="float32", num_blocks=4, threads=1)
+    process_ids = executor.process_ids
+    assert all(Path(f"/proc/{pid}/stat").exists() for pid in process_ids)
+    assert shared_memory_names() == before  # its name is gone as soon as all ranks have it
+    asyncio.run(executor.close())
+    assert wait_until_gone(process_ids)
+
+
+async def killed_while_generating(folder, rank):
+    executor = split(2)(folder, dtype="float32", num_blocks=100, block_size=8, threads=1)
+    process_ids = executor.process_ids
+    config = SchedulerConfig(num_blocks=100, block_size=8, max_model_len=500)
+    async with AsyncEngine(Scheduler(config), executor) as engine:
+        running = [
+            engine.submit(range(5, 15), SamplingParams(max_new_tokens=480, ignore_eos=True))
+            for _ in range(2)
+        ]
+        async for _ in running[0]:
+            os.kill(process_ids[rank], signal.SIGKILL)
+            break
+        with pytest.raises(EngineError, match=f"rank {rank} of 2 .*killed by signal 9"):
+            await running[1].wait()
+        with pytest.raises(EngineError, match=f"rank {rank} of 2"):
+            engine.submit(range(5), SamplingParams())
+    return process_ids
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_requests_with_its_name(llama, rank):
+    process_ids = asyncio.run(killed_while_generating(llama.folder, rank))
+    assert wait_until_gone(process_ids)
+
+
+def test_an_error_on_a_rank_is_told_with_its_name():
+    group = RankGroup(2, Transport.SHARED_MEMORY, threads=1)
+    try:
+        with pytest.raises(EngineError, match="rank 0 of 2: no cache is taken"):
+            group.ask_first(RunStep(None))
+    finally:
+        group.close()
+    with pytest.raises(EngineError, match="closed"):
+        group.ask_first(RunStep(None))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "degree", "words"),
+    [
+        ("Llama", {}, 3, "4 query heads .* 3 devices"),
+        ("Llama", {"intermediate_size": 97}, 2, "97 features"),
+        (
+            "Llama",
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
+            2,
+            "3 KV",
+        ),
+        ("Falcon", {"num_attention_heads": 71, "hidden_size": 71 * 8}, 2, "71 query heads"),
+        ("Falcon", {}, 2, "1 KV heads cannot be split over 2"),
+    ],
+)
+def test_a_degree_that_the_model_does_not_allow_is_refused_with_numbers(
+    make_model, family, changes, degree, words
+):
+    folder = make_model(family, **changes).folder
+    with pytest.raises(CapacityError, match=words):
+        split(degree)(folder)
+
+
+def test_a_checkpoint_of_another_config_is_refused_on_ranks(make_llama, tmp_path):
+    """The MLP is half of what the config says, which is what each of two ranks should hold."""
+    folder = shutil.copytree(make_llama().folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
+    with pytest.raises(InputError, match="belongs to another config"):
+        split(2)(folder, dtype="float32", num_blocks=2)
+
+
+@pytest.mark.parametrize(("vocab", "degree"), [(211, 2), (8, 4), (5, 4), (3, 4)])
+def test_the_vocabulary_parts_cover_every_id_once(vocab, degree):
+    parts = [VocabularyPart.of(vocab, rank, degree) for rank in range(degree)]
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(vocab))
+    rows = torch.cat([part.cut(torch.ones(part.stop - part.start, 2)) for part in parts])
+    assert rows.shape[0] == degree * -(-vocab // degree)
+    assert rows.sum() == 2 * vocab
