@@ -1,6 +1,7 @@
 """What must hold of every recommendation, whatever the numbers.
 
-Short outputs and one degree keep a draw cheap; machines differ by orders of magnitude in price and speed.
+Short outputs and one degree keep a draw cheap; machines differ by orders of magnitude in price and
+speed.
 """
 
 from __future__ import annotations
