@@ -79,8 +79,8 @@ class RankCheckpoint(Checkpoint):
 
     A tensor asked for with fewer rows or columns than it is stored with is cut along that side:
     into as many parts as there are ranks, or as there are KV heads, which neighbours then share.
-    Projections stored as one matrix have to be stored KV head by KV head, as Falcon's are: the
-    parts are neighbouring rows.
+    Projections stored as one matrix have to be stored KV head by KV head, as Falcon's are: a part
+    is a run of neighbouring rows.
     """
 
     def __init__(
