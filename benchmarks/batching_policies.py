@@ -94,6 +94,12 @@ def main() -> None:
     parser.add_argument("--requests-per-user", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument(
+        "--row",
+        action="append",
+        choices=[name for name, _ in ROWS],
+        help="Only this one beside dynamic and rolling.",
+    )
     parser.add_argument("--out", type=Path, default=None, help="Markdown file.")
     args = parser.parse_args()
 
@@ -105,9 +111,10 @@ def main() -> None:
             "engine.threads": args.threads,
         }
     )
-    lines: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in ROWS}
+    rows = [row for row in ROWS if args.row is None or row[0] in (*args.row, BASELINE, ROLLING)]
+    lines: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in rows}
     for repeat in range(args.repeats):
-        for name, settings in ROWS:
+        for name, settings in rows:
             overrides = {f"engine.{key}": value for key, value in settings.items()}
             line = measure(scenario.with_overrides(overrides))
             lines[name].append(line)

@@ -114,7 +114,7 @@ def test_ctrl_c_exits_130_and_leaves_a_resumable_run(tmp_path):
         (("--target", "sim:ml.g5.2xlarge", "--model", "llama-2-70b"), "GiB"),
         (("--target", "sim:ml.g5.2xlarge", "--model", "lama-2-7b"), "llama-2-7b"),
         (("--target", "nowhere"), "sim:INSTANCE"),
-        (("--tp", "2"), "one rank"),
+        (("--tp", "4"), "6 query heads"),
         (("--model", "no-such-folder"), "demo-15m"),
         (("--concurrency", "1,x"), "'x' is not a number"),
         (("--concurrency", "0"), "greater than 0"),
