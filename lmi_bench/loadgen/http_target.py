@@ -55,10 +55,7 @@ class _Response:
     connect_s: float | None
     tls_s: float | None
     status: int
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(read[2]) for read in self.reads)
+    num_bytes: int
 
     @property
     def looks_failed(self) -> bool:
@@ -213,8 +210,15 @@ class HttpTarget:
 
         def response() -> _Response:
             tls_s = None if connect_s is None else connection.tls_s
-            sent_by_ns, status = connection.sent_by_ns, connection.status
-            return _Response(connection.reads, sent_ns, sent_by_ns, connect_s, tls_s, status)
+            return _Response(
+                connection.reads,
+                sent_ns,
+                connection.sent_by_ns,
+                connect_s,
+                tls_s,
+                connection.status,
+                connection.num_bytes,
+            )
 
         try:
             await ended

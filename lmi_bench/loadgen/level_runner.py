@@ -25,8 +25,10 @@ from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
-PREPARED_REQUESTS = 4096
-"""Most requests that are made before a level starts; the rest are made as they are sent."""
+PREPARED_REQUESTS = 16_384
+PREPARED_TOKENS = 4_000_000
+"""Most requests, and prompt tokens, that are made before a level starts; the rest are made as they
+are sent, which keeps the loop from its sockets for a while each."""
 REPORT_EVERY_S = 0.05
 OPEN_LOOP_CONNECTIONS = 64
 """Connections opened before an open-loop level; more are opened as they are needed."""
@@ -193,9 +195,14 @@ class LevelRunner:
 
     def _prepare(self) -> None:
         known = self._num_requests or 2 * self._users
+        tokens = 0
         for index in range(min(known, PREPARED_REQUESTS)):
             number = self._share.number(self._spec, index)
-            self._prepared[number] = self._prompts.request(self._spec, number)
+            request = self._prompts.request(self._spec, number)
+            self._prepared[number] = request
+            tokens += request.input_tokens
+            if tokens > PREPARED_TOKENS:
+                break
 
     def _request(self, number: int) -> PlannedRequest:
         prepared = self._prepared.pop(number, None)
