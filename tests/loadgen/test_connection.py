@@ -34,7 +34,7 @@ def test_a_long_stream_is_parsed_to_its_end_however_its_last_bytes_are_cut():
             await asyncio.wait_for(ended, 5)
             assert b"".join(read[2] for read in connection.reads) == b"".join(reads)
             assert connection.num_bytes == sum(map(len, reads))
-            assert connection.status == 200 and connection.reusable
+            assert (connection.status, connection.reusable) == (200, True)
             connection.close()
             theirs.close()
 
