@@ -82,3 +82,9 @@ async def _serve(
             lmi_reply=LMI_REPLIES[lmi_replies],
         )
         await serve(app, host, port, on_ready=on_ready, engine=engine)
+        engine.audit()
+        stats = engine.stats()
+        note(
+            f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
+            f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
+        )

@@ -259,6 +259,13 @@ class AsyncEngine:
             accepted_tokens=stats.accepted_tokens,
         )
 
+    def audit(self) -> None:
+        """Hold the books of the KV cache against the running requests.
+
+        Raises EngineError for a block that is in two hands or in none.
+        """
+        self._scheduler.audit()
+
     async def _run(self) -> None:
         try:
             await self._serve()
