@@ -47,7 +47,11 @@ CACHE = ("--num-blocks", "12", "--block-size", "16", "--max-model-len", "120")
 LIMITS = ("--max-concurrent-requests", "28")
 TORCH = ("--model", "demo-15m", "--dtype", "float32", "--threads", "1")
 ROWS: dict[str, tuple[str, ...]] = {
-    "simulated engine": (*"--executor simulated --instance ml.p4d.24xlarge -m llama-2-7b".split(), *CACHE, *LIMITS),
+    "simulated engine": (
+        *"--executor simulated --instance ml.p4d.24xlarge -m llama-2-7b".split(),
+        *CACHE,
+        *LIMITS,
+    ),
     "bundled engine": (*TORCH, *CACHE, *LIMITS),
     "bundled engine, prefix caching, chunked prefill, look-up drafts": (
         *(*TORCH, *CACHE, *LIMITS, "--prefix-caching", "--chunked-prefill", "--draft", "ngram"),

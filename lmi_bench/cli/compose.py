@@ -176,6 +176,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             num_blocks=loaded.num_blocks,
             block_size=loaded.block_size,
             max_model_len=min(longest, loaded.num_blocks * loaded.block_size),
+            # a draft model reads the same blocks, and may see further back
+            attention_window=None if draft else loaded.model_shape.attention_window,
         ),
     )
     if config.max_model_len > longest:

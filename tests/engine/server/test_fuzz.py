@@ -42,9 +42,7 @@ async def cut_short(server, call):
     ],
     ids=["rolling", "dynamic", "prefix caching"],
 )
-def test_random_requests_are_all_answered_or_refused_and_leave_nothing(
-    serve_toy, caplog, settings
-):
+def test_random_requests_are_all_answered_or_refused_and_leave_nothing(serve_toy, caplog, settings):
     """Ten blocks of 16 tokens and 24 clients force preemption and waiting; one request in eight
     is given up by its client, some of them in the middle of a stream.
     """
