@@ -504,6 +504,10 @@ class Scheduler:
         held = (
             min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
         )  # one is the model's
+        if drafted:
+            self.stats.drafts += 1
+            seq.num_accepted += len(output.token_ids) - 1
+            seq.num_rejected += len(output.token_ids) <= drafted
         self.stats.generation_tokens += len(token_ids)
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += held

@@ -24,7 +24,9 @@ class Sequence:
     num_cached      tokens that its latest admission found computed
     num_learnt      full blocks that the prefix cache was told of
     num_forgotten   blocks at the table's head that were given back: no later position sees them
-    drafting        what a drafter keeps of the sequence from step to step
+    num_accepted    guesses that held so far; num_rejected: verifications that met a wrong one
+    drafting, pace  what a drafter keeps of the sequence from step to step, and what decides how
+                    much is guessed
     """
 
     seq_id: int
@@ -46,7 +48,10 @@ class Sequence:
     num_cached: int = 0
     num_learnt: int = 0
     num_forgotten: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
     drafting: object = None
+    pace: object = None
 
     @property
     def order(self) -> tuple[float, int]:
