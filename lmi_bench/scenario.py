@@ -197,7 +197,8 @@ class EngineSection(_Section):
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
-                      draft_tokens of it are verified in one step
+                      draft_tokens of it, at most, are verified in one step
+    draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
     draft_acceptance  of a simulated engine, which cannot find out: the chance (0 to 1) with which
                       each drafted token holds
     """
@@ -225,6 +226,7 @@ class EngineSection(_Section):
     threads: PositiveInt | None = None
     draft: Annotated[str, Field(min_length=1)] | None = None
     draft_tokens: PositiveInt = 4
+    draft_adaptive: bool = True
     draft_acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
     profile: str | None = None
 
