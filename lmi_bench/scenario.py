@@ -37,9 +37,8 @@ DEFAULT_OPEN_LOOP_REQUESTS = 100
 AUTO = "auto"
 DEFAULT_MODEL = "demo-15m"
 SAGEMAKER_PREFIX = "sagemaker:"
-DEFAULT_TIMEOUT_S = 60.0
-SAGEMAKER_STREAMING_TIMEOUT_S = 480.0
-"""How long SageMaker lets a response stream take; without one it gives up after 60 s."""
+SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
+"""How long SageMaker lets an answer take that comes whole, and one that is streamed."""
 _DERIVED = ("model", "timeout_s")
 """Fields whose default depends on the others."""
 
@@ -247,11 +246,12 @@ def _default_model(fields: dict[str, Any]) -> str:
     return AUTO if is_endpoint(fields.get("target", "")) else DEFAULT_MODEL
 
 
-def _default_timeout_s(fields: dict[str, Any]) -> float:
-    streamed_by_sagemaker = fields.get("stream", True) and str(fields.get("target", "")).startswith(
-        SAGEMAKER_PREFIX
+def _default_timeout_s(fields: dict[str, Any]) -> float | None:
+    if not str(fields.get("target", "")).startswith(SAGEMAKER_PREFIX):
+        return None
+    return (
+        SAGEMAKER_STREAMING_TIMEOUT_S if fields.get("stream", True) else SAGEMAKER_UNARY_TIMEOUT_S
     )
-    return SAGEMAKER_STREAMING_TIMEOUT_S if streamed_by_sagemaker else DEFAULT_TIMEOUT_S
 
 
 class ClientSection(_Section):
@@ -273,7 +273,7 @@ class Scenario(_Section):
     model      a catalog name, a folder, or the name that the endpoint knows; auto: what it serves
     protocol   wire format of an endpoint; auto: found by asking it
     stream     False asks an endpoint for whole answers: their total time alone is known
-    timeout_s  of one request; by default 60, and 480 for a stream from SageMaker
+    timeout_s  of one request; by default SageMaker's own (480 for a stream, else 60), else none
     """
 
     name: str = ""

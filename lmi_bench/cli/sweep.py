@@ -244,7 +244,7 @@ def sweep(
         str | None,
         typer.Option(
             help="Seconds after which a request fails and the sweep ends, or none. "
-            "[60; 480 for a stream from SageMaker]",
+            "[SageMaker: 480 streaming, 60 without; elsewhere none]",
             rich_help_panel=_LOAD,
         ),
     ] = None,

@@ -21,6 +21,7 @@ from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.self_check import LoopWatch
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
@@ -116,6 +117,7 @@ class LevelRunner:
         self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
+        self._guard = StallGuard() if timeout_s is None else None
         self._share = share
         self._num_requests = share.num_requests(spec)
         self._users = share.users(spec)
@@ -219,6 +221,7 @@ class LevelRunner:
             lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
             timeout_s=self._timeout_s,
+            guard=self._guard,
         )
 
     async def _closed(self, spacing_s: float) -> list[Measured]:
@@ -235,6 +238,7 @@ class LevelRunner:
             start_s=self._start_s + self._share.index * spacing_s,
             spacing_s=self._share.of * spacing_s,
             timeout_s=self._timeout_s,
+            guard=self._guard,
             on_ended=self._ended,
         )
 
@@ -246,6 +250,7 @@ class LevelRunner:
             self._arrivals(seed),
             start_s=self._start_s,
             timeout_s=self._timeout_s,
+            guard=self._guard,
             on_ended=self._ended,
             stop=stop,
         )

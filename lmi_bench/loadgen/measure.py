@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from lmi_bench.errors import TargetError
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import Exchange, RequestRecord
 from lmi_bench.workload import PlannedRequest
@@ -74,18 +75,27 @@ def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
 
 
 async def measure(
-    target: Target, request: PlannedRequest, due_s: float, *, timeout_s: float | None = 60.0
+    target: Target,
+    request: PlannedRequest,
+    due_s: float,
+    *,
+    timeout_s: float | None = 60.0,
+    guard: StallGuard | None = None,
 ) -> Measured:
     """Send one request; a failure is a result, a cancellation from outside passes through.
 
     timeout_s  seconds from sending to the end of the answer; None waits for ever
+    guard      gives up what the whole level waits for
     """
     loop = asyncio.get_running_loop()
     # Not isinstance: a runtime protocol check takes longer than all else here.
     send_undecoded: SendUndecoded | None = getattr(target, "send_undecoded", None)
     sent_s = loop.time()
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with limit:
+            if guard is not None:
+                guard.began(limit, request.output_tokens)
             if send_undecoded is not None:
                 answer = await send_undecoded(request)
                 return Measured(
@@ -94,15 +104,25 @@ async def measure(
             exchange = await target.send(request)
     except TimeoutError as exc:
         partial = getattr(exc.__cause__, "exchange", None)
-        error = TargetError(
-            "timeout", f"no complete answer within {timeout_s:g} s", exchange=partial
-        )
+        error = TargetError("timeout", _why_late(timeout_s, guard), exchange=partial)
         record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
     except TargetError as exc:
         record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
     else:
         record = RequestRecord.completed(request, due_s, exchange)
+    finally:
+        if guard is not None:
+            guard.ended(limit, loop.time() - sent_s)
     return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
+
+
+def _why_late(timeout_s: float | None, guard: StallGuard | None) -> str:
+    if guard is not None and guard.gave_up_after_s is not None:
+        return (
+            f"stuck: no answer of the level ended for {guard.gave_up_after_s:g} s; --timeout sets "
+            "a limit of one's own"
+        )
+    return f"no complete answer within {timeout_s:g} s"
 
 
 def _free_s(record: RequestRecord, now_s: float) -> float:

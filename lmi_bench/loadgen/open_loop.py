@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from lmi_bench.loadgen.measure import Measured, measure
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.workload import PlannedRequest
 
@@ -20,6 +21,7 @@ async def run_open_loop(
     *,
     start_s: float,
     timeout_s: float | None = 60.0,
+    guard: StallGuard | None = None,
     on_ended: Callable[[Measured], bool] = lambda _: True,
     stop: asyncio.Event | None = None,
 ) -> list[Measured]:
@@ -35,7 +37,7 @@ async def run_open_loop(
     stop = stop or asyncio.Event()
 
     async def one(request: PlannedRequest, due_s: float) -> Measured:
-        measured = await measure(target, request, due_s, timeout_s=timeout_s)
+        measured = await measure(target, request, due_s, timeout_s=timeout_s, guard=guard)
         if not on_ended(measured):
             stop.set()
         return measured

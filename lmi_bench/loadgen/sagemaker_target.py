@@ -12,9 +12,6 @@ from lmi_bench.loadgen.http_target import HttpTarget, Timestamps
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.sagemaker import SageMakerFormat
 
-UNARY_TIMEOUT_S = 60.0
-STREAMING_TIMEOUT_S = 480.0
-"""How long SageMaker lets an invocation take, and one with a response stream."""
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _MAX_ATTRIBUTES_CHARS = 1024
 
