@@ -219,6 +219,10 @@ class RunStore:
             optional["retries"] = record.retries
         if record.tls_s is not None:
             optional["tls_s"] = _ns(record.tls_s)
+        if record.held_s:
+            optional["held_s"] = _ns(record.held_s)
+        if record.session is not None:
+            optional |= {"session": record.session, "turn": record.turn}
         return {
             "level": level,
             "attempt": attempt,
@@ -298,6 +302,9 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         connect_s=line.get("connect_s"),
         tls_s=line.get("tls_s"),
         retries=line.get("retries", 0),
+        held_s=line.get("held_s", 0.0),
+        session=line.get("session"),
+        turn=line.get("turn", 0),
     )
 
 

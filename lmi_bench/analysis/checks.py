@@ -17,6 +17,7 @@ LITTLE_TOLERANCE = 0.02
 SINGLE_REQUEST_TOLERANCE = 0.05
 REPEAT_TOLERANCE = 0.08
 _DELIVERED_SHARE = 0.7
+OFFERED_TOLERANCE = 0.05
 
 
 def check_levels(levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -44,6 +45,7 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             + (f" ({kinds})" if kinds else "")
             + "; they are in no latency"
         )
+    warnings += _check_held(line, name)
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
     warnings += [f"{name}: {text}" for text in (line.get("server") or {}).get("warnings") or ()]
@@ -58,10 +60,24 @@ def level_name(line: Mapping[str, Any]) -> str:
     return f"{rate:g} req/s" if rate is not None else f"level {line.get('level', '?')}"
 
 
+def _check_held(line: Mapping[str, Any], name: str) -> list[str]:
+    """Requests that a cap made wait: the load that was asked for was not offered."""
+    held, check = line.get("held"), line.get("generator") or {}
+    asked, achieved = check.get("asked_load"), check.get("achieved_load")
+    if not held or line.get("rate_per_s") is None or not asked or achieved is None:
+        return []
+    if achieved >= asked * (1 - OFFERED_TOLERANCE):
+        return []
+    return [
+        f"{name}: the cap held {held['requests']} requests back, {held['mean_ms']:.0f} ms on "
+        f"average: {achieved:.3g} of {asked:.3g} req/s were sent"
+    ]
+
+
 def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
     """throughput * latency, in requests in flight, cannot exceed the concurrency asked for."""
     asked, mean = line.get("concurrency"), line.get("mean_concurrency")
-    if asked is None or mean is None:
+    if asked is None or mean is None or line.get("sessions"):
         return []
     if mean > asked * (1 + LITTLE_TOLERANCE):
         return [
@@ -82,6 +98,8 @@ def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
 def _check_single_request(line: Mapping[str, Any], name: str) -> list[str]:
     """One user at a time: throughput = 1 / (mean latency per token), weighted by tokens."""
     throughput, mean = line.get("throughput_tokens_per_s"), line.get("mean_concurrency")
+    if line.get("sessions"):
+        return []  # who thinks leaves the endpoint idle
     if line.get("concurrency") != 1 or not throughput or not mean or line.get("errors"):
         return []
     if mean < 1 - SINGLE_REQUEST_TOLERANCE:

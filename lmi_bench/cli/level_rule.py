@@ -12,7 +12,7 @@ from lmi_bench.analysis.next_level import auto_levels
 from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
-from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of
+from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.scenario import Scenario
@@ -56,6 +56,8 @@ def level_rule(scenario: Scenario) -> LevelRule:
         arrivals=load.arrivals,
         burstiness=load.burstiness,
         ramp_s=load.ramp_s,
+        max_in_flight=load.max_in_flight,
+        as_sessions=session_levels(scenario),
     )
     if load.search is None:
         rules = StopRules(ends_sweep=False)

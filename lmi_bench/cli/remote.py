@@ -9,8 +9,9 @@ from typing import Any
 
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.bench import Bench, Main, longest_request, make_prompts
+from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.compose import find_tokenizer
+from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
@@ -57,6 +58,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
             headers=headers,
             stream=scenario.stream,
             timestamps=scenario.client.timestamps,
+            connections=scenario.client.connections,
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,
@@ -123,6 +125,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
             stream=scenario.stream,
             headers=access.headers,
             timestamps=scenario.client.timestamps,
+            connections=scenario.client.connections,
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,

@@ -20,6 +20,9 @@ class SloOptions:
     failures: FailureRule = "exclude"
 
 
+AS_STATED = SloOptions()
+
+
 def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
     """Print goodput and each SLO by level; whether every level missed a stated SLO."""
     if not slos and not options.limits:

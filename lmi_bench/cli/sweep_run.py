@@ -20,7 +20,7 @@ from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_wat
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
-from lmi_bench.cli.slo_print import SloOptions, print_slos
+from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
@@ -29,48 +29,63 @@ from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
-from lmi_bench.report.text import engine_lines, generator_line, knee_rows, level_rows
+from lmi_bench.report.text import engine_lines, generator_line, knee_rows, level_rows, session_rows
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
 
 
 @dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What a sweep is told beside its scenario.
+
+    slo    limits of a good request, and how failed requests count in the SLOs' latencies
+    trace  file for a Chrome trace of the engine in this process
+    """
+
+    access: Access = NO_ACCESS
+    budget: Budget = NO_BUDGET
+    slo: SloOptions = AS_STATED
+    client: Client = AUTO_CLIENT
+    trace: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """How a sweep ended, for the exit code."""
+    """How a sweep ended, for the exit code. `failed`: no request was answered."""
 
     interrupted: bool = False
     slo_missed: bool = False
-    nothing_answered: bool = False
+    failed: bool = False
 
 
 def run(
     scenario_or_url: str | None,
     overrides: Mapping[str, Any],
+    options: SweepOptions,
     *,
-    timeout: str | None,
     out: Path | None,
     resume: bool,
-    access: Access = NO_ACCESS,
-    budget: Budget = NO_BUDGET,
-    goodput: str = "",
-    failures: str = "exclude",
-    trace: Path | None = None,
-    client: Client = AUTO_CLIENT,
 ) -> SweepOutcome:
-    """Run a sweep and print its answer; raises InputError before anything is written.
+    """Run a sweep and print its answer; raises InputError before anything is written."""
+    scenario = read_scenario(scenario_or_url, overrides)
+    return run_scenario(scenario, options, out=out, resume=resume)
 
-    goodput   limits of a good request, as `parse_goodput` reads them
-    failures  exclude or infinite: how failed requests count in the SLOs' latencies
-    trace     file for a Chrome trace of the engine in this process
-    """
-    limits = tuple(parse_goodput(goodput)) if goodput else ()
-    slo_options = SloOptions(limits, read_failures(failures))
-    scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
+
+def read_slo_options(goodput: str, failures: str) -> SloOptions:
+    """Limits of a single request as `parse_goodput` reads them; failures: exclude or infinite."""
+    return SloOptions(tuple(parse_goodput(goodput)) if goodput else (), read_failures(failures))
+
+
+def run_scenario(
+    scenario: Scenario, options: SweepOptions, *, out: Path | None, resume: bool
+) -> SweepOutcome:
+    """Run one scenario and print its answer; raises InputError before anything is written."""
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     interrupted = False
-    tracer = None if trace is None else StepTrace(trace)
-    bench = open_bench(scenario, access, trace=tracer)
+    budget = options.budget
+    tracer = None if options.trace is None else StepTrace(options.trace)
+    bench = open_bench(scenario, options.access, trace=tracer)
     scenario = bench.scenario
     rule = level_rule(scenario)
     spend = Spend(
@@ -79,14 +94,14 @@ def run(
         count_instances=bench.count_instances,
         note=note,
     )
-    server = open_server_watch(bench, client)
+    server = open_server_watch(bench, options.client)
     folder = out or _default_folder(scenario)
     with tracer or nullcontext(), _open_store(folder, scenario, bench, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
         try:
-            _run_levels(bench, store, rule, spend, client, server)
+            _run_levels(bench, store, rule, spend, options.client, server)
         except KeyboardInterrupt:
             interrupted = True
         levels = list(store.levels)
@@ -104,11 +119,11 @@ def run(
     if levels and all(line["requests"] == line["errors"] for line in levels):
         _print_levels(levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
-        return SweepOutcome(nothing_answered=True)
+        return SweepOutcome(failed=True)
     pooled = pooled_run(load_run(folder))
     _print_measured(pooled.levels, knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
-    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], slo_options)
+    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], options.slo)
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
@@ -116,9 +131,7 @@ def run(
     return SweepOutcome(slo_missed=missed)
 
 
-def read_scenario(
-    scenario_or_url: str | None, overrides: Mapping[str, Any], *, timeout: str | None = None
-) -> Scenario:
+def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:
     """The scenario of a file, a URL or neither, with the flags laid over it."""
     overrides = dict(overrides)
     if scenario_or_url is None:
@@ -131,19 +144,13 @@ def read_scenario(
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
     else:
         scenario = load_scenario(Path(scenario_or_url))
-    if timeout is not None:
-        overrides["timeout_s"] = _timeout_s(timeout)
-    scenario = scenario.with_overrides(overrides)
-    if timeout == "none":
-        scenario = parse_scenario({**scenario.model_dump(), "timeout_s": None})
-    return scenario
+    return scenario.with_overrides(overrides)
 
 
-def _timeout_s(text: str) -> float | None:
-    if text == "none":
-        return None
+def read_timeout(text: str) -> float | str:
+    """Seconds, or the word none, as a scenario takes them."""
     try:
-        return float(text)
+        return text if text == "none" else float(text)
     except ValueError:
         raise InputError(f"--timeout: {text!r} is neither a number of seconds nor none") from None
 
@@ -259,6 +266,7 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         knee_rows([knee.to_dict() for knee in knees]),
         left=("rule", "cause", "change", "why"),
     )
+    print_table("Conversations", session_rows(levels), left=("level",))
     for text in engine_lines(levels):
         note(text)
     for line in levels:

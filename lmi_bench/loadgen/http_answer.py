@@ -148,6 +148,7 @@ def decode_answer(
     clock_bound_ns: int = 0,
     stream: bool = True,
     whole: bool = True,
+    held_s: float = 0.0,
 ) -> Exchange:
     """The exchange of a response.
 
@@ -180,6 +181,7 @@ def decode_answer(
             first_answer_s=collector.first_answer_s,
             reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
+            held_s=held_s,
         )
 
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_bench.errors import TargetError
 from lmi_bench.loadgen.stall_guard import StallGuard
@@ -43,6 +43,7 @@ class Measured:
     """A request that ended: its record, made at once or on first use.
 
     ended_s     when its user was free again; never before it was due
+    held_s      part of its dispatch delay that a cap asked for
     num_tokens  tokens that came, or the number of reads where nothing is decoded yet
     """
 
@@ -51,6 +52,11 @@ class Measured:
     ended_s: float
     num_tokens: int
     outcome: RequestRecord | Answer
+    held_s: float = 0.0
+
+    def hold(self, seconds: float) -> None:
+        """A cap made the request wait so long before it was sent."""
+        self.held_s += seconds
 
     @property
     def known_status(self) -> str:
@@ -66,7 +72,9 @@ class Measured:
                 self.outcome = RequestRecord.failed(self.request, self.due_s, exc)
             else:
                 self.outcome = RequestRecord.completed(self.request, self.due_s, exchange)
-        return self.outcome
+        if not self.held_s:
+            return self.outcome
+        return replace(self.outcome, held_s=self.outcome.held_s + self.held_s)
 
 
 def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:

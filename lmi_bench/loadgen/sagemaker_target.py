@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.aws_access import AwsAccess, Signer
-from lmi_bench.loadgen.http_target import HttpTarget, Timestamps
+from lmi_bench.loadgen.http_target import Connections, HttpTarget, Timestamps
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.sagemaker import SageMakerFormat
 
@@ -70,6 +70,7 @@ class SageMakerTarget(HttpTarget):
         stream: bool = True,
         headers: Mapping[str, str] | None = None,
         timestamps: Timestamps | None = None,
+        connections: Connections = "reuse",
     ) -> None:
         operation = "invocations-response-stream" if stream else "invocations"
         url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
@@ -83,6 +84,7 @@ class SageMakerTarget(HttpTarget):
             stream=stream,
             sign=self._signer.sign,
             timestamps=timestamps,
+            connections=connections,
         )
 
     async def open_level(self, connections: int) -> None:

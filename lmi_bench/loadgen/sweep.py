@@ -71,8 +71,9 @@ async def run_sweep(
     stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     while stopped_by is None and (spec := next_level(lines)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
-        # A search looks at each answer as it ends, which it can do in this process only.
-        watched = rules.watch(spec) is not None
+        # A search looks at each answer as it ends, a conversation goes on from it: both in this
+        # process only, and a cap counts what is in flight here.
+        watched = rules.watch(spec) is not None or spec.sessions or spec.max_in_flight is not None
         count = 1 if workers is None or watched else workers.count_for(spec, lines)
         try:
             if workers is not None and count > 1:

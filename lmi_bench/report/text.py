@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.knee import Knee
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain
 from lmi_bench.report.values import ReportView, RunView, Table
@@ -39,6 +40,24 @@ def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "state": _state(line),
         }
         for line in levels
+    ]
+
+
+def session_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Conversations as console rows, a level each; none where requests stood alone."""
+    return [
+        {
+            "level": level_name(line),
+            "conversations": count(found["started"]),
+            "failed": count(found["failed"]),
+            "turns mean": number(found["turns_mean"]),
+            "TTFT ms first turn mean": _statistic(found, "ttft_first_turn_ms", "mean"),
+            "p90": _statistic(found, "ttft_first_turn_ms", "p90"),
+            "TTFT ms later turns mean": _statistic(found, "ttft_later_turns_ms", "mean"),
+            "later p90": _statistic(found, "ttft_later_turns_ms", "p90"),
+        }
+        for line in levels
+        if (found := line.get("sessions"))
     ]
 
 

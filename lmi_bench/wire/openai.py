@@ -96,7 +96,7 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
 
 
 class OpenAiChatFormat(_OpenAiFormat):
-    """`/v1/chat/completions`: the prompt as one user message; the server adds its template."""
+    """`/v1/chat/completions`: all that was said; the server adds its template."""
 
     name: ClassVar[str] = "openai-chat"
     path: ClassVar[str] = "/v1/chat/completions"
@@ -108,7 +108,8 @@ class OpenAiChatFormat(_OpenAiFormat):
                 f"request {request.request_id} has no prompt_text: "
                 "the openai-chat protocol takes no token ids"
             )
-        messages = [{"role": "user", "content": request.prompt_text}]
+        said = request.messages or (("user", request.prompt_text),)
+        messages = [{"role": role, "content": text} for role, text in said]
         return orjson.dumps(
             {"model": model, "messages": messages, "max_completion_tokens": request.output_tokens}
             | _generation_fields(request, stream=stream)

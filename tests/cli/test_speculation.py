@@ -85,12 +85,3 @@ def test_look_up_runs_on_the_bundled_engine():
     parts = open_torch_engine("demo-15m", EngineSection(draft="ngram", num_blocks=8, threads=1))
     assert isinstance(parts.drafter, NgramDrafter)
     assert parts.facts["speculation"] == {"draft": "ngram", "draft_tokens": 4}
-
-
-def test_prefix_caching_of_lengths_without_words_is_refused(tmp_path):
-    done = lmi_bench(
-        *("sweep", "--target", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--prefix-caching"),
-        *("--out", tmp_path / "run"),
-        expect=2,
-    )
-    assert "--prefix-caching needs prompts with words" in done.stderr
