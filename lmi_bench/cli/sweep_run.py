@@ -96,7 +96,9 @@ def run_scenario(
     )
     server = open_server_watch(bench, options.client)
     folder = out or _default_folder(scenario)
-    with tracer or nullcontext(), _open_store(folder, scenario, bench, resume=resume) as store:
+    limits = [str(limit) for limit in options.slo.limits]
+    opened = _open_store(folder, scenario, bench, limits, resume=resume)
+    with tracer or nullcontext(), opened as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
@@ -161,7 +163,9 @@ def _default_folder(scenario: Scenario) -> Path:
     return Path("runs") / f"{stamp}-{model}"
 
 
-def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
+def _open_store(
+    folder: Path, scenario: Scenario, bench: Bench, limits: list[str], *, resume: bool
+) -> RunStore:
     command = ["lmi-bench", *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
@@ -171,7 +175,12 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
         note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
     manifest = build_manifest(
-        canonical, scenario.hash(), target=bench.facts, command=command, salt=bench.new_salt()
+        canonical,
+        scenario.hash(),
+        target=bench.facts,
+        command=command,
+        salt=bench.new_salt(),
+        goodput=limits,
     )
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 

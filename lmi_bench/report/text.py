@@ -208,6 +208,8 @@ def _run_markdown(run: RunView) -> list[str]:
     parts += [table_markdown(run.levels), table_markdown(run.knees)]
     if run.slos is not None:
         parts.append(table_markdown(run.slos))
+    for table in run.more:
+        parts += [f"### {_line(table.caption)}", table_markdown(table)]
     return parts
 
 
