@@ -11,7 +11,7 @@ from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.next_level import auto_levels
 from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
-from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.analysis.slo_search import SEARCH_KEY, START_USERS, SloSearch
 from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
@@ -19,7 +19,7 @@ from lmi_bench.scenario import Scenario
 from lmi_bench.slo import parse_slo
 from lmi_bench.workload import LevelSpec
 
-MOST_RATE_PER_S, LEAST_RATE_PER_S = 10_000.0, 0.001
+START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,9 @@ def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:
     load = scenario.load
     slos = tuple(parse_slo(text) for text in scenario.slo)
     start = load.concurrency if load.search == "concurrency" else load.rate_per_s
-    first = float(start[0]) if isinstance(start, tuple) else 1.0
     axis: LoadAxis = "concurrency" if load.search == "concurrency" else "rate_per_s"
+    usual = START_USERS if axis == "concurrency" else START_RATE_PER_S
+    first = float(start[0]) if isinstance(start, tuple) else usual
     if axis == "concurrency":
         return SloSearch(axis, slos, sizes, start=first)
     return SloSearch(axis, slos, sizes, start=first, least=LEAST_RATE_PER_S, most=MOST_RATE_PER_S)
