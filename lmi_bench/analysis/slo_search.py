@@ -227,7 +227,8 @@ def _jumps(low: Trial, high: Trial, trials: Sequence[Trial]) -> bool:
         return False
     growth = math.log(low.ratio / before[-1].ratio) / math.log(low.load / before[-1].load)
     steepest = _CURVATURE * max(growth, _FLAT)
-    return high.ratio > _SURPRISE * low.ratio * (high.load / low.load) ** steepest
+    foretold: float = low.ratio * (high.load / low.load) ** steepest
+    return high.ratio > _SURPRISE * foretold
 
 
 def bracket(trials: Sequence[Trial]) -> Bracket:

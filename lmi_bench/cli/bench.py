@@ -25,6 +25,7 @@ from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, Schedul
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.prompts import (
     NoText,
@@ -52,6 +53,7 @@ class Bench:
     secrets     values that must never reach a file
     open_target, metrics_url, metrics_headers  of a server elsewhere: a connection of one's own to
                 it, for worker processes, and where it may keep its metrics
+    cloudwatch  what CloudWatch says of an endpoint in each of these spans
     """
 
     scenario: Scenario
@@ -68,6 +70,7 @@ class Bench:
     count_instances: Callable[[], int | None] | None = None
     open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
     metrics_url: str | None = None
+    cloudwatch: Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None = None
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:

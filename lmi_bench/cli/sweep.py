@@ -135,6 +135,13 @@ def sweep(
             rich_help_panel=_CLIENT,
         ),
     ] = None,
+    cloudwatch_wait: Annotated[
+        float,
+        typer.Option(
+            help="SageMaker: seconds to wait for CloudWatch's last minutes when the sweep is over.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = 120.0,
     name: Annotated[
         str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
     ] = None,
@@ -229,6 +236,7 @@ def sweep(
         slo=read_slo_options(" ".join(goodput or ()), failures),
         client=Client(read_workers(workers), tuple(metrics_url or ())),
         trace=step_trace,
+        cloudwatch_wait_s=cloudwatch_wait,
     )
     if matrix is not None:
         from lmi_bench.cli.matrix_run import run_matrix

@@ -17,6 +17,7 @@ from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
+from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
@@ -41,6 +42,7 @@ class SweepOptions:
 
     slo    limits of a good request, and how failed requests count in the SLOs' latencies
     trace  file for a Chrome trace of the engine in this process
+    cloudwatch_wait_s  how long a SageMaker endpoint's last minutes are waited for
     """
 
     access: Access = NO_ACCESS
@@ -48,6 +50,7 @@ class SweepOptions:
     slo: SloOptions = AS_STATED
     client: Client = AUTO_CLIENT
     trace: Path | None = None
+    cloudwatch_wait_s: float = DEFAULT_WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,9 @@ def run_scenario(
             answer = _search_answer(folder, rule, store, seed=scenario.seed)
             knees = _find_knees(folder, bench)
             store.write_knees([knee.to_dict() for knee in knees])
+            seen = read_cloudwatch(bench, levels, wait_s=options.cloudwatch_wait_s)
+            if seen:
+                store.write_cloudwatch(seen)
     if interrupted:
         _print_levels(levels)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
