@@ -37,6 +37,7 @@ class Exchange:
     retries           sends after the first one, where failures are tried again
     held_s            seconds that it waited, before `sent_s`, for a connection of a limited number
     token_ids         ids of the answer, where the target has them
+    cached_tokens     of the prompt, found in the server's prefix cache, where it says so
     """
 
     sent_s: float
@@ -60,6 +61,7 @@ class Exchange:
     retries: int = 0
     held_s: float = 0.0
     token_ids: Sequence[int] = ()
+    cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -82,6 +84,8 @@ class RequestRecord:
     queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
     held_s  part of the dispatch delay that a cap asked for: on requests in flight, on connections
     session, turn  of a conversation: which one, and the place in it, from 0
+    asked_tokens   length of the answer that was asked for; 0: not known
+    cached_tokens  as in `Exchange`
     """
 
     request_id: int
@@ -109,6 +113,8 @@ class RequestRecord:
     held_s: float = 0.0
     session: int | None = None
     turn: int = 0
+    asked_tokens: int = 0
+    cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -154,6 +160,8 @@ class RequestRecord:
             held_s=exchange.held_s,
             session=request.session,
             turn=request.turn,
+            asked_tokens=request.output_tokens,
+            cached_tokens=exchange.cached_tokens,
         )
 
     @classmethod

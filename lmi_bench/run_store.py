@@ -227,6 +227,10 @@ class RunStore:
             optional["tls_s"] = _ns(record.tls_s)
         if record.held_s:
             optional["held_s"] = _ns(record.held_s)
+        if record.asked_tokens:
+            optional["asked_tokens"] = record.asked_tokens
+        if record.cached_tokens is not None:
+            optional["cached_tokens"] = record.cached_tokens
         if record.session is not None:
             optional |= {"session": record.session, "turn": record.turn}
         return {
@@ -319,6 +323,8 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         tls_s=line.get("tls_s"),
         retries=line.get("retries", 0),
         held_s=line.get("held_s", 0.0),
+        asked_tokens=line.get("asked_tokens", 0),
+        cached_tokens=line.get("cached_tokens"),
         session=line.get("session"),
         turn=line.get("turn", 0),
     )

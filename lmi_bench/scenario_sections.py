@@ -131,6 +131,11 @@ class WorkloadSection(Section):
         return self
 
     @property
+    def begins_alike(self) -> bool:
+        """Whether prompts share their beginnings on purpose, so that a prefix cache may help."""
+        return self.has_sessions or self.shared_prefix > 0 or self.trace is not None
+
+    @property
     def has_sessions(self) -> bool:
         """Whether requests are turns of conversations."""
         return self.turns is not None or self.conversations is not None

@@ -18,6 +18,8 @@ SINGLE_REQUEST_TOLERANCE = 0.05
 REPEAT_TOLERANCE = 0.08
 _DELIVERED_SHARE = 0.7
 OFFERED_TOLERANCE = 0.05
+LENGTH_TOLERANCE = 0.01
+PREFIX_HIT_TOLERANCE = 0.01
 
 
 def check_levels(levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -45,6 +47,7 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             + (f" ({kinds})" if kinds else "")
             + "; they are in no latency"
         )
+    warnings += _check_lengths(line, name)
     warnings += _check_held(line, name)
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
@@ -58,6 +61,27 @@ def level_name(line: Mapping[str, Any]) -> str:
         return f"concurrency {line['concurrency']}"
     rate = line.get("rate_per_s")
     return f"{rate:g} req/s" if rate is not None else f"level {line.get('level', '?')}"
+
+
+def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
+    """Answers of other lengths than planned, and prompts that a cache knew before."""
+    warnings = []
+    found = line.get("unplanned_lengths")
+    if found:
+        asked, got = found["asked_tokens_mean"], found["output_tokens_mean"]
+        if abs(got - asked) > LENGTH_TOLERANCE * asked:
+            what = "shorter" if got < asked else "longer"
+            warnings.append(
+                f"{name}: {found['requests']} answers were not of the planned length: {got:.4g} "
+                f"tokens on average instead of {asked:.4g}; {what} answers are another workload"
+            )
+    cached = line.get("cached_prompt_frac") or 0.0
+    if cached > PREFIX_HIT_TOLERANCE and not line.get("cached_prompt_expected"):
+        warnings.append(
+            f"{name}: {cached:.1%} of the prompt tokens came from the server's prefix cache: TTFT "
+            "is lower than with prompts that it has not seen"
+        )
+    return warnings
 
 
 def _check_held(line: Mapping[str, Any], name: str) -> list[str]:

@@ -217,6 +217,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     }
     if run.engine is not None:  # of a target in this process; an endpoint does not say
         line["engine"] = dict(run.engine)
+    line |= _of_lengths(completed)
     if spec.sessions:
         line["sessions"] = summarise_sessions(run)
     if spec.max_in_flight is not None:
@@ -228,6 +229,25 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     if by_replica:
         line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
     return line
+
+
+def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Where answers were of other lengths than planned, and what the prefix cache knew."""
+    found: dict[str, Any] = {}
+    known = [record for record in completed if record.asked_tokens]
+    other = [record for record in known if record.output_tokens != record.asked_tokens]
+    if other:
+        found["unplanned_lengths"] = {
+            "requests": len(other),
+            "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
+            "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
+        }
+    told = [record for record in completed if record.cached_tokens is not None]
+    prompt_tokens = sum(record.input_tokens for record in told)
+    if prompt_tokens:
+        cached = sum(record.cached_tokens or 0 for record in told)
+        found["cached_prompt_frac"] = cached / prompt_tokens
+    return found
 
 
 def summarise_sessions(run: LevelRun) -> dict[str, Any]:

@@ -82,4 +82,5 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     power = open_gpu_power() if host in _LOCAL_HOSTS else None
     if not urls and power is None:
         return None
-    return ServerWatch(urls, headers=headers, power=power)
+    alike = bench.scenario.workload.begins_alike
+    return ServerWatch(urls, headers=headers, power=power, shares_prefixes=alike)

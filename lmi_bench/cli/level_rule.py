@@ -39,14 +39,14 @@ class LevelRule:
 
 def level_rule(scenario: Scenario) -> LevelRule:
     """The rule of a scenario's load section."""
-    load = scenario.load
+    load, summarise_one = scenario.load, _summarise(scenario)
     if not load.is_adaptive:
         levels = levels_of(scenario)
         if load.repeat > 1 or load.until is not None:
             until = None if load.until is None else parse_until(load.until)
             rule = repeat_rule(levels, repeats=load.repeat, until=until)
-            return LevelRule(rule, None, StopRules(), summarise_level)
-        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_level)
+            return LevelRule(rule, None, StopRules(), summarise_one)
+        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = LevelSizes(
         requests_per_user=load.requests_per_user,
@@ -61,7 +61,7 @@ def level_rule(scenario: Scenario) -> LevelRule:
     )
     if load.search is None:
         rules = StopRules(ends_sweep=False)
-        return LevelRule(auto_levels(sizes, slos=slos), None, rules, summarise_level)
+        return LevelRule(auto_levels(sizes, slos=slos), None, rules, summarise_one)
     search = _search(scenario, sizes)
 
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
@@ -70,10 +70,18 @@ def level_rule(scenario: Scenario) -> LevelRule:
         return CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None).add
 
     def summarise(run: LevelRun) -> dict[str, Any]:
-        return {**summarise_level(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
+        return {**summarise_one(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
 
     rules = StopRules(ends_sweep=False, watch=watch)
     return LevelRule(search.next_level, None, rules, summarise, search)
+
+
+def _summarise(scenario: Scenario) -> Callable[[LevelRun], dict[str, Any]]:
+    """A level's line; it says so where prompts begin alike on purpose, so that a cache may hit."""
+    workload = scenario.workload
+    if not workload.begins_alike:
+        return summarise_level
+    return lambda run: {**summarise_level(run), "cached_prompt_expected": True}
 
 
 def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:

@@ -35,6 +35,8 @@ def sweep(
     target: Annotated[
         str | None,
         typer.Option(
+            "--target",
+            "--base-url",
             help="engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
             "sagemaker:NAME.",
             rich_help_panel=_TARGET,

@@ -30,7 +30,15 @@ from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
-from lmi_bench.report.text import engine_lines, generator_line, knee_rows, level_rows, session_rows
+from lmi_bench.report.text import (
+    engine_lines,
+    generator_line,
+    knee_rows,
+    level_block,
+    level_rows,
+    replica_lines,
+    session_rows,
+)
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
@@ -135,6 +143,7 @@ def run_scenario(
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
+    say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return SweepOutcome(slo_missed=missed)
 
@@ -269,6 +278,15 @@ def _first_error(folder: Path) -> str:
     return ""
 
 
+def _best_level(levels: list[dict[str, Any]], knees: list[Knee]) -> dict[str, Any]:
+    """The level to paste: that of the recommended knee, else the one with the most tokens/s."""
+    knee = next((knee for knee in knees if knee.recommended), None)
+    for line in levels:
+        if knee is not None and line.get(knee.axis) == knee.load:
+            return line
+    return max(levels, key=lambda line: line.get("throughput_tokens_per_s") or 0.0)
+
+
 def _print_levels(levels: list[dict[str, Any]]) -> None:
     print_table("Levels", level_rows(levels))
 
@@ -282,7 +300,7 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         left=("rule", "cause", "change", "why"),
     )
     print_table("Conversations", session_rows(levels), left=("level",))
-    for text in engine_lines(levels):
+    for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)
     for line in levels:
         if not line["valid"]:

@@ -89,6 +89,7 @@ class _Collector:
         self.finish_reason: str | None = None
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.error: WireEvent | None = None
         self.reasoning_tokens = 0
         self.first_answer_s: float | None = None
@@ -105,6 +106,8 @@ class _Collector:
             self.input_tokens = event.input_tokens
         if event.output_tokens is not None:
             self.output_tokens = event.output_tokens
+        if event.cached_tokens is not None:
+            self.cached_tokens = event.cached_tokens
         self.ended = event.end
         if event.error is not None:
             self.error = event
@@ -182,6 +185,7 @@ def decode_answer(
             reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
             held_s=held_s,
+            cached_tokens=collector.cached_tokens,
         )
 
     try:

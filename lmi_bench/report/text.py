@@ -61,6 +61,22 @@ def session_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def replica_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How the requests of each level were shared out among replicas, where there are several."""
+    lines = []
+    for line in levels:
+        server = line.get("server") or {}
+        shares = line.get("requests_by_replica") or server.get("requests_by_replica")
+        if shares:
+            text = ", ".join(
+                f"{name}: {MISSING if n is None else f'{n:g}'}" for name, n in shares.items()
+            )
+            skew = server.get("skew")
+            text += "" if skew is None else f"; busiest {skew:.2f} times the mean"
+            lines.append(f"requests by replica at {_load_name(line)}: {text}")
+    return lines
+
+
 def engine_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the engine did in each level, a line each, where the target's engine is in sight."""
     return [

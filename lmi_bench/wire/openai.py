@@ -137,15 +137,18 @@ def _error_event(chunk: dict[str, Any]) -> WireEvent:
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
     usage = chunk.get("usage")
-    input_tokens = output_tokens = None
+    input_tokens = output_tokens = cached_tokens = None
     if usage is not None:
+        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         input_tokens = usage.get("prompt_tokens")
         output_tokens = usage.get("completion_tokens")
     choices = chunk["choices"]
     if choices is None and usage is None:
         raise TypeError("neither choices nor usage")
     if not choices:
-        return WireEvent(input_tokens=input_tokens, output_tokens=output_tokens)
+        return WireEvent(
+            input_tokens=input_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens
+        )
     choice = choices[0]
     unstreamed = "message" in choice or (
         chunk.get("object") == "text_completion" and choice.get("finish_reason") and usage
@@ -161,6 +164,7 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
         finish_reason=choice.get("finish_reason"),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
         reasoning=bool(thought) and not text,
         end=bool(unstreamed),
     )
