@@ -93,11 +93,26 @@ def run_scenario(
 ) -> SweepOutcome:
     """Run one scenario and print its answer; raises InputError before anything is written."""
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
-    interrupted = False
-    budget = options.budget
     tracer = None if options.trace is None else StepTrace(options.trace)
     bench = open_bench(scenario, options.access, trace=tracer)
-    scenario = bench.scenario
+    folder = out or _default_folder(bench.scenario)
+    try:
+        with tracer or nullcontext():
+            knees, answer = _measure(bench, options, folder, resume=resume)
+        return _conclude(folder, scenario, options, knees, answer)
+    except KeyboardInterrupt:
+        levels = load_run(folder).levels if (folder / MANIFEST).exists() else []
+        _print_levels(levels)
+        kept = f"{len(levels)} finished level(s) kept in {folder}"
+        note(f"interrupted: {kept}; continue with --resume --out {folder}")
+        return SweepOutcome(interrupted=True)
+
+
+def _measure(
+    bench: Bench, options: SweepOptions, folder: Path, *, resume: bool
+) -> tuple[list[Knee], SloAnswer | None]:
+    """Run the levels and save what they say; the folder then holds all of it."""
+    budget, scenario = options.budget, bench.scenario
     rule = level_rule(scenario)
     spend = Spend(
         budget.price(bench.usd_per_hour),
@@ -106,44 +121,45 @@ def run_scenario(
         note=note,
     )
     server = open_server_watch(bench, options.client)
-    folder = out or _default_folder(scenario)
     limits = [str(limit) for limit in options.slo.limits]
-    opened = _open_store(folder, scenario, bench, limits, resume=resume)
-    with tracer or nullcontext(), opened as store:
+    with _open_store(folder, scenario, bench, limits, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
-        try:
-            _run_levels(bench, store, rule, spend, options.client, server)
-        except KeyboardInterrupt:
-            interrupted = True
-        levels = list(store.levels)
-        knees: list[Knee] = []
-        answer: SloAnswer | None = None
-        if levels and not interrupted:
-            answer = _search_answer(folder, rule, store, seed=scenario.seed)
-            knees = _find_knees(folder, bench)
-            store.write_knees([knee.to_dict() for knee in knees])
-            seen = read_cloudwatch(bench, levels, wait_s=options.cloudwatch_wait_s)
-            if seen:
-                store.write_cloudwatch(seen)
-    if interrupted:
-        _print_levels(levels)
-        kept = f"{len(levels)} finished level(s) kept in {folder}"
-        note(f"interrupted: {kept}; continue with --resume --out {folder}")
-        return SweepOutcome(interrupted=True)
-    if levels and all(line["requests"] == line["errors"] for line in levels):
-        _print_levels(levels)
+        _run_levels(bench, store, rule, spend, options.client, server)
+        if not store.levels:
+            return [], None
+        answer = _search_answer(folder, rule, store, seed=scenario.seed)
+        knees = _find_knees(folder, bench)
+        store.write_knees([knee.to_dict() for knee in knees])
+        seen = read_cloudwatch(bench, store.levels, wait_s=options.cloudwatch_wait_s)
+        if seen:
+            store.write_cloudwatch(seen)
+        return knees, answer
+
+
+def _conclude(
+    folder: Path,
+    scenario: Scenario,
+    options: SweepOptions,
+    knees: list[Knee],
+    answer: SloAnswer | None,
+) -> SweepOutcome:
+    """Print what was measured."""
+    run = load_run(folder)
+    if run.levels and all(line["requests"] == line["errors"] for line in run.levels):
+        _print_levels(run.levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(failed=True)
-    pooled = pooled_run(load_run(folder))
+    pooled = pooled_run(run)
     _print_measured(pooled.levels, knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
     missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], options.slo)
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
-    say(level_block(_best_level(pooled.levels, knees)))
+    if pooled.levels:
+        say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return SweepOutcome(slo_missed=missed)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import botocore.session
 import pytest
 
+from lmi_bench.cli.cloudwatch_run import read_cloudwatch
 from lmi_bench.errors import LmiBenchError
 from lmi_bench.loadgen.cloudwatch import LevelSpan, level_spans, open_cloudwatch, read_levels
+from lmi_bench.report.view import build_view
 from lmi_bench.run_store import load_run
 from tests.end_to_end.commands import lmi_bench
 from tests.loadgen.cloudwatch_server import cloudwatch_server
@@ -106,24 +109,28 @@ def one_minute(metric, statistic, start, _end):
     return {} if value is None else {start: value}
 
 
-@pytest.mark.parametrize("denied", [False, True])
-def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path, denied):
-    """Three requests and as many invocations, 20 ms each; refused, the sweep goes on without."""
+def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path):
+    """Three requests and as many invocations, 20 ms each."""
     run = tmp_path / "run"
-    with runtime_server() as url, cloudwatch_server(one_minute, denied=denied) as (watch_url, _):
+    with runtime_server() as url, cloudwatch_server(one_minute) as (watch_url, _):
         aws(watch_url)
-        done = lmi_bench(
+        lmi_bench(
             *("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, "--out", run),
             *("--isl", "8", "--osl", "4", "--concurrency", "1", "--warmup-requests", "0"),
             *("--protocol", "openai", "--model", "toy", "--cloudwatch-wait", "0"),
         )
-        lmi_bench("report", run, "--out", tmp_path / "report.html")
-    (level,) = load_run(run).levels
-    page = (tmp_path / "report.html").read_text()
-    if denied:
-        assert "not authorised; the levels are without it" in done.stderr
-        assert not (run / "cloudwatch.json").exists()
-        return
     assert json.loads((run / "cloudwatch.json").read_text())[0]["invocations"] == 3
+    (level,) = load_run(run).levels
     assert level["server"]["cloudwatch"]["model_latency_mean_ms"] == pytest.approx(20)
-    assert "CloudWatch" in page
+    (table,) = [t for t in build_view([load_run(run)]).runs[0].more if "server" in t.caption]
+    assert {column.group for column in table.columns} >= {"CloudWatch"}
+
+
+def test_a_refusal_leaves_the_levels_without_it(capsys):
+    def refused(_spans):
+        raise LmiBenchError("CloudWatch: AccessDenied: no")
+
+    times = {"started_at": at(0).isoformat(), "ended_at": at(1).isoformat()}
+    line = {"level": 0, "attempt": 1, "requests": 3, **times}
+    assert read_cloudwatch(SimpleNamespace(cloudwatch=refused), [line]) == []
+    assert "AccessDenied: no; the levels are without it" in capsys.readouterr().err
