@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lmi_bench.cli.engine_options import ModelOptions, stated_settings
 from lmi_bench.cli.option_groups import spread_options
-from lmi_bench.errors import InputError
+from lmi_bench.errors import EXIT_FAILED, InputError
 
 _SAMPLING, _SCORES = "Sampling", "Scores"
 
@@ -56,6 +57,14 @@ def generate(
             rich_help_panel=_SAMPLING,
         ),
     ] = False,
+    require_end: Annotated[
+        bool,
+        typer.Option(
+            "--require-end",
+            help="Exit 1 where the text was cut or stopped instead of ending by itself.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = False,
     confidence: Annotated[
         bool,
         typer.Option(
@@ -72,10 +81,18 @@ def generate(
             rich_help_panel=_SCORES,
         ),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines of prompt, choices, answer: confidence against accuracy.",
+            rich_help_panel=_SCORES,
+        ),
+    ] = None,
     model_options: ModelOptions,
 ) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
-    from lmi_bench.cli.generate_run import Wish, run
+    from lmi_bench.cli.confidence_run import run as run_calibration
+    from lmi_bench.cli.generate_run import Wish, run, why_cut
     from lmi_bench.engine.scheduling.sampling import SamplingParams
     from lmi_bench.scenario import parse_scenario
 
@@ -92,5 +109,11 @@ def generate(
         logprobs=confidence,
     )
     settings = parse_scenario({"engine": stated_settings(model_options)}, source="generate").engine
+    if calibrate is not None:
+        run_calibration(model, settings, calibrate)
+        return
     wish = Wish(prompt, sampling, tuple(stop or ()), until_done=until_done, confidence=confidence)
-    run(model, settings, wish, choices=tuple(choices or ()))
+    cut = why_cut(run(model, settings, wish, choices=tuple(choices or ())))
+    if require_end and cut is not None:
+        typer.echo(f"the text did not end by itself: {cut}", err=True)
+        raise typer.Exit(EXIT_FAILED)

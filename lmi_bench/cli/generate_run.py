@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lmi_bench.analysis.confidence import shares
 from lmi_bench.cli.compose import EngineParts, close_all, open_torch_engine
 from lmi_bench.cli.console import note, print_table
 from lmi_bench.engine.replicas import ServingEngine
@@ -41,16 +42,19 @@ class Totals:
     finish_reason: str | None = None
 
 
-def run(model: str, settings: EngineSection, wish: Wish, *, choices: Sequence[str]) -> None:
-    """Generate, or rank `choices`; raises InputError before a model is loaded."""
+def run(model: str, settings: EngineSection, wish: Wish, *, choices: Sequence[str]) -> str | None:
+    """Generate, or rank `choices`; why the text ended, None of choices.
+
+    Raises InputError before a model is loaded.
+    """
     text = sys.stdin.read() if wish.prompt == "-" else wish.prompt
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     parts = open_torch_engine(model, settings)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
     if choices:
-        asyncio.run(_rank(parts, parts.tokenizer, text, choices))
-        return
+        asyncio.run(_rank(parts, text, choices))
+        return None
     totals = asyncio.run(_generate(parts, parts.tokenizer, text, wish))
     speed = totals.tokens / totals.seconds if totals.seconds else 0.0
     first_ms = (totals.first_token_s or 0.0) * 1e3
@@ -66,6 +70,16 @@ def run(model: str, settings: EngineSection, wish: Wish, *, choices: Sequence[st
             f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
             "overconfident: compare, do not trust"
         )
+    return totals.finish_reason
+
+
+def why_cut(finish_reason: str | None) -> str | None:
+    """What to do where a text did not end by itself; None where it did."""
+    return {
+        "length": "it was cut at --max-new-tokens: raise it, or ask on with --until-done",
+        "context_full": "the model's context is full: shorten the prompt",
+        "stop_sequence": "it met a --stop text: leave it out if it should have gone on",
+    }.get(finish_reason or "")
 
 
 def confidence(logprobs: Sequence[float]) -> float:
@@ -127,40 +141,53 @@ async def _one_request(
     return [piece.token_id for piece in answer.pieces]
 
 
-async def _rank(
-    parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]
-) -> None:
+async def _rank(parts: EngineParts, text: str, choices: Sequence[str]) -> None:
     """Print the choices, the likeliest first."""
-    score = parts.score
-    assert score is not None  # a torch engine scores
-    prompt_ids = tokenizer.encode(text)
-    rows = []
     try:
-        for choice in choices:
-            continuation = continuation_ids(tokenizer, text, prompt_ids, choice)
-            longest = parts.config.max_model_len
-            if len(prompt_ids) + len(continuation) > longest:
-                raise CapacityError(
-                    f"prompt and choice have {len(prompt_ids) + len(continuation):,} tokens, the "
-                    f"model's context {longest:,}: shorten them"
-                )
-            rows.append((choice, await score(prompt_ids, continuation)))
+        scored = await score_choices(parts, text, choices)
     finally:
         await close_all(parts.executors)
-    rows.sort(key=lambda row: math.fsum(row[1]), reverse=True)
+    joint = [math.fsum(logprobs) for logprobs in scored]
+    among = shares(joint)
+    order = sorted(range(len(choices)), key=joint.__getitem__, reverse=True)
     print_table(
         "Choices by joint log-probability",
         [
             {
-                "choice": choice.strip(),
-                "tokens": len(logprobs),
-                "joint log-probability": f"{math.fsum(logprobs):.3f}",
-                "confidence": f"{confidence(logprobs):.3f}",
+                "choice": choices[place].strip(),
+                "tokens": len(scored[place]),
+                "joint log-probability": f"{joint[place]:.3f}",
+                "confidence": f"{confidence(scored[place]):.3f}",
+                "share among them": f"{among[place]:.1%}",
             }
-            for choice, logprobs in rows
+            for place in order
         ],
         left=("choice",),
     )
+
+
+async def score_choices(
+    parts: EngineParts, text: str, choices: Sequence[str]
+) -> list[Sequence[float]]:
+    """Log-probabilities of the tokens of each choice behind the text.
+
+    Raises CapacityError where text and choice do not fit into the model's context.
+    """
+    tokenizer, score = parts.tokenizer, parts.score
+    assert tokenizer is not None  # a torch engine has read its folder's,
+    assert score is not None  # and scores
+    prompt_ids = tokenizer.encode(text)
+    scored: list[Sequence[float]] = []
+    for choice in choices:
+        continuation = continuation_ids(tokenizer, text, prompt_ids, choice)
+        longest = parts.config.max_model_len
+        if len(prompt_ids) + len(continuation) > longest:
+            raise CapacityError(
+                f"prompt and choice have {len(prompt_ids) + len(continuation):,} tokens, the "
+                f"model's context {longest:,}: shorten them"
+            )
+        scored.append(await score(prompt_ids, continuation))
+    return scored
 
 
 def continuation_ids(

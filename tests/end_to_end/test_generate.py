@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lmi_bench.cli.generate_run import confidence, continuation_ids
+from lmi_bench.cli.generate_run import confidence, continuation_ids, why_cut
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
@@ -106,3 +107,29 @@ def test_a_choice_that_would_merge_into_the_prompt_stands_alone():
 def test_a_choice_without_a_token_is_refused():
     with pytest.raises(InputError, match="has no token"):
         continuation_ids(WholeWords(), "a", [0, 1], "")
+
+
+def test_the_right_answers_are_set_against_the_confidence(short_model, tmp_path):
+    """Two cases with one question and opposite answers: one of two is right, whatever it thinks."""
+    cases = tmp_path / "cases.jsonl"
+    case = {"prompt": "is it", "choices": [" yes", " no"]}
+    cases.write_text(
+        json.dumps({**case, "answer": " yes"}) + "\n" + json.dumps({**case, "answer": 1}) + "\n"
+    )
+    done = generate("-m", short_model, "--calibrate", cases)
+    assert "1 of 2 right; expected calibration error" in done.stdout
+    (row,) = re.findall(r"([\d.]+) to [\d.]+\s+2\s+([\d.]+) %\s+50 %", done.stdout)
+    assert 50 <= float(row[1]) <= 100
+    cases.write_text('{"prompt": "a", "choices": [" b"], "answer": 0}')
+    assert "line 1" in generate("-m", short_model, "--calibrate", cases, expect=2).stderr
+
+
+def test_a_cut_text_is_told_by_exit_code_and_reason():
+    cut = generate("-p", "a", "--max-new-tokens", "2", "--ignore-eos", "--require-end", expect=1)
+    assert "raise it, or ask on with --until-done" in cut.stderr
+
+
+def test_each_reason_has_its_advice():
+    assert why_cut("eos_token") is None
+    assert "--stop" in why_cut("stop_sequence")
+    assert "context" in why_cut("context_full")
