@@ -6,7 +6,7 @@ Works on what was kept while the response came in, when the clock no longer matt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import httptools
@@ -27,7 +27,11 @@ NS_PER_S = 1e9
 _Stamp = tuple[float, float, float, bool]
 """When a read's bytes came; by how much that may be too late; by how much the read was late, or a
 bound of it; whether the kernel's time was wanted and not to be had. Seconds."""
-_FAILED_REASONS = ("error", "abort")
+_FAILED_REASONS: Mapping[str, TargetErrorKind] = {
+    "error": "server_error",
+    "abort": "cancelled",
+    "cancelled": "cancelled",
+}
 
 
 class _Response:
@@ -301,10 +305,9 @@ def _judge(collector: _Collector) -> None:
     if error is not None:
         kind = error.error_kind if error.error_kind in TARGET_ERROR_KINDS else "server_error"
         raise TargetError(cast("TargetErrorKind", kind), f"in the stream: {error.error}")
-    if collector.finish_reason in _FAILED_REASONS:
-        raise TargetError(
-            "server_error", f"the server ended the answer with {collector.finish_reason!r}"
-        )
+    failed = _FAILED_REASONS.get(collector.finish_reason or "")
+    if failed is not None:
+        raise TargetError(failed, f"the server ended the answer with {collector.finish_reason!r}")
     if not collector.ended and collector.finish_reason is None:
         raise TargetError(
             "broken_stream",

@@ -112,7 +112,7 @@ async def measure(
             exchange = await target.send(request)
     except TimeoutError as exc:
         partial = getattr(exc.__cause__, "exchange", None)
-        error = TargetError("timeout", _why_late(timeout_s, guard), exchange=partial)
+        error = TargetError("timeout", _why_late(timeout_s, guard, partial), exchange=partial)
         record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
     except TargetError as exc:
         record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
@@ -124,13 +124,17 @@ async def measure(
     return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
 
 
-def _why_late(timeout_s: float | None, guard: StallGuard | None) -> str:
+def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchange | None) -> str:
+    """Which deadline was missed: the first token's, or that of the whole answer."""
+    came = 0 if partial is None else sum(partial.token_counts)
     if guard is not None and guard.gave_up_after_s is not None:
         return (
-            f"stuck: no answer of the level ended for {guard.gave_up_after_s:g} s; --timeout sets "
-            "a limit of one's own"
+            f"stuck after {came} tokens: no answer of the level ended for "
+            f"{guard.gave_up_after_s:g} s; --timeout sets a limit of one's own"
         )
-    return f"no complete answer within {timeout_s:g} s"
+    if not came:
+        return f"no first token within {timeout_s:g} s"
+    return f"no complete answer within {timeout_s:g} s, {came} tokens came"
 
 
 def _free_s(record: RequestRecord, now_s: float) -> float:
