@@ -90,6 +90,7 @@ class QuantizeSettings:
 class QuantizedBytes:
     """What quantizing did to the matrices of a model, or of one rank's part of it.
 
+    scheme          what they were rounded by
     held_bytes      of the quantized matrices; float_bytes: of the same ones in the stored format
     relative_error  of each: |rounded - weight| / |weight| (Frobenius), by the first of its names;
                     none for weights that are stored quantized
@@ -97,6 +98,7 @@ class QuantizedBytes:
     emulated        whether the arithmetic is imitated
     """
 
+    scheme: Scheme
     held_bytes: int
     float_bytes: int
     kernels: str

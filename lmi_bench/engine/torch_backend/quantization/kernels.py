@@ -69,6 +69,13 @@ class Kernels:
     emulated: bool = False
 
 
+def _of_nothing(*_: object) -> QuantizedLinear:
+    raise ValueError("the scheme `none` rounds no weight")
+
+
+NO_KERNELS: Final = Kernels(_of_nothing, "not quantized")
+
+
 def choose_kernels(
     settings: QuantizeSettings, precision: Precision, device: torch.device
 ) -> Kernels:
@@ -84,7 +91,7 @@ def choose_kernels(
             return Kernels(_of_groups(Grouped3BitLinear), "unpacked at every step: no 3-bit kernel")
         case Scheme.FP8:
             return _fp8(device)
-    raise ValueError(f"{settings.scheme} quantizes nothing")
+    raise ValueError("the scheme `none` rounds no weight")
 
 
 def _int8(precision: Precision, device: torch.device) -> Kernels:

@@ -18,7 +18,7 @@ from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.awq_format import from_awq
-from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
+from lmi_bench.engine.torch_backend.quantization.kernels import NO_KERNELS, choose_kernels
 from lmi_bench.engine.torch_backend.quantization.packing import unpack_3bit_from_file
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.quantization.rounding import (
@@ -43,7 +43,10 @@ LARGEST_INPUT: Final = "largest_input"
 
 
 class QuantizingLoader(WeightLoader):
-    """As WeightLoader, with matrices rounded by a plan."""
+    """As WeightLoader, with matrices rounded by a plan.
+
+    A plan of the scheme `none` only moves scales: the same model in other numbers.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,9 @@ class QuantizingLoader(WeightLoader):
     ) -> None:
         super().__init__(spec, checkpoint, precision, device, collectives)
         self._plan = plan
-        self._kernels = choose_kernels(plan.settings, precision, device)
+        self._kernels = NO_KERNELS
+        if plan.settings.scheme is not Scheme.NONE:
+            self._kernels = choose_kernels(plan.settings, precision, device)
         self._held_bytes = 0
         self._float_bytes = 0
         self._errors: dict[str, float] = {}
@@ -65,6 +70,7 @@ class QuantizingLoader(WeightLoader):
     def quantized(self) -> QuantizedBytes:
         """Of what was loaded so far."""
         return QuantizedBytes(
+            self._plan.settings.scheme,
             self._held_bytes,
             self._float_bytes,
             self._kernels.words,
@@ -92,9 +98,10 @@ class QuantizingLoader(WeightLoader):
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
     ) -> Linear:
         first = parts[0][0]
-        if not is_quantized_name(first, self.spec) or (
+        floats_stay = not is_quantized_name(first, self.spec) or (
             self._plan.stored and f"{first}.weight" in self._checkpoint
-        ):
+        )
+        if floats_stay or self._plan.settings.scheme is Scheme.NONE:
             return super().matrix(parts, columns, bias, joined)
         rows = sum(count for _, count in parts)
         if self._plan.stored:

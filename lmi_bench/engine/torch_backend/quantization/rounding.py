@@ -83,7 +83,8 @@ def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
     """
     rows, columns = weight.shape
     groups = weight.reshape(rows, columns // group_size, group_size)
-    high, low = groups.amax(dim=-1), groups.amin(dim=-1)
+    # a group of one sign would have its zero outside 0 .. top: the range is stretched to 0
+    high, low = groups.amax(dim=-1).clamp_min_(0), groups.amin(dim=-1).clamp_max_(0)
     top = 2**bits - 1
     scale = ((high - low) / top).clamp_min_(_SMALLEST_SCALE)
     zeros = (-(low / scale).round_()).clamp_(0, top)
