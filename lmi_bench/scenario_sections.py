@@ -225,6 +225,12 @@ class EngineSection(Section):
     what came of it.
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
+    quantize          the bundled engine's weights, rounded as they are loaded
+    smoothquant_alpha how much of the activations' outliers moves into the weights;
+                      smoothquant_per_token, smoothquant_per_channel: scales of activations by
+                      row, of weights by output, instead of one for all
+    calibration       a text file that awq and smoothquant look at; by default a short text that
+                      comes with the engine
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
                       draft_tokens of it, at most, are verified in one step
     draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
@@ -253,6 +259,11 @@ class EngineSection(Section):
     max_model_len: PositiveInt | None = None
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     threads: PositiveInt | None = None
+    quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = "none"
+    smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] = 0.8
+    smoothquant_per_token: bool = True
+    smoothquant_per_channel: bool = True
+    calibration: str | None = None
     draft: Annotated[str, Field(min_length=1)] | None = None
     draft_tokens: PositiveInt = 4
     draft_adaptive: bool = True

@@ -15,10 +15,12 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.compose import (
     EngineParts,
+    close_all,
     open_simulated_engine,
     open_torch_engine,
 )
 from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.quantizing import refuse_emulated
 from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
@@ -110,6 +112,11 @@ def open_bench(
 
 def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
     parts = open_torch_engine(scenario.model, scenario.engine)
+    try:
+        refuse_emulated(parts.quantized)
+    except InputError:
+        asyncio.run(close_all(parts.executors))
+        raise
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read its folder's
     special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))
