@@ -94,7 +94,7 @@ def run(
         note(
             f"confidence {confidence(totals.logprobs):.3f} = exp(mean log-probability) of "
             f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
-            "overconfident: compare, do not trust (--calibration shows by how much)"
+            "overconfident: compare, do not trust (--questions shows by how much)"
         )
     end = explain_end(totals, wish.sampling.max_new_tokens)
     if wish.expected_ends and totals.finish_reason not in wish.expected_ends:
