@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lmi_bench.cli.engine_options import ModelOptions, stated_settings
+from lmi_bench.cli.option_groups import spread_options
 from lmi_bench.errors import InputError
 
-_SAMPLING, _SCORES, _ENGINE = "Sampling", "Scores", "Engine"
+_SAMPLING, _SCORES = "Sampling", "Scores and checks"
+_ENDS = ("eos_token", "stop_sequence", "length", "context_full")
 
 
+@spread_options
 def generate(
+    *,
     model: Annotated[
         str, typer.Option("--model", "-m", help="A demo model or a Hugging Face folder.")
     ] = "demo-15m",
@@ -68,23 +74,25 @@ def generate(
             rich_help_panel=_SCORES,
         ),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_ENGINE)
-    ] = None,
-    draft: Annotated[
-        str | None,
+    questions: Annotated[
+        Path | None,
         typer.Option(
-            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
-            rich_help_panel=_ENGINE,
+            "--questions",
+            metavar="FILE.jsonl",
+            help="Answer questions of known answer (prompt, choices, answer a line) instead: how "
+            "sure the model is, and how often right.",
+            rich_help_panel=_SCORES,
         ),
     ] = None,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
+    expect_end: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expect-end",
+            help=f"Exit 1 unless the text ended so: {', '.join(_ENDS)}; repeatable.",
+            rich_help_panel=_SCORES,
+        ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads.", rich_help_panel=_ENGINE)
-    ] = None,
+    model_options: ModelOptions,
 ) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
     from lmi_bench.cli.generate_run import Wish, run
@@ -93,6 +101,9 @@ def generate(
 
     if choices is not None and len(choices) < 2:
         raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")
+    unknown = [end for end in expect_end or () if end not in _ENDS]
+    if unknown:
+        raise InputError(f"--expect-end {unknown[0]}: use {', '.join(_ENDS)}")
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -103,10 +114,14 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=confidence,
     )
-    stated = {"dtype": dtype, "draft": draft, "draft_tokens": draft_tokens, "threads": threads}
-    settings = parse_scenario(
-        {"engine": {key: value for key, value in stated.items() if value is not None}},
-        source="generate",
-    ).engine
-    wish = Wish(prompt, sampling, tuple(stop or ()), until_done=until_done, confidence=confidence)
-    run(model, settings, wish, choices=tuple(choices or ()))
+    settings = parse_scenario({"engine": stated_settings(model_options)}, source="generate").engine
+    wish = Wish(
+        prompt,
+        sampling,
+        tuple(stop or ()),
+        until_done=until_done,
+        confidence=confidence,
+        expected_ends=tuple(expect_end or ()),
+    )
+    code = run(model, settings, wish, choices=tuple(choices or ()), questions=questions)
+    raise typer.Exit(code)

@@ -41,7 +41,9 @@ def predict(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. [tgi-2023]"),
+        typer.Option(
+            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. (default: tgi-2023)"
+        ),
     ] = None,
     prefix_hit: Annotated[
         float,

@@ -22,7 +22,7 @@ from lmi_bench.cli.console import print_table, progress, say, warn
 from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
 from lmi_bench.cli.profile_files import find_profile
-from lmi_bench.cli.sweep import parse_mix
+from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import Scenario, parse_scenario
 

@@ -7,19 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
+from lmi_bench.cli.option_groups import spread_options
+from lmi_bench.cli.sweep_options import LoadOptions, SessionOptions, WorkloadOptions
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 
-_TARGET, _WORKLOAD, _LOAD, _ENGINE, _CLIENT, _RUN = (
-    "Target",
-    "Workload",
-    "Load",
-    "Engine (bundled and simulated)",
-    "Load generator",
-    "Run",
-)
+_TARGET, _LOAD, _CLIENT, _RUN = "Target", "Load", "Load generator", "Run"
 
 
+@spread_options
 def sweep(
+    *,
     scenario: Annotated[
         str | None,
         typer.Argument(
@@ -27,9 +25,18 @@ def sweep(
             help="A scenario file, a URL, or a SageMaker endpoint to measure.",
         ),
     ] = None,
+    matrix: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of targets and payloads: every payload on every target, one report.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
+            "--target",
+            "--base-url",
             help="engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
             "sagemaker:NAME.",
             rich_help_panel=_TARGET,
@@ -38,7 +45,7 @@ def sweep(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Of an endpoint: openai, openai-chat, lmi or tgi. [found by asking]",
+            help="Of an endpoint: openai, openai-chat, lmi or tgi. (default: found by asking)",
             rich_help_panel=_TARGET,
         ),
     ] = None,
@@ -49,24 +56,6 @@ def sweep(
             "-m",
             help="A catalog name, a folder, or the name that the endpoint knows.",
             rich_help_panel=_TARGET,
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        str | None,
-        typer.Option(
-            "--tp",
-            help="Tensor-parallel degree, or max: all devices or cores.",
-            rich_help_panel=_TARGET,
-        ),
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        typer.Option(help="Copies of the model behind one router. [1]", rich_help_panel=_ENGINE),
-    ] = None,
-    router: Annotated[
-        str | None,
-        typer.Option(
-            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
         ),
     ] = None,
     api_key: Annotated[
@@ -99,240 +88,19 @@ def sweep(
     target_variant: Annotated[
         str | None, typer.Option(help="Of a SageMaker endpoint.", rich_help_panel=_TARGET)
     ] = None,
-    input_tokens: Annotated[
-        int | None,
-        typer.Option("--input-tokens", "--isl", help="Prompt length.", rich_help_panel=_WORKLOAD),
-    ] = None,
-    output_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--output-tokens", "--osl", help="Tokens to generate.", rich_help_panel=_WORKLOAD
-        ),
-    ] = None,
-    mix: Annotated[
-        str | None,
-        typer.Option(
-            help="Several kinds of request: IN/OUT[:SHARE],... such as 20/500,500/20.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with `prompt` and, if wanted, `output_tokens`.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    input_lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD).",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    output_lengths: Annotated[
-        str | None,
-        typer.Option(help="Likewise, of the answers.", rich_help_panel=_WORKLOAD),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Recorded traffic: Azure's CSV or Mooncake's JSON lines.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    speed: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a trace, a level each: 1 as recorded, 2 twice as fast.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    ignore_eos: Annotated[
-        bool | None,
-        typer.Option(
-            "--ignore-eos/--stop-at-eos",
-            help="Generate the asked length whatever the model says.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    reuse_prompts: Annotated[
-        bool | None,
-        typer.Option(
-            "--reuse-prompts/--fresh-prompts",
-            help="Send the same prompts in every run (flatters prefix caches).",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            "--max-concurrency",
-            help="Closed loop: users at once, a level each: 1,2,4,8; or auto (doubling until full, "
-            "then finer round the knee).",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            "--rate",
-            "--request-rate",
-            help="Open loop: requests per second, a level each: 0.5,1,2.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            help="Find the highest concurrency or rate that meets every --slo, to 5 %.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    arrivals: Annotated[
-        str | None,
-        typer.Option(help="Of an open loop: poisson, constant or gamma.", rich_help_panel=_LOAD),
-    ] = None,
-    burstiness: Annotated[
-        float | None,
-        typer.Option(
-            help="Of gamma arrivals: 1 is Poisson, less is burstier.", rich_help_panel=_LOAD
-        ),
-    ] = None,
-    ramp: Annotated[
-        float | None,
-        typer.Option(
-            "--ramp",
-            help="Seconds over which an open loop's rate rises from 0.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option(help="Run every level this often, in rounds.", rich_help_panel=_LOAD),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="Repeat until a metric is known well enough: 'ttft_p90 +-5%'.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    requests_per_user: Annotated[
-        int | None,
-        typer.Option(help="Closed loop: a level sends this many a user.", rich_help_panel=_LOAD),
-    ] = None,
-    requests_per_level: Annotated[
-        int | None,
-        typer.Option(
-            "--requests-per-level",
-            "--num-prompts",
-            help="Requests of every level.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option("--duration", help="Seconds that a level sends for.", rich_help_panel=_LOAD),
-    ] = None,
-    warmup_requests: Annotated[
-        int | None,
-        typer.Option(help="Sent before each level and left out of it.", rich_help_panel=_LOAD),
-    ] = None,
+    workload: WorkloadOptions,
+    sessions: SessionOptions,
+    load: LoadOptions,
     timeout: Annotated[
         str | None,
         typer.Option(
             help="Seconds after which a request fails and the sweep ends, or none. "
-            "[60; 480 for a stream from SageMaker]",
+            "[SageMaker: 480 streaming, 60 without; elsewhere none]",
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="Batching: rolling, dynamic or none.", rich_help_panel=_ENGINE),
-    ] = None,
-    kv_layout: Annotated[
-        str | None, typer.Option(help="KV cache: paged or contiguous.", rich_help_panel=_ENGINE)
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_batch_delay_ms: Annotated[
-        float | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_rolling_batch_size: Annotated[
-        int | None,
-        typer.Option(help="Most sequences in the rolling batch.", rich_help_panel=_ENGINE),
-    ] = None,
-    max_rolling_batch_prefill_tokens: Annotated[
-        int | None, typer.Option(help="Most prompt tokens of a step.", rich_help_panel=_ENGINE)
-    ] = None,
-    chunked_prefill: Annotated[
-        bool | None,
-        typer.Option(
-            "--chunked-prefill/--whole-prefill",
-            help="Mix prompt chunks with decoding instead of pausing it.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    max_concurrent_requests: Annotated[
-        int | None,
-        typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_ENGINE),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
-    ] = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    num_blocks: Annotated[
-        int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a KV-cache block.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_ENGINE),
-    ] = None,
-    memory_share: Annotated[
-        float | None,
-        typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_ENGINE),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
-    ] = None,
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Share computed blocks between prompts that begin alike.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
-    ] = None,
-    draft_acceptance: Annotated[
-        float | None,
-        typer.Option(
-            help="Simulated: the chance (0 to 1) that a drafted token holds.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
+    model_options: ModelOptions,
+    batching: BatchingOptions,
     workers: Annotated[
         str,
         typer.Option(
@@ -343,31 +111,39 @@ def sweep(
     timestamps: Annotated[
         str | None,
         typer.Option(
-            help="Whose receive time counts: kernel or user. [kernel, where the host has it]",
+            help="Whose receive time counts: kernel (default where there is one) or user.",
             rich_help_panel=_CLIENT,
         ),
     ] = None,
     retries: Annotated[
         str | None,
         typer.Option(
-            help="aws-standard: try transient failures again as AWS's SDKs do, counted. [none]",
+            help="aws-standard: try transient failures again as AWS SDKs do. (default: none)",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    connections: Annotated[
+        str | None,
+        typer.Option(
+            help="reuse: kept open, one for each request at once; per-request: a new one each; "
+            "a number: at most so many. (default: reuse)",
             rich_help_panel=_CLIENT,
         ),
     ] = None,
     metrics_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="A replica's Prometheus page; repeatable. [the target's /metrics]",
+            help="A replica's Prometheus page; repeatable. (default: the target's /metrics)",
             rich_help_panel=_CLIENT,
         ),
     ] = None,
-    profile: Annotated[
-        str | None,
+    cloudwatch_wait: Annotated[
+        float,
         typer.Option(
-            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12, vllm-0.19.",
-            rich_help_panel=_ENGINE,
+            help="SageMaker: seconds to wait for CloudWatch's last minutes when the sweep is over.",
+            rich_help_panel=_CLIENT,
         ),
-    ] = None,
+    ] = 120.0,
     name: Annotated[
         str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
     ] = None,
@@ -432,7 +208,7 @@ def sweep(
     from lmi_bench.cli.access import Access, read_headers
     from lmi_bench.cli.client import Client, read_workers
     from lmi_bench.cli.spend import Budget
-    from lmi_bench.cli.sweep_run import run
+    from lmi_bench.cli.sweep_run import SweepOptions, read_slo_options, read_timeout, run
 
     overrides: dict[str, Any] = {
         "name": name,
@@ -443,121 +219,43 @@ def sweep(
         "sagemaker.endpoint_url": sagemaker_endpoint_url,
         "sagemaker.inference_component": inference_component,
         "sagemaker.target_variant": target_variant,
-        "workload.input_tokens": input_tokens,
-        "workload.output_tokens": output_tokens,
-        "workload.mix": None if mix is None else parse_mix(mix),
-        "workload.dataset": None if dataset is None else str(dataset),
-        "workload.input_lengths": input_lengths,
-        "workload.output_lengths": output_lengths,
-        "workload.trace": None if trace is None else str(trace),
-        "load.speed": None if speed is None else _numbers("--speed", speed),
-        "workload.ignore_eos": ignore_eos,
-        "workload.reuse_prompts": reuse_prompts,
-        "load.concurrency": _concurrency(concurrency),
-        "load.rate_per_s": None if rate is None else _numbers("--rate", rate),
-        "load.search": search,
-        "load.arrivals": "gamma" if arrivals is None and burstiness is not None else arrivals,
-        "load.burstiness": burstiness,
-        "load.ramp_s": ramp,
-        "load.repeat": repeat,
-        "load.until": until,
-        "load.requests_per_user": requests_per_user,
-        "load.requests_per_level": requests_per_level,
-        "load.duration_s": duration,
-        "load.warmup_requests": warmup_requests,
+        **workload.fields(),
+        **load.fields(),
+        **{name: value for name, value in sessions.fields().items() if value is not None},
         "client.timestamps": timestamps,
         "client.retries": retries,
-        "engine.policy": policy,
-        "engine.kv_layout": kv_layout,
-        "engine.batch_size": batch_size,
-        "engine.max_batch_delay_ms": max_batch_delay_ms,
-        "engine.max_rolling_batch_size": max_rolling_batch_size,
-        "engine.max_rolling_batch_prefill_tokens": max_rolling_batch_prefill_tokens,
-        "engine.chunked_prefill": chunked_prefill,
-        "engine.max_concurrent_requests": max_concurrent_requests,
-        "engine.dtype": dtype,
-        "engine.kv_dtype": kv_dtype,
-        "engine.profile": profile,
-        "engine.tensor_parallel": None
-        if tensor_parallel is None
-        else parse_degree(tensor_parallel),
-        "engine.replicas": replicas,
-        "engine.router": None if router is None else router.replace("-", "_"),
-        "engine.num_blocks": num_blocks,
-        "engine.block_size": block_size,
-        "engine.max_model_len": max_model_len,
-        "engine.memory_share": memory_share,
-        "engine.threads": threads,
-        "engine.prefix_caching": prefix_caching,
-        "engine.draft": draft,
-        "engine.draft_tokens": draft_tokens,
-        "engine.draft_acceptance": draft_acceptance,
+        "client.connections": _connections(connections),
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
-    access = Access(api_key, read_headers(header or ()))
-    budget = Budget(price_per_hour, instance, max_spend)
-    outcome = run(
-        scenario,
-        overrides,
-        timeout=timeout,
-        out=out,
-        resume=resume,
-        access=access,
-        budget=budget,
-        goodput=" ".join(goodput or ()),
-        failures=failures,
-        trace=step_trace,
+    for setting, value in stated_settings(model_options, batching).items():
+        overrides[f"engine.{setting}"] = value
+    if timeout is not None:
+        overrides["timeout_s"] = read_timeout(timeout)
+    options = SweepOptions(
+        access=Access(api_key, read_headers(header or ())),
+        budget=Budget(price_per_hour, instance, max_spend),
+        slo=read_slo_options(" ".join(goodput or ()), failures),
         client=Client(read_workers(workers), tuple(metrics_url or ())),
+        trace=step_trace,
+        cloudwatch_wait_s=cloudwatch_wait,
     )
+    if matrix is not None:
+        from lmi_bench.cli.matrix_run import run_matrix
+
+        if scenario is not None or target is not None:
+            raise InputError("--matrix names its targets: leave SCENARIO and --target out")
+        outcome = run_matrix(matrix, overrides, options, out=out, resume=resume)
+    else:
+        outcome = run(scenario, overrides, options, out=out, resume=resume)
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if outcome.nothing_answered:
+    if outcome.failed:
         raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
 
 
-def _concurrency(text: str | None) -> list[float | int] | str | None:
-    return text if text in (None, "auto") else _numbers("--concurrency", text)
-
-
-def _numbers(flag: str, text: str) -> list[float | int]:
-    """The numbers of a comma list; raises InputError that names the flag and the part."""
-    numbers: list[float | int] = []
-    for part in text.split(","):
-        try:
-            value = float(part)
-        except ValueError:
-            raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
-        numbers.append(int(value) if value.is_integer() else value)
-    return numbers
-
-
-def parse_degree(text: str) -> int | str:
-    """A tensor-parallel degree or `max`; raises InputError for anything else."""
-    if text == "max":
-        return text
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise InputError(f"--tp {text}: write a number of at least 1, or max")
-
-
-def parse_mix(text: str) -> list[dict[str, float]]:
-    """Kinds of request from IN/OUT[:SHARE],...; raises InputError where one is not understood.
-
-    >>> parse_mix("20/500,500/20:3")[1]
-    {'input_tokens': 500, 'output_tokens': 20, 'share': 3.0}
-    """
-    kinds: list[dict[str, float]] = []
-    for part in text.split(","):
-        lengths, _, share = part.partition(":")
-        input_text, _, output_text = lengths.partition("/")
-        try:
-            kind = {"input_tokens": int(input_text), "output_tokens": int(output_text)}
-            kinds.append({**kind, "share": float(share or 1)})
-        except ValueError:
-            raise InputError(
-                f"--mix: {part!r} is not understood; write IN/OUT[:SHARE], such as 20/500:2"
-            ) from None
-    return kinds
+def _connections(text: str | None) -> int | str | None:
+    """A number of connections, or how they are used."""
+    return int(text) if text is not None and text.isdecimal() else text
