@@ -145,7 +145,7 @@ def h100() -> None:
     for kind in ("closed", "open"):
         rows = read_table(Path(folder) / f"h100_vllm_{kind}_loop.csv")
         judged = judged_splits(rows, 6)
-        report(f"H100, {kind} loop, 6 cells over all engines, {SPLITS} splits", judged, figures, [])
+        report(f"H100, {kind} loop, 6 cells for each engine, {SPLITS} splits", judged, figures, [])
         for engine in sorted({row.engine for row in rows}):
             own = [row for row in judged if row.row.engine == engine]
             table(f"H100, {kind} loop, {engine}", [line("all", own, f) for f in figures])
