@@ -74,10 +74,10 @@ def generate(
             rich_help_panel=_SCORES,
         ),
     ] = None,
-    calibration: Annotated[
+    questions: Annotated[
         Path | None,
         typer.Option(
-            "--calibration",
+            "--questions",
             metavar="FILE.jsonl",
             help="Answer questions of known answer (prompt, choices, answer a line) instead: how "
             "sure the model is, and how often right.",
@@ -123,5 +123,5 @@ def generate(
         confidence=confidence,
         expected_ends=tuple(expect_end or ()),
     )
-    code = run(model, settings, wish, choices=tuple(choices or ()), questions=calibration)
+    code = run(model, settings, wish, choices=tuple(choices or ()), questions=questions)
     raise typer.Exit(code)

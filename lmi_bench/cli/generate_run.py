@@ -13,6 +13,7 @@ from lmi_bench.analysis.confidence import confidence
 from lmi_bench.cli.compose import EngineParts, open_torch_engine
 from lmi_bench.cli.console import note, warn
 from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
+from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.answer import Prompt
@@ -72,7 +73,9 @@ def run(
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     parts = open_torch_engine(model, settings)
-    assert parts.tokenizer is not None
+    for line in quantize_notes(parts.quantized):
+        note(line)
+    assert parts.tokenizer is not None  # a torch engine has read its folder's
     if choices:
         asyncio.run(rank(parts, parts.tokenizer, text, choices))
         return EXIT_DONE
@@ -80,16 +83,18 @@ def run(
     speed = totals.tokens / totals.seconds if totals.seconds else 0.0
     first_ms = (totals.first_token_s or 0.0) * 1e3
     noun = "request" if totals.requests == 1 else "requests"
+    emulated = parts.quantized is not None and parts.quantized.emulated
+    timing = f" and {totals.seconds:.2f} s: {speed:.1f} tok/s, first token after {first_ms:.0f} ms"
     note(
-        f"{totals.tokens} tokens in {totals.requests} {noun} and {totals.seconds:.2f} s: "
-        f"{speed:.1f} tok/s, first token after {first_ms:.0f} ms, ended by {totals.finish_reason}"
+        f"{totals.tokens} tokens in {totals.requests} {noun}{'' if emulated else timing}, ended "
+        f"by {totals.finish_reason}"
     )
     if wish.confidence and totals.logprobs:
         joint = math.fsum(totals.logprobs)
         note(
             f"confidence {confidence(totals.logprobs):.3f} = exp(mean log-probability) of "
             f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
-            "overconfident: compare, do not trust (--calibration shows by how much)"
+            "overconfident: compare, do not trust (--questions shows by how much)"
         )
     end = explain_end(totals, wish.sampling.max_new_tokens)
     if wish.expected_ends and totals.finish_reason not in wish.expected_ends:

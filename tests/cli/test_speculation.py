@@ -93,12 +93,3 @@ def test_look_up_runs_on_the_bundled_engine():
     }
     fixed = EngineSection(draft="ngram", draft_adaptive=False)
     assert isinstance(drafter_for(fixed, parts.shape, None), NgramDrafter)
-
-
-def test_prefix_caching_of_lengths_without_words_is_refused(tmp_path):
-    done = lmi_bench(
-        *("sweep", "--target", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--prefix-caching"),
-        *("--out", tmp_path / "run"),
-        expect=2,
-    )
-    assert "--prefix-caching needs prompts with words" in done.stderr

@@ -90,10 +90,10 @@ def test_answers_are_held_against_the_truth(short_model, tmp_path):
             for answer in (" yes", " no")
         )
     )
-    done = generate("-m", short_model, "--calibration", questions)
+    done = generate("-m", short_model, "--questions", questions)
     assert f"1 of 2 right (50.0%), mean share {share}" in done.stdout
     questions.write_text('{"prompt": "a", "choices": ["b"], "answer": "b"}\n')
-    refused = generate("-m", short_model, "--calibration", questions, expect=2)
+    refused = generate("-m", short_model, "--questions", questions, expect=2)
     assert "line 1: the answer 'b' is not one of two or more choices" in refused.stderr
 
 
@@ -114,7 +114,7 @@ def test_choices_are_ranked_by_joint_log_probability(short_model):
         (("-p", "a", "--choices", "yes"), "needs at least two answers"),
         (("-p", ""), "the prompt is empty"),
         (("-p", "a", "--expect-end", "eos"), "--expect-end eos: use eos_token, stop_sequence"),
-        (("--calibration", "no-such-file"), "cannot read no-such-file"),
+        (("--questions", "no-such-file"), "cannot read no-such-file"),
         (("-p", "a", "--draft", "no-such-model"), "'no-such-model' is neither a folder nor a demo"),
     ],
 )
