@@ -99,8 +99,7 @@ namespace lmi {
 typedef uint16_t bf16;
 
 constexpr int64_t PANEL = 64;         // outputs that are computed together
-constexpr int64_t TILE_ROWS = 6;      // rows whose sums stay in registers
-constexpr int64_t CHUNK_INPUTS = 256; // inputs whose widened weights stay in the second cache
+constexpr int64_t CHUNK_INPUTS = 256; // inputs whose weights stay in the second cache
 constexpr int64_t CHUNK_ROWS = 240;   // rows that share one pass over a panel
 constexpr int64_t CONTEXT = 512;      // cached tokens between two corrections of the softmax
 constexpr int64_t QUERY_ROWS = 12;    // rows of heads that read a page together
@@ -476,8 +475,13 @@ namespace LMI_NAME {
 #define LMI_INLINE static inline __attribute__((always_inline))
 
 constexpr int64_t W = LMI_WIDTH;
-constexpr int WIDE = W == 16 ? 4 : 16 / W;  // vectors of a tile: with TILE_ROWS they fill registers
-constexpr int NARROW = 16 / W;              // vectors of 16 columns
+constexpr int NARROW = 16 / W;  // vectors of 16 columns
+
+// Tiles whose sums stay in registers, in rows and vectors of columns: a wide one reads whole panels,
+// a tall one widens and loads each weight for more rows
+constexpr int WIDE_ROWS = 6, WIDE = W == 16 ? 4 : NARROW;
+constexpr int TALL_ROWS = W == 16 ? 13 : 6, TALL = W == 16 ? 2 : NARROW;
+constexpr int TALL_LEAST = (TALL_ROWS + 1) / 2;  // of TALL_ROWS + 1 rows, shared out evenly
 
 typedef float Vector __attribute__((vector_size(W * 4)));
 typedef int32_t Integers __attribute__((vector_size(W * 4)));
@@ -540,35 +544,49 @@ struct Rows {
   }
 };
 
-// Products of a tile: M rows by C vectors of columns, y (+)= x w. Each asks for LINES cache lines at
-// `ahead` for every step along the inputs.
+// Products of a tile: M rows by C vectors of columns, y (+)= x w. Every step along the inputs asks for
+// LINES cache lines at `ahead`, which then moves on by `hop` bytes.
+
+template <int M, int C>
+LMI_INLINE void begin(Vector (&sums)[M][C], const float* y, int64_t ys, bool add) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++) sums[m][c] = add ? load(y + m * ys + c * W) : Vector{};
+}
+
+template <int M, int C>
+LMI_INLINE void end(const Vector (&sums)[M][C], float* y, int64_t ys) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++) store(y + m * ys + c * W, sums[m][c]);
+}
 
 struct Floats {  // w[k][stride]
   typedef float Row;
   static constexpr int STEP = 1;  // inputs of a step
   template <int M, int C, int LINES>
   LMI_INLINE void tile(const float* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
-                       float* y, int64_t ys, bool add, const char* ahead) {
+                       float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
     const float* w = (const float*)weights;
     Vector sums[M][C];
-    for (int m = 0; m < M; m++)
-      for (int c = 0; c < C; c++) sums[m][c] = add ? load(y + m * ys + c * W) : Vector{};
+    begin(sums, y, ys, add);
     for (int64_t i = 0; i < k; i++) {
       Vector column[C];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int c = 0; c < C; c++) column[c] = load(w + i * stride + c * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int line = 0; line < LINES; line++)
-        __builtin_prefetch(ahead + (i * LINES + line) * 64, 0, 2);
-#pragma GCC unroll 8
+        __builtin_prefetch(ahead + i * hop + line * 64, 0, 2);
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         float f = x[m * xs + i];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; c++) sums[m][c] += column[c] * f;
       }
     }
-    for (int m = 0; m < M; m++)
-      for (int c = 0; c < C; c++) store(y + m * ys + c * W, sums[m][c]);
+    end(sums, y, ys);
   }
 };
 
@@ -577,37 +595,35 @@ struct Pairs {  // bfloat16 w[k/2][stride][2], widened in registers
   static constexpr int STEP = 2;
   template <int M, int C, int LINES>
   LMI_INLINE void tile(const float* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
-                       float* y, int64_t ys, bool add, const char* ahead) {
+                       float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
     const uint32_t* w = (const uint32_t*)weights;
     Vector sums[M][C];
-    for (int m = 0; m < M; m++)
-      for (int c = 0; c < C; c++) sums[m][c] = add ? load(y + m * ys + c * W) : Vector{};
+    begin(sums, y, ys, add);
     for (int64_t i = 0; i < k / 2; i++) {
       Vector column[C];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int line = 0; line < LINES; line++)
-        __builtin_prefetch(ahead + (i * LINES + line) * 64, 0, 2);
-#pragma GCC unroll 8
+        __builtin_prefetch(ahead + i * hop + line * 64, 0, 2);
+#pragma GCC unroll 16
       for (int c = 0; c < C; c++)
         column[c] = (Vector)(*(const LooseBits*)(w + i * stride + c * W) << 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         float f = x[m * xs + 2 * i];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; c++) sums[m][c] += column[c] * f;
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int c = 0; c < C; c++)
         column[c] = (Vector)(*(const LooseBits*)(w + i * stride + c * W) & 0xffff0000u);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         float f = x[m * xs + 2 * i + 1];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; c++) sums[m][c] += column[c] * f;
       }
     }
-    for (int m = 0; m < M; m++)
-      for (int c = 0; c < C; c++) store(y + m * ys + c * W, sums[m][c]);
+    end(sums, y, ys);
   }
 };
 
@@ -627,73 +643,81 @@ struct DotPairs {  // bfloat16 w[k/2][stride][2] times bfloat16 rows
   static constexpr int STEP = 2;
   template <int M, int C, int LINES>
   LMI_INLINE void tile(const bf16* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
-                       float* y, int64_t ys, bool add, const char* ahead) {
+                       float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
     const uint32_t* w = (const uint32_t*)weights;
     Vector sums[M][C];
-    for (int m = 0; m < M; m++)
-      for (int c = 0; c < C; c++) sums[m][c] = add ? load(y + m * ys + c * W) : Vector{};
+    begin(sums, y, ys, add);
     for (int64_t i = 0; i < k / 2; i++) {
       Bits column[C];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int c = 0; c < C; c++) column[c] = *(const LooseBits*)(w + i * stride + c * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int line = 0; line < LINES; line++)
-        __builtin_prefetch(ahead + (i * LINES + line) * 64, 0, 2);
-#pragma GCC unroll 8
+        __builtin_prefetch(ahead + i * hop + line * 64, 0, 2);
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++) {
         uint32_t pair;
         memcpy(&pair, x + m * xs + 2 * i, 4);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; c++) sums[m][c] = dot(sums[m][c], column[c], pair);
       }
     }
-    for (int m = 0; m < M; m++)
-      for (int c = 0; c < C; c++) store(y + m * ys + c * W, sums[m][c]);
+    end(sums, y, ys);
   }
 };
 #endif
 
-// One tile of up to TILE_ROWS rows
-template <class Weights, int C, int LINES>
-static void rows_tile(int64_t rows, const typename Weights::Row* x, int64_t xs, const void* w,
-                      int64_t stride, int64_t k, float* y, int64_t ys, bool add,
-                      const char* ahead) {
-  switch (rows) {
-    case 1: return Weights::template tile<1, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead);
-    case 2: return Weights::template tile<2, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead);
-    case 3: return Weights::template tile<3, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead);
-    case 4: return Weights::template tile<4, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead);
-    case 5: return Weights::template tile<5, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead);
-    case 6: return Weights::template tile<6, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead);
-  }
+// One tile of LEAST to MOST rows
+template <class Weights, int LEAST, int MOST, int C, int LINES>
+static void tile(int64_t rows, const typename Weights::Row* x, int64_t xs, const char* w,
+                 int64_t stride, int64_t k, float* y, int64_t ys, bool add, const char* ahead,
+                 int64_t hop) {
+  if constexpr (MOST > LEAST)
+    if (rows < MOST)
+      return tile<Weights, LEAST, MOST - 1, C, LINES>(rows, x, xs, w, stride, k, y, ys, add, ahead,
+                                                      hop);
+  Weights::template tile<MOST, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead, hop);
 }
 
-// y[rows][columns] (+)= x w for columns in sixteens. The first `asking` tiles of rows ask for LINES
-// lines a step at `ahead` and on from there.
-template <class Weights, int LINES>
-static void product(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
-                    const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
-                    const char* ahead, int64_t asking) {
+// y[rows][columns] (+)= x w for columns in sixteens. The first `asking` tiles ask for what is at
+// `ahead` and on from there, `hop` bytes a step.
+template <class Weights, int LEAST, int MOST, int C, int LINES>
+static void tiles(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
+                  const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
+                  const char* ahead, int64_t hop, int64_t asking) {
   constexpr int64_t COLUMN_BYTES = 4;  // of a step: one float or a pair of halves
-  const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-  for (int64_t t = 0, first = 0; t < tiles; t++) {
-    const int64_t count = (rows - first + tiles - t - 1) / (tiles - t);
+  const int64_t count = (rows + MOST - 1) / MOST;
+  for (int64_t t = 0, first = 0; t < count; t++) {
+    const int64_t height = (rows - first + count - t - 1) / (count - t);
     const typename Weights::Row* from = x + first * xs;
     float* to = y + first * ys;
     int64_t c = 0;
-    for (; c + WIDE * W <= columns; c += WIDE * W) {
-      if (LINES && t < asking && !c)
-        rows_tile<Weights, WIDE, LINES>(count, from, xs, w, stride, k, to, ys, add,
-                                        ahead + t * (k / Weights::STEP) * LINES * 64);
-      else
-        rows_tile<Weights, WIDE, 0>(count, from, xs, w + c * COLUMN_BYTES, stride, k, to + c, ys,
-                                    add, nullptr);
+    for (; c + C * W <= columns; c += C * W) {
+      const char* column = w + c * COLUMN_BYTES;
+      const bool asks = asking-- > 0;
+      tile<Weights, LEAST, MOST, C, LINES>(height, from, xs, column, stride, k, to + c, ys, add,
+                                           asks ? ahead : column, asks ? hop : 0);
+      ahead += k / Weights::STEP * hop;
     }
-    for (; c < columns; c += 16)
-      rows_tile<Weights, NARROW, 0>(count, from, xs, w + c * COLUMN_BYTES, stride, k, to + c, ys,
-                                    add, nullptr);
-    first += count;
+    if (c < columns)
+      tiles<Weights, 1, WIDE_ROWS, NARROW, 0>(height, columns - c, from, xs, w + c * COLUMN_BYTES,
+                                              stride, k, to + c, ys, add, nullptr, 0, 0);
+    first += height;
   }
+}
+
+// As `tiles`, in the shape that suits so many rows: one asks for the bytes that follow, as many as it
+// reads, over all of its tiles or the first few
+template <class Weights>
+static void product(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
+                    const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
+                    const char* ahead) {
+  if (rows <= WIDE_ROWS)
+    return tiles<Weights, 1, WIDE_ROWS, WIDE, 4>(rows, columns, x, xs, w, stride, k, y, ys, add,
+                                                 ahead, 256, 1);
+  const bool one = rows <= TALL_ROWS;
+  tiles<Weights, TALL_LEAST, TALL_ROWS, TALL, 2>(rows, columns, x, xs, w, stride, k, y, ys, add,
+                                                 ahead, one ? 128 : 64, one ? 2 : 4);
 }
 
 // Linear layers
@@ -706,58 +730,40 @@ LMI_INLINE const char* panel_at(const LmiLinear& w, int64_t panel) {
   return (const char*)w.data + panel * w.inputs * bytes_an_input(w);
 }
 
-static void widen_pairs(const char* from, int64_t k, float* to) {
-  for (int64_t i = 0; i < k; i += 2)
-    for (int64_t c = 0; c < PANEL; c += W) {
-      Bits pair = *(const LooseBits*)(from + i * PANEL * 2 + c * 4);
-      store(to + i * PANEL + c, (Vector)(pair << 16));
-      store(to + (i + 1) * PANEL + c, (Vector)(pair & 0xffff0000u));
-    }
-}
-
 static void widen_bytes(const char* from, int64_t k, float* to) {
   for (int64_t i = 0; i < k * PANEL; i += W)
     store(to + i, __builtin_convertvector(*(const Bytes*)(from + i), Vector));
 }
 
-// sums[rows][PANEL] = x[first ..] times one panel; `next` is what will be read after it
+// sums[rows][PANEL] = x[first ..] times one panel; `next` is what will be read after it. What is read
+// ahead: a few lines of the same panel where one tile streams it, else the next chunk.
 static void panel_sums(const LmiLinear& w, int64_t panel, const Rows& x, int64_t first, int64_t rows,
                        float* sums, float* wide, const char* next) {
   const char* p = panel_at(w, panel);
   const int64_t k = w.inputs, bytes = bytes_an_input(w);
-#if LMI_DOT
-  if (x.narrow) {
-    constexpr int64_t CHUNK = CHUNK_INPUTS * 8;
-    if (rows <= TILE_ROWS)
-      return product<DotPairs, 4>(rows, PANEL, x.halves(first), x.stride, p, PANEL, k, sums, PANEL,
-                                  false, p + STREAM_AHEAD, 1);
-    for (int64_t done = 0; done < k; done += CHUNK) {
-      const int64_t n = std::min(CHUNK, k - done);
-      product<DotPairs, 2>(rows, PANEL, x.halves(first) + done, x.stride, p + done * bytes, PANEL, n,
-                           sums, PANEL, done > 0, done + n < k ? p + (done + n) * bytes : next, 2);
-    }
-    return;
-  }
-#endif
-  // a panel that few rows read is streamed; more rows read chunks that were widened for all of them
-  const bool stream = rows <= TILE_ROWS && w.kind != LMI_INT8;
-  const int64_t chunk = stream && W == 16 ? k : CHUNK_INPUTS;
+  const bool stream = rows <= WIDE_ROWS;
+  const int64_t chunk = stream && W == 16 && w.kind != LMI_INT8 ? k
+                        : x.narrow                             ? 4 * CHUNK_INPUTS
+                                                               : CHUNK_INPUTS;
   for (int64_t done = 0; done < k; done += chunk) {
     const int64_t n = std::min(chunk, k - done);
     const char* here = p + done * bytes;
-    const float* from = x.wide(first) + done;
-    if (stream && w.kind == LMI_F32) {
-      product<Floats, 4>(rows, PANEL, from, x.stride, here, PANEL, n, sums, PANEL, done > 0,
-                         here + STREAM_AHEAD, 1);
-    } else if (stream) {
-      product<Pairs, 4>(rows, PANEL, from, x.stride, here, PANEL, n, sums, PANEL, done > 0,
-                        here + STREAM_AHEAD, 1);
+    const char* ahead = stream ? here + STREAM_AHEAD : done + n < k ? here + n * bytes : next;
+    if (w.kind == LMI_F32) {
+      product<Floats>(rows, PANEL, x.wide(first) + done, x.stride, here, PANEL, n, sums, PANEL,
+                      done > 0, ahead);
+    } else if (w.kind == LMI_INT8) {
+      widen_bytes(here, n, wide);
+      product<Floats>(rows, PANEL, x.wide(first) + done, x.stride, (const char*)wide, PANEL, n, sums,
+                      PANEL, done > 0, ahead);
+    } else if (!x.narrow) {
+      product<Pairs>(rows, PANEL, x.wide(first) + done, x.stride, here, PANEL, n, sums, PANEL,
+                     done > 0, ahead);
     } else {
-      const char* ahead = done + n < k ? here + n * bytes : next;
-      if (w.kind == LMI_BF16) widen_pairs(here, n, wide);
-      if (w.kind == LMI_INT8) widen_bytes(here, n, wide);
-      product<Floats, 1>(rows, PANEL, from, x.stride, w.kind == LMI_F32 ? here : (char*)wide, PANEL,
-                         n, sums, PANEL, done > 0, ahead, bytes / 64);
+#if LMI_DOT
+      product<DotPairs>(rows, PANEL, x.halves(first) + done, x.stride, here, PANEL, n, sums, PANEL,
+                        done > 0, ahead);
+#endif
     }
   }
 }
@@ -962,10 +968,10 @@ static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, int64_
     const int64_t stop_page = (std::min(from + s.span, end) + block - 1) / block;
     const int64_t base = first_page * block;
     for (int64_t page = first_page; page < stop_page; page++)
-      product<Cache, 4>(heads, filled(page), s.queries, d, page_of(layer.keys, page), block, d,
+      product<Cache>(heads, filled(page), s.queries, d, page_of(layer.keys, page), block, d,
                         s.scores + page * block - base, s.span, false,
                         page + 1 < stop_page ? page_of(layer.keys, page + 1)
-                                             : page_of(layer.values, first_page), 1);
+                                             : page_of(layer.values, first_page));
     const int64_t columns = (stop_page - 1) * block + filled(stop_page - 1) - base;
     for (int64_t g = 0; g < heads; g++) {
       const int64_t position = first + g / group;
@@ -973,9 +979,9 @@ static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, int64_
              s.top + g, s.total + g);
     }
     for (int64_t page = first_page; page < stop_page; page++)
-      product<Cache, 4>(heads, d, s.scores + page * block - base, s.span,
+      product<Cache>(heads, d, s.scores + page * block - base, s.span,
                         page_of(layer.values, page), d, filled(page), s.out, d, true,
-                        page_of(layer.values, std::min(page + 1, stop_page - 1)), 1);
+                        page_of(layer.values, std::min(page + 1, stop_page - 1)));
   }
   for (int64_t g = 0; g < heads; g++)
     for (int64_t i = 0; i < d; i += W)
