@@ -134,5 +134,3 @@ class StepLibrary:
     def close(self, handle: int) -> None:
         """End the threads of a handle; no step may follow."""
         self._loaded.lmi_close(handle)
-
-

@@ -81,12 +81,14 @@ def _compiler() -> str:
             return found
     if named:
         raise NativeUnavailableError(f"the compiler $CXX={named} is not installed")
-    raise NativeUnavailableError(f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})")
+    raise NativeUnavailableError(
+        f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})"
+    )
 
 
 def _compile(command: list[str]) -> None:
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  the user's own compiler, no shell
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
@@ -115,7 +117,7 @@ def _key(program: str, flags: tuple[str, ...]) -> str:
 
 def _version(program: str) -> str:
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603
             [program, "--version"], capture_output=True, text=True, timeout=20.0, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as exc:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import torch
 
@@ -18,6 +18,7 @@ from lmi_bench.engine.native_backend.binding import StepLibrary
 from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
 from lmi_bench.engine.native_backend.forward import NativeForward
 from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
+from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
 from lmi_bench.engine.torch_backend.executor import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MEMORY_SHARE,
@@ -29,27 +30,42 @@ from lmi_bench.engine.torch_backend.executor import (
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import check_loadable, read_config
 
+PORTABLE: Final = "portable"
+"""The kernels in the vectors of any processor, which are for those that are not x86."""
+
 
 def step_library(
-    spec: DecoderSpec, *, block_size: int, tell: Callable[[str], None] | None = None
+    folder: Path, *, block_size: int, tell: Callable[[str], None] | None = None
 ) -> StepLibrary:
-    """The compiled step for a model; built first where it is not there yet.
+    """The compiled step for the model in `folder`; built first where it is not there yet.
+
+    tell  told in one line that a build starts
 
     Raises NativeUnavailableError where model, block size, compiler or processor do not allow it.
     """
+    spec = _read_spec(folder)
     reason = unsupported(spec, block_size)
     if reason is not None:
         raise NativeUnavailableError(reason)
     compiled = StepLibrary(library(tell=tell))
-    if compiled.variants()[0] == "portable" and _is_x86():
-        raise NativeUnavailableError("the processor has neither AVX-512 nor AVX2")
+    if compiled.variants()[0] == PORTABLE and _is_x86():
+        raise NativeUnavailableError("the processor has neither AVX-512 nor AVX2 with FMA")
     return compiled
+
+
+def _read_spec(folder: Path) -> DecoderSpec:
+    config = read_config(folder)
+    check_loadable(folder, config)
+    if config.get("quantization_config") is not None:
+        raise NativeUnavailableError("its stored weights are quantized")
+    return spec_from_hf_config(folder.resolve().name, config)
 
 
 class NativeExecutor(TorchExecutor):
@@ -72,8 +88,10 @@ class NativeExecutor(TorchExecutor):
         threads: int | None = None,
         device: str = "cpu",
         sampling_seed: int | None = None,
-        beside: TorchExecutor | None = None,
+        beside: TorchExecutor | None = None,  # noqa: ARG003  the library has threads of its own
         progress: Progress | None = None,
+        quantize: QuantizeSettings = NOT_QUANTIZED,
+        told: Told | None = None,  # noqa: ARG003  nothing is calibrated
         compiled: StepLibrary | None = None,
         variant: str = "",
     ) -> Self:
@@ -83,22 +101,21 @@ class NativeExecutor(TorchExecutor):
         variant   of the kernels; empty: the best that the processor has
 
         Weights of "bfloat16" are stored so and widened, or multiplied, as they are read. Raises
-        NativeUnavailableError as `step_library`.
+        NativeUnavailableError as `step_library`, and for weights that are to be quantized.
         """
+        if quantize != NOT_QUANTIZED:
+            raise NativeUnavailableError("weights are to be quantized")
         if block_size < 1:
             raise InputError(f"block_size must be at least 1, got {block_size}")
         if num_blocks is not None and num_blocks < 1:
             raise InputError(f"num_blocks must be at least 1, got {num_blocks}")
         if threads is not None and threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
-        config = read_config(folder)
-        check_loadable(folder, config)
-        name = folder.resolve().name
-        spec = spec_from_hf_config(name, config)
-        shape = spec.shape(name)
-        stored, cached = torch_dtype(dtype), torch_dtype(kv_dtype or dtype)
         if compiled is None:
-            compiled = step_library(spec, block_size=block_size)
+            compiled = step_library(folder, block_size=block_size)
+        spec = _read_spec(folder)
+        shape = spec.shape(folder.resolve().name)
+        stored, cached = torch_dtype(dtype), torch_dtype(kv_dtype or dtype)
         count = threads or usable_cores()
         cores = _own_cores(count)
         place = torch.device(device)
@@ -139,6 +156,8 @@ class NativeExecutor(TorchExecutor):
                 layout.bytes_per_block,
                 cache_bytes,
                 str(cached).removeprefix("torch."),
+                weights.nbytes,
+                None,
             )
             return loaded, forward
 

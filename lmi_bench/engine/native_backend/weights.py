@@ -38,7 +38,8 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
 class NativeWeights:
     """One model's weights and cache, and the C structures that point to them.
 
-    model  what `StepLibrary.open` takes; threads and cores are the caller's to set
+    model   what `StepLibrary.open` takes; threads and cores are the caller's to set
+    nbytes  of matrices, embeddings and head
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class NativeWeights:
         self._spec = spec
         self._dtype = dtype
         self._held: list[Tensor] = []
+        self.nbytes = 0
         self.layers = (binding.Layer * spec.num_layers)()
         with Checkpoint(folder, progress) as checkpoint:
             self._checkpoint = checkpoint
@@ -60,6 +62,7 @@ class NativeWeights:
             self.model = self._model()
             checkpoint.finish()
         del self._checkpoint
+        self.nbytes = sum(tensor.nbytes for tensor in self._held)
 
     def take_cache(self, layout: KvLayoutShape, num_blocks: int) -> int:
         """Zeroed pages for every layer; returns their bytes."""
@@ -107,7 +110,10 @@ class NativeWeights:
         spec, prefix = self._spec, f"model.layers.{index}"
         hidden, ffn = spec.hidden_size, spec.ffn_size
         query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        qkv = [(f"{prefix}.self_attn.{n}_proj", rows) for n, rows in zip("qkv", (query, kv, kv), strict=True)]
+        qkv = [
+            (f"{prefix}.self_attn.{n}_proj", rows)
+            for n, rows in zip("qkv", (query, kv, kv), strict=True)
+        ]
         out, mlp = [(f"{prefix}.self_attn.o_proj", hidden)], f"{prefix}.mlp"
         layer.qkv = self._projection(qkv, hidden, bias=spec.qkv_bias)
         layer.out = self._projection(out, query, bias=spec.out_bias)
@@ -167,13 +173,15 @@ def packed(weight: Tensor) -> Tensor:
     weight   shape (outputs, inputs), float32 or bfloat16; bfloat16 needs an even number of inputs
     returns  the panels' memory: [outputs/64][inputs][64] values or [outputs/64][inputs/2][64] pairs
     """
-    rows, columns = weight.shape
+    rows = weight.shape[0]
     panels = -(-rows // PANEL)
     unit = weight.contiguous()
     if weight.dtype == torch.bfloat16:
         unit = unit.view(torch.int32)  # pairs of neighbouring inputs move as one
     steps = unit.shape[1]
-    out = _memory(panels * steps * PANEL * unit.itemsize).view(unit.dtype).view(panels, steps, PANEL)
+    out = (
+        _memory(panels * steps * PANEL * unit.itemsize).view(unit.dtype).view(panels, steps, PANEL)
+    )
     whole = rows // PANEL
     out[:whole] = unit[: whole * PANEL].view(whole, PANEL, steps).transpose(1, 2)
     if whole < panels:
@@ -186,9 +194,8 @@ def _side_by_side(gate: Tensor, up: Tensor) -> Tensor:
     half = PANEL // 2
     missing = -gate.shape[0] % half
     padding = (0, 0) * (gate.ndim - 1) + (0, missing)
-    parts = [
-        functional.pad(part, padding).unflatten(0, (-1, half)) for part in (gate, up)
-    ]
+    shape = (-1, half, *gate.shape[1:])
+    parts = [functional.pad(part, padding).reshape(shape) for part in (gate, up)]
     return torch.stack(parts, dim=1).flatten(0, 2)
 
 
