@@ -183,6 +183,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             num_blocks=loaded.num_blocks,
             block_size=loaded.block_size,
             max_model_len=min(longest, loaded.num_blocks * loaded.block_size),
+            # a draft model reads the same blocks, and may see further back
+            attention_window=None if draft else loaded.model_shape.attention_window,
         ),
     )
     if config.max_model_len > longest:
@@ -222,7 +224,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             *notes,
             *speculation_notes(settings),
         ),
-        drafter=drafter_for(settings),
+        drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         score=loaded.score,
         quantized=loaded.quantized,
     )
@@ -414,15 +416,15 @@ def open_simulated_engine(
     config = _scheduler_config(settings, derived)
     step_time = step_time_model_for(shape, instance, degree, dtype, profile)
     warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    draft_time = None
+    draft_time = draft_shape = None
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft = find_model(settings.draft)
-        if draft.vocab_size != shape.vocab_size:
+        draft_shape = find_model(settings.draft)
+        if draft_shape.vocab_size != shape.vocab_size:
             raise InputError(
-                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+                f"draft {draft_shape.name} has {draft_shape.vocab_size:,} token ids, {shape.name} "
                 f"{shape.vocab_size:,}: a draft's token ids must mean the same"
             )
-        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
+        draft_time = step_time_model_for(draft_shape, instance, degree, dtype, profile)
         warnings.append(f"the memory of the draft {settings.draft} is not counted")
     return EngineParts(
         executors=tuple(
@@ -455,7 +457,7 @@ def open_simulated_engine(
             *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
-        drafter=drafter_for(settings, simulated=True),
+        drafter=drafter_for(settings, shape, draft_shape, simulated=True),
         tensor_parallel=degree,
         router=settings.router,
     )

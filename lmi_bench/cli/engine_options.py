@@ -105,7 +105,15 @@ class ModelOptions:
     draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Drafted tokens that a step verifies. (default: 4)", rich_help_panel=_MODEL
+            help="Most drafted tokens that a step verifies. (default: 4)", rich_help_panel=_MODEL
+        ),
+    ] = None
+    draft_adaptive: Annotated[
+        bool | None,
+        typer.Option(
+            "--draft-adaptive/--draft-fixed",
+            help="Guess fewer tokens, or none, where few guesses hold. (default: adaptive)",
+            rich_help_panel=_MODEL,
         ),
     ] = None
 

@@ -34,7 +34,7 @@ from lmi_bench.engine.torch_backend.rank import (
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import InputError
+from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
@@ -210,6 +210,25 @@ class ParallelExecutor:
         loop = asyncio.get_running_loop()
         scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
         return scores
+
+    async def lost(self) -> EngineError:
+        """Return when a rank's process has ended, whether or not a step runs."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+
+        def tell(rank: int) -> None:
+            if not ended.done():
+                ended.set_result(rank)
+
+        sentinels = self._group.sentinels
+        for rank, sentinel in enumerate(sentinels):
+            loop.add_reader(sentinel, tell, rank)
+        try:
+            rank = await ended
+        finally:
+            for sentinel in sentinels:
+                loop.remove_reader(sentinel)
+        return await asyncio.to_thread(self._group.end_of, rank)
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the ranks."""
