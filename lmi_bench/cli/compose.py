@@ -550,6 +550,33 @@ def find_tokenizer(model: str) -> Tokenizer | None:
     return None
 
 
+def measure_layer_errors(model: str, settings: EngineSection) -> dict[str, float]:
+    """Relative error of each matrix's outputs after rounding, by its name in the checkpoint."""
+    from lmi_bench.engine.torch_backend.quantization.layer_errors import layer_errors
+
+    with progress() as report:
+        return layer_errors(
+            _model_folder(model),
+            quantize_settings(settings),
+            dtype=settings.dtype or "bfloat16",
+            told=report,
+        )
+
+
+def save_quantized(model: str, settings: EngineSection, out: Path) -> int:
+    """Write a model with rounded weights as a folder of its own; returns bytes of its tensors."""
+    from lmi_bench.engine.torch_backend.quantization.export import export_quantized
+
+    with progress() as report:
+        return export_quantized(
+            _model_folder(model),
+            out,
+            quantize_settings(settings),
+            dtype=settings.dtype or "bfloat16",
+            told=report,
+        )
+
+
 def time_all_reduces(
     ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
 ) -> list[float]:
