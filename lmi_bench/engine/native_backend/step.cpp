@@ -192,6 +192,7 @@ class Team {
       wake_.notify_all();
     }
     work(data, *this, 0);
+    meet();  // nobody looks at `data` any more
 #if defined(__linux__)
     if (moved) sched_setaffinity(0, sizeof before, &before);
 #endif
@@ -248,6 +249,7 @@ class Team {
       seen = round_.load(std::memory_order_acquire);
       if (stop_) return;
       work_(data_, *this, me);
+      meet();
     }
   }
 
@@ -268,6 +270,12 @@ class Team {
 // Rows of one sequence that read its pages together
 struct Queries {
   int64_t sequence, first, count;
+};
+
+// What one thread works with
+struct Scratch {
+  float *sums, *wide, *queries, *scores, *out, *top, *total;
+  int64_t span;  // cached tokens that `scores` has room for
 };
 
 struct Engine;
@@ -292,7 +300,8 @@ struct Engine {
   char *h = nullptr, *attended = nullptr, *last_attended = nullptr, *inner = nullptr;
   int32_t* best_id = nullptr;
   Buffer buffers[10];
-  std::vector<Buffer> scratch;
+  std::vector<Buffer> scratch_memory;
+  std::vector<Scratch> scratch;  // one a thread
 };
 
 inline int64_t panels(const LmiLinear& w) { return (w.outputs + PANEL - 1) / PANEL; }
@@ -389,6 +398,26 @@ void lay_out(Engine& e, const LmiStep& s) {
   }
 }
 
+Scratch scratch_in(Buffer& memory, const Engine& e) {
+  const LmiModel& m = e.model;
+  const int64_t heads = e.query_rows * (m.heads / m.kv_heads);
+  const int64_t span = std::max(m.block_size, CONTEXT / m.block_size * m.block_size);
+  const int64_t sizes[] = {CHUNK_ROWS * PANEL, CHUNK_INPUTS * PANEL, heads * m.head_dim,
+                           heads * span,       heads * m.head_dim,   heads,
+                           heads};
+  int64_t starts[8] = {0};
+  for (int i = 0; i < 7; i++) starts[i + 1] = starts[i] + (sizes[i] + 15) / 16 * 16;
+  float* at = memory.floats(starts[7]);
+  return {at,
+          at + starts[1],
+          at + starts[2],
+          at + starts[3],
+          at + starts[4],
+          at + starts[5],
+          at + starts[6],
+          span};
+}
+
 void take_memory(Engine& e, const LmiStep& s) {
   const LmiModel& m = e.model;
   size_t rows = s.rows, sampled = s.sampled, row_bytes = e.narrow_rows ? 2 : 4;
@@ -439,7 +468,8 @@ void* lmi_open(const LmiModel* model, const char* variant_name) {
     e->attended_stride = padded(model->heads * model->head_dim);
     e->inner_stride = padded(model->ffn);
     e->query_rows = std::max<int64_t>(1, QUERY_ROWS * model->kv_heads / model->heads);
-    e->scratch = std::vector<Buffer>(model->threads);
+    e->scratch_memory = std::vector<Buffer>(model->threads);
+    for (auto& memory : e->scratch_memory) e->scratch.push_back(scratch_in(memory, *e));
     e->team.reset(new Team(model->threads, model->cpus));
     return e.release();
   } catch (const std::exception&) {
@@ -768,30 +798,6 @@ static void panel_sums(const LmiLinear& w, int64_t panel, const Rows& x, int64_t
   }
 }
 
-// What one thread works with
-struct Scratch {
-  float *sums, *wide, *queries, *scores, *out, *top, *total;
-  int64_t span;  // cached tokens that `scores` has room for
-};
-
-static Scratch scratch_of(Engine& e, int64_t me) {
-  const LmiModel& m = e.model;
-  const int64_t heads = e.query_rows * (m.heads / m.kv_heads);
-  const int64_t span = std::max(m.block_size, CONTEXT / m.block_size * m.block_size);
-  const int64_t sizes[] = {CHUNK_ROWS * PANEL, CHUNK_INPUTS * PANEL, heads * m.head_dim,
-                           heads * span,       heads * m.head_dim,   (heads + 15) / 16 * 16,
-                           (heads + 15) / 16 * 16};
-  int64_t count = 0;
-  for (int64_t size : sizes) count += size + 16;
-  float* at = e.scratch[me].floats(count);
-  float* parts[7];
-  for (int i = 0; i < 7; i++) {
-    parts[i] = at;
-    at += (sizes[i] + 15) / 16 * 16;
-  }
-  return {parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], parts[6], span};
-}
-
 // Calls finish(row, panel, sums of the panel) for every row and panel of x W^T
 template <class Finish>
 LMI_INLINE void linear(Team& team, int64_t loop, const Scratch& s, const LmiLinear& w, const Rows& x,
@@ -1004,7 +1010,7 @@ static void likeliest_of(Engine& e, int64_t row, int64_t panel, const float* sum
 void step(Engine& e, Team& team, int64_t me) {
   const LmiModel& m = e.model;
   const LmiStep& now = *e.step;
-  const Scratch s = scratch_of(e, me);
+  const Scratch& s = e.scratch[me];
   const Rows h{e.h, e.h_stride, e.narrow_rows}, inner{e.inner, e.inner_stride, e.narrow_rows};
   Rows attended{e.attended, e.attended_stride, e.narrow_rows};
   int64_t rows = now.rows, loop = 0;
