@@ -18,6 +18,7 @@ from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
@@ -97,7 +98,7 @@ class EngineParts:
             )
             for executor in self.executors
         ]
-        return engines[0] if len(engines) == 1 else ReplicaGroup(engines, _router(self.router))
+        return engines[0] if len(engines) == 1 else ReplicaGroup(engines, make_router(self.router))
 
 
 class TorchNumbers(Executor, Protocol):
@@ -369,7 +370,7 @@ def _replica_facts(settings: EngineSection) -> dict[str, Any]:
     return {"replicas": settings.replicas, "router": settings.router}
 
 
-def _router(name: str) -> Router:
+def make_router(name: str) -> Router:
     match name:
         case "least_outstanding":
             return LeastOutstanding()
@@ -413,7 +414,7 @@ def open_simulated_engine(
     if settings.kv_dtype is not None:
         raise InputError(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
-            "weights; leave it out, or choose both with --dtype"
+            "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
         )
     if settings.quantize != "none":
         raise InputError(
@@ -431,6 +432,12 @@ def open_simulated_engine(
             f"has {devices}: lower --replicas or --tp"
         )
     dtype = settings.dtype or "float16"
+    draft = None
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+        draft = find_model(settings.draft)
+    speculation = None
+    if settings.draft is not None:
+        speculation = Speculation(settings.draft_tokens, settings.draft_acceptance or 0.0, draft)
     derived = scheduler_config_for(
         shape,
         instance,
@@ -438,20 +445,19 @@ def open_simulated_engine(
         dtype,
         profile,
         settings.max_model_len or max_total_tokens,
+        speculation=speculation,
     )
     config = _scheduler_config(settings, derived)
     step_time = step_time_model_for(shape, instance, degree, dtype, profile)
     warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    draft_time = draft_shape = None
-    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft_shape = find_model(settings.draft)
-        if draft_shape.vocab_size != shape.vocab_size:
+    draft_time = None
+    if draft is not None:
+        if draft.vocab_size != shape.vocab_size:
             raise InputError(
-                f"draft {draft_shape.name} has {draft_shape.vocab_size:,} token ids, {shape.name} "
+                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
                 f"{shape.vocab_size:,}: a draft's token ids must mean the same"
             )
-        draft_time = step_time_model_for(draft_shape, instance, degree, dtype, profile)
-        warnings.append(f"the memory of the draft {settings.draft} is not counted")
+        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
     return EngineParts(
         executors=tuple(
             _simulated_executor(step_time, draft_time, settings, config.block_size)
@@ -483,7 +489,7 @@ def open_simulated_engine(
             *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
-        drafter=drafter_for(settings, shape, draft_shape, simulated=True),
+        drafter=drafter_for(settings, shape, draft, simulated=True),
         tensor_parallel=degree,
         router=settings.router,
     )
