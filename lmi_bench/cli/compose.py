@@ -1,6 +1,6 @@
 """Puts an engine together: model, executor, scheduler settings, tokenizer.
 
-The only module that reaches `engine.torch_backend`, inside the functions that need it.
+With `back_end` the only module that reaches the back ends, inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.back_end import BackEnd, choose_back_end
 from lmi_bench.cli.console import Reporter, progress
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -153,14 +154,22 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
     degree = _degree(settings, most=max(1, cores // copies))
+    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+    back_end = choose_back_end(
+        settings,
+        [folder] if draft_folder is None else [folder, draft_folder],
+        degree=degree,
+        block_size=block_size,
+    )
     copy = _TorchCopy(
         folder,
         draft_folder,
         degree,
+        back_end,
         options={
             "dtype": settings.dtype or "bfloat16",
             "kv_dtype": settings.kv_dtype,
-            "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
+            "block_size": block_size,
             "memory_share": share,
             "threads": max(1, cores // copies),
             "quantize": quantize_settings(settings),
@@ -204,7 +213,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         facts={
             "kind": "engine",
             "model": shape.name,
-            "back_end": "torch",
+            **back_end.facts(),
             "tensor_parallel": degree,
             **_replica_facts(settings),
             "weights": loaded.weights_description,
@@ -217,6 +226,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         },
         notes=(
             f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
+            back_end.note,
             f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
             f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
@@ -242,11 +252,18 @@ class _TorchCopy:
     """How one copy of the model is loaded: on one device or over ranks, with a draft or without."""
 
     def __init__(
-        self, folder: Path, draft_folder: Path | None, degree: int, *, options: dict[str, Any]
+        self,
+        folder: Path,
+        draft_folder: Path | None,
+        degree: int,
+        back_end: BackEnd,
+        *,
+        options: dict[str, Any],
     ) -> None:
         self._folder = folder
         self._draft_folder = draft_folder
         self._degree = degree
+        self._compiled = back_end.compiled
         # a draft has to draw as the model does, and a request alike on every copy
         self._options = {**options, "sampling_seed": secrets.randbits(62)}
 
@@ -292,17 +309,26 @@ class _TorchCopy:
         if self._degree > 1:
             loaded = ParallelExecutor.load(self._folder, tensor_parallel=self._degree, **options)
         else:
-            loaded = TorchExecutor.load(self._folder, **options)
+            loaded = self._on_one_device(self._folder, options)
         if self._draft_folder is None:
             return loaded, None
         options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
-            draft = TorchExecutor.load(self._draft_folder, beside=beside, **options)
+            draft = self._on_one_device(self._draft_folder, options | {"beside": beside})
         except BaseException:
             asyncio.run(loaded.close())
             raise
         return loaded, draft
+
+    def _on_one_device(self, folder: Path, options: dict[str, Any]) -> TorchNumbers:
+        if self._compiled is not None:
+            from lmi_bench.engine.native_backend.executor import NativeExecutor
+
+            return NativeExecutor.load(folder, compiled=self._compiled, **options)
+        from lmi_bench.engine.torch_backend.executor import TorchExecutor
+
+        return TorchExecutor.load(folder, **options)
 
 
 def _tell_bytes(report: Reporter, title: str, done_bytes: int, total_bytes: int) -> None:
@@ -528,6 +554,33 @@ def find_tokenizer(model: str) -> Tokenizer | None:
 
         return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
     return None
+
+
+def measure_layer_errors(model: str, settings: EngineSection) -> dict[str, float]:
+    """Relative error of each matrix's outputs after rounding, by its name in the checkpoint."""
+    from lmi_bench.engine.torch_backend.quantization.layer_errors import layer_errors
+
+    with progress() as report:
+        return layer_errors(
+            _model_folder(model),
+            quantize_settings(settings),
+            dtype=settings.dtype or "bfloat16",
+            told=report,
+        )
+
+
+def save_quantized(model: str, settings: EngineSection, out: Path) -> int:
+    """Write a model with rounded weights as a folder of its own; returns bytes of its tensors."""
+    from lmi_bench.engine.torch_backend.quantization.export import export_quantized
+
+    with progress() as report:
+        return export_quantized(
+            _model_folder(model),
+            out,
+            quantize_settings(settings),
+            dtype=settings.dtype or "bfloat16",
+            told=report,
+        )
 
 
 def time_all_reduces(

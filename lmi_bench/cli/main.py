@@ -16,6 +16,7 @@ from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
+from lmi_bench.cli.optimize import optimize
 from lmi_bench.cli.plan_day import plan_day
 from lmi_bench.cli.predict import predict
 from lmi_bench.cli.profile import profile
@@ -49,6 +50,7 @@ app.command()(serve)
 app.add_typer(deploy)
 app.add_typer(profile)
 app.command()(generate)
+app.command()(optimize)
 app.command()(predict)
 app.command()(calibrate)
 app.command()(validate)

@@ -39,7 +39,7 @@ from lmi_bench.report.text import (
     replica_lines,
     session_rows,
 )
-from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
+from lmi_bench.run_store import MANIFEST, Run, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
 
@@ -162,6 +162,23 @@ def _conclude(
         say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return SweepOutcome(slo_missed=missed)
+
+
+def measure_into(scenario: Scenario, folder: Path) -> Run:
+    """The levels of a scenario, kept as a run in `folder`; nothing but progress is printed.
+
+    Raises InputError before anything is written.
+    """
+    level_rule(scenario)
+    bench = open_bench(scenario, NO_ACCESS)
+    rule = level_rule(bench.scenario)
+    spend = Spend(
+        bench.usd_per_hour, max_usd=None, count_instances=bench.count_instances, note=note
+    )
+    with _open_store(folder, bench.scenario, bench, [], resume=False) as store:
+        _run_levels(bench, store, rule, spend, AUTO_CLIENT, None)
+        store.write_knees([knee.to_dict() for knee in _find_knees(folder, bench)])
+    return load_run(folder)
 
 
 def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:

@@ -183,6 +183,8 @@ def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
 def render_markdown(view: ReportView) -> str:
     """The report as Markdown: for a pull request, an issue, a wiki."""
     parts = [f"# {_line(view.title)}", f"lmi-bench {view.version}, {view.generated_at}"]
+    for table in view.tables:
+        parts += [f"## {_line(table.caption)}", table_markdown(table), table.note]
     for run in view.runs:
         parts += _run_markdown(run)
     if view.comparison is not None:

@@ -191,3 +191,4 @@ class ReportView:
     definitions: tuple[DefinitionView, ...]
     latency_limit_ms: float
     notes: tuple[str, ...] = field(default=())
+    tables: tuple[Table, ...] = ()

@@ -13,7 +13,7 @@ from lmi_bench.errors import InputError
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
 from lmi_bench.report.run_view import RunLike, build_run_view, run_headline, run_label
-from lmi_bench.report.values import DefinitionView, Headline, ReportView
+from lmi_bench.report.values import DefinitionView, Headline, ReportView, Table
 
 
 def build_view(
@@ -23,11 +23,13 @@ def build_view(
     labels: Sequence[str] = (),
     title: str = "",
     generated_at: datetime | None = None,
+    tables: Sequence[Table] = (),
 ) -> ReportView:
     """The view of one or more runs and of any recommendations made from them.
 
     recommendations  as `recommend --json` writes them; unknown keys are shown as they are
     labels           own names for the runs, in their order; the rest name themselves
+    tables           what else is to be read first, such as those of an optimization job
 
     Raises InputError when there is nothing to report on or there are more labels than runs.
     """
@@ -64,6 +66,7 @@ def build_view(
             for each in DEFINITIONS
         ),
         latency_limit_ms=DEFAULT_LATENCY_LIMIT_MS,
+        tables=tuple(tables),
     )
 
 

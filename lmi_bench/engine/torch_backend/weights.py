@@ -61,6 +61,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors."""
+        return tuple(self._file_of)
+
     def tensor(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, in the format it is stored in; its shape must be `shape`."""
         tensor = self._read(name, lambda file: file.get_tensor(name))

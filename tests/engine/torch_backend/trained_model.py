@@ -15,13 +15,11 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from lmi_bench.engine.texts import CALIBRATION, EVALUATION, read_text
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.calibration import (
-    calibration_sequences,
-    read_text,
-)
+from lmi_bench.engine.torch_backend.quantization.calibration import calibration_sequences
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.hf_config import spec_from_hf_config
@@ -37,7 +35,7 @@ _OUTLIER_FACTOR = 30.0
 def write_trained_model(folder: Path) -> Path:
     """Train a model of 0.4 million parameters on the sample text (some seconds) and save it."""
     torch.manual_seed(5)
-    text = read_text(None)
+    text = "\n\n".join(read_text(None, part) for part in (CALIBRATION, EVALUATION))
     letters = sorted(set(text))
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     config = transformers.LlamaConfig(

@@ -11,7 +11,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
+from lmi_bench.engine.texts import CALIBRATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import choose_precision
@@ -51,7 +51,7 @@ def calibration_sequences(
 
     Raises InputError where the file cannot be read or is too short.
     """
-    text = read_text(text_file)
+    text = read_text(text_file, CALIBRATION)
     token_ids = Tokenizer.from_folder(folder).encode(text)
     length = min(SEQUENCE_TOKENS, spec.max_positions)
     token_ids = token_ids[: length * MOST_SEQUENCES]
@@ -59,39 +59,6 @@ def calibration_sequences(
         raise InputError(f"{text_file}: the calibration text has no two tokens")
     starts = range(0, len(token_ids) - 1, length)
     return [token_ids[start : start + length] for start in starts]
-
-
-def read_text(text_file: Path | None) -> str:
-    """A calibration or evaluation text; None: the one that comes with the engine.
-
-    JSON lines with `text` or `prompt` are taken for their texts.
-    """
-    if text_file is None:
-        return files("lmi_bench.engine").joinpath("sample_text.txt").read_text(encoding="utf-8")
-    try:
-        text = text_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"{text_file}: cannot be read as text: {exc}") from exc
-    if text_file.suffix in (".jsonl", ".json"):
-        text = "\n\n".join(_texts_of_lines(text_file, text))
-    if not text.strip():
-        raise InputError(f"{text_file}: holds no text")
-    return text
-
-
-def _texts_of_lines(text_file: Path, content: str) -> list[str]:
-    texts = []
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            texts.append(str(row.get("text") or row["prompt"]))
-        except (json.JSONDecodeError, KeyError, AttributeError) as exc:
-            raise InputError(
-                f"{text_file}, line {number}: expected a JSON object with `text` or `prompt`"
-            ) from exc
-    return texts
 
 
 def calibrated_factors(
@@ -216,7 +183,7 @@ def _key(folder: Path, settings: QuantizeSettings, group_size: int, dtype: str) 
         settings.scheme.value,
         group_size,
         dtype,
-        hashlib.sha256(read_text(settings.calibration).encode()).hexdigest(),
+        hashlib.sha256(read_text(settings.calibration, CALIBRATION).encode()).hexdigest(),
         (folder / "config.json").read_text(encoding="utf-8"),
     ]
     if settings.scheme is Scheme.SMOOTHQUANT:

@@ -84,15 +84,7 @@ class QuantizingLoader(WeightLoader):
     def smoothed(self, name: str, *shape: int) -> Tensor:
         """A tensor in float32, with calibration's factors applied to columns and outputs."""
         stored = self._checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
-        base, _, kind = name.rpartition(".")
-        columns, outputs = f"{base}.{COLUMN_FACTORS}", f"{base}.{OUTPUT_DIVISORS}"
-        wide = stored.float()
-        if len(shape) == 2 and kind == "weight" and columns in self._checkpoint:
-            wide = wide * self._checkpoint.tensor(columns, shape[1]).to(self.device)
-        if outputs in self._checkpoint:
-            divisors = self._checkpoint.tensor(outputs, shape[0]).to(self.device)
-            wide = wide / (divisors[:, None] if len(shape) == 2 else divisors)
-        return wide
+        return apply_factors(self._checkpoint, name, stored.float())
 
     def matrix(
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
@@ -170,6 +162,23 @@ class QuantizingLoader(WeightLoader):
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._checkpoint.tensor(name, *shape).to(self.device)
+
+
+def apply_factors(
+    checkpoint: Checkpoint, name: str, whole: Tensor, *, columns_alone: bool = False
+) -> Tensor:
+    """A weight or bias, or this rank's part of one, with calibration's factors in it.
+
+    columns_alone  leave the outputs as they are: a matrix on its own, seen from its inputs
+    """
+    base, _, kind = name.rpartition(".")
+    columns, outputs = f"{base}.{COLUMN_FACTORS}", f"{base}.{OUTPUT_DIVISORS}"
+    if whole.ndim == 2 and kind == "weight" and columns in checkpoint:
+        whole = whole * checkpoint.tensor(columns, whole.shape[1]).to(whole.device)
+    if outputs in checkpoint and not columns_alone:
+        divisors = checkpoint.tensor(outputs, whole.shape[0]).to(whole.device)
+        whole = whole / (divisors[:, None] if whole.ndim == 2 else divisors)
+    return whole
 
 
 def is_quantized_name(name: str, spec: DecoderSpec) -> bool:

@@ -1,0 +1,310 @@
+"""One optimization job from its recipe to its table, its page and its artefacts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.analysis.compare import THROUGHPUT, Difference, compare_runs
+from lmi_bench.cli.compose import (
+    EngineParts,
+    find_tokenizer,
+    measure_layer_errors,
+    open_torch_engine,
+    save_quantized,
+)
+from lmi_bench.cli.console import note, print_table, say
+from lmi_bench.cli.files import write_text
+from lmi_bench.cli.optimize_quality import (
+    Prompted,
+    Quality,
+    agreement_frac,
+    measure_quality,
+    score_shift,
+)
+from lmi_bench.cli.sweep_run import measure_into
+from lmi_bench.engine.texts import EVALUATION, read_text
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.errors import InputError
+from lmi_bench.loadgen.prompts import load_dataset
+from lmi_bench.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
+from lmi_bench.report.html import render_html
+from lmi_bench.report.optimization import optimization_tables
+from lmi_bench.report.view import build_view
+from lmi_bench.run_store import Run
+from lmi_bench.scenario import EngineSection, Scenario, parse_scenario
+from lmi_bench.units import SECONDS_PER_HOUR
+
+TECHNIQUES: Final = (
+    ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),
+    ("engine.quantize: awq-int4", "weights, searched scales, groups", "CPU; GPU unpacks"),
+    ("engine.quantize: awq-int3", "as awq-int4, 3/8 byte a weight", "unpacked at every step"),
+    ("engine.quantize: smoothquant", "weights and activations in int8", "CPU, GPU"),
+    ("engine.quantize: fp8", "weights and activations in E4M3", "GPU; emulated on a CPU"),
+    ("engine.draft: ngram | MODEL", "speculative decoding", "CPU, GPU; no quality is lost"),
+    ("engine.tensor_parallel: N", "the model over N devices", "CPU, GPU"),
+    ("engine.policy, engine.chunked_prefill, ...", "batching, as in a scenario", "CPU, GPU"),
+    ("engine.dtype, engine.kv_dtype", "formats of weights and cache", "CPU, GPU"),
+)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What was seen of one variant. Speeds are None where its arithmetic is only emulated.
+
+    load_s, quality_s, sweep_s  of each stage; prepare_s: of writing quantized weights
+    speeds                      by concurrency: output tokens/s and p50, p90 ms a token
+    """
+
+    name: str
+    settings: EngineSection
+    parts: EngineParts
+    quality: Quality
+    load_s: float
+    quality_s: float
+    sweep_s: float = 0.0
+    prepare_s: float = 0.0
+    run: Run | None = None
+    layer_errors: dict[str, float] = field(default_factory=dict)
+    saved: Path | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of matrices, embeddings and head."""
+        return int(self.parts.facts["weight_bytes"])
+
+
+def print_techniques() -> None:
+    """The menu."""
+    rows = [
+        {"recipe": name, "technique": words, "works on": where} for name, words, where in TECHNIQUES
+    ]
+    print_table("Techniques; a variant combines any of them", rows, left=tuple(rows[0]))
+
+
+def run(
+    path: Path,
+    *,
+    model: str | None,
+    dataset: Path | None,
+    text: Path | None,
+    out: Path | None,
+) -> None:
+    """Measure every variant and write the folder; raises InputError before a model is loaded."""
+    recipe = _with_changes(load_recipe(path), model=model, dataset=dataset, text=text)
+    folder = out or Path("runs") / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-optimize")
+    if folder.exists():
+        raise InputError(f"{folder} exists: name another folder with --out")
+    data = _Data(recipe)
+    folder.mkdir(parents=True)
+    measured: list[Measured] = []
+    for variant in (None, *recipe.variants):
+        each = _measure(recipe, variant, data, folder)
+        if variant is not None and each.parts.quantized is not None:
+            _keep_artefacts(recipe, variant, each, folder)
+        measured.append(each)
+    results = [_result(each, measured[0], recipe.evaluate) for each in measured]
+    content = {"model": recipe.model, "recipe": recipe.model_dump(mode="json"), "variants": results}
+    write_text(folder / "optimize.json", json.dumps(content, indent=2) + "\n")
+    tables = optimization_tables(results)
+    swept = [each for each in measured if each.run is not None]
+    view = build_view(
+        [each.run for each in swept if each.run is not None],
+        labels=[each.name for each in swept],
+        title=f"{Path(recipe.model).name}: {len(recipe.variants)} variants",
+        tables=tables,
+    )
+    write_text(folder / "report.html", render_html(view))
+    _print(results)
+    say(f"report: {folder / 'report.html'}   numbers: {folder / 'optimize.json'}")
+
+
+def _with_changes(
+    recipe: Recipe, *, model: str | None, dataset: Path | None, text: Path | None
+) -> Recipe:
+    content = recipe.model_dump(exclude_unset=True)
+    evaluate = dict(content.get("evaluate", {}))
+    if dataset is not None:
+        evaluate["dataset"] = str(dataset)
+    if text is not None:
+        evaluate["text"] = str(text)
+    content["evaluate"] = evaluate
+    if model is not None:
+        content["model"] = model
+    return parse_recipe(content)
+
+
+class _Data:
+    """The text and the prompts, as token ids of the recipe's model."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        evaluate = recipe.evaluate
+        tokenizer = find_tokenizer(recipe.model)
+        if tokenizer is None:
+            raise InputError(
+                f"model {recipe.model!r} has no tokenizer.json: `optimize` scores texts; give a "
+                "demo model or a Hugging Face folder"
+            )
+        given = None if evaluate.text is None else Path(evaluate.text)
+        self.text_ids = tokenizer.encode(read_text(given, EVALUATION))[: evaluate.text_tokens]
+        if len(self.text_ids) < 2:
+            raise InputError(f"{evaluate.text}: the text has no two tokens to score")
+        self.prompts = _prompts(evaluate, tokenizer, self.text_ids)
+
+
+def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]) -> list[Prompted]:
+    """Requests of the data set, or runs of the text."""
+    count = evaluate.agreement_prompts
+    if evaluate.dataset is not None:
+        entries = load_dataset(Path(evaluate.dataset))[:count]
+        return [
+            Prompted(tokenizer.encode(entry.text), entry.output_tokens or evaluate.output_tokens)
+            for entry in entries
+        ]
+    length = min(evaluate.input_tokens, max(1, len(text_ids) // 2))
+    starts = range(0, len(text_ids) - length, max(1, (len(text_ids) - length) // count))
+    return [
+        Prompted(list(text_ids[start : start + length]), evaluate.output_tokens)
+        for start in starts[:count]
+    ]
+
+
+def _measure(recipe: Recipe, variant: Variant | None, data: _Data, folder: Path) -> Measured:
+    name = BASELINE if variant is None else variant.name
+    settings = recipe.settings(variant)
+    note(f"{name}: loading")
+    start_s = time.monotonic()
+    parts = open_torch_engine(recipe.model, settings)
+    load_s = time.monotonic() - start_s
+    for line in parts.notes:
+        note(f"  {line}")
+    start_s = time.monotonic()
+    quality = measure_quality(parts, data.text_ids, data.prompts)
+    quality_s = time.monotonic() - start_s
+    note(f"{name}: perplexity {quality.perplexity:.3f}")
+    each = Measured(name, settings, parts, quality, load_s, quality_s)
+    if parts.quantized is not None and parts.quantized.emulated:
+        return each
+    start_s = time.monotonic()
+    each.run = measure_into(_scenario(recipe, settings), folder / name)
+    each.sweep_s = time.monotonic() - start_s
+    return each
+
+
+def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
+    evaluate = recipe.evaluate
+    workload: dict[str, Any] = {"output_tokens": evaluate.output_tokens}
+    if evaluate.dataset is None:
+        workload["input_tokens"] = evaluate.input_tokens
+    else:
+        workload["dataset"] = evaluate.dataset
+    return parse_scenario(
+        {
+            "model": recipe.model,
+            "workload": workload,
+            "load": {
+                "concurrency": list(evaluate.concurrency),
+                "requests_per_user": evaluate.requests_per_user,
+            },
+            "engine": settings.model_dump(),
+        }
+    )
+
+
+def _keep_artefacts(recipe: Recipe, variant: Variant, each: Measured, folder: Path) -> None:
+    """Errors of each matrix, and the weights where the recipe asks for them."""
+    start_s = time.monotonic()
+    each.layer_errors = measure_layer_errors(recipe.model, each.settings)
+    if variant.save:
+        each.saved = folder / f"{variant.name}-model"
+        saved_bytes = save_quantized(recipe.model, each.settings, each.saved)
+        note(f"{variant.name}: {saved_bytes:,} bytes in {each.saved}")
+    each.prepare_s = time.monotonic() - start_s
+
+
+def _result(each: Measured, base: Measured, evaluate: Evaluation) -> dict[str, Any]:
+    """Everything about a variant as plain values; speeds beside the baseline's with intervals."""
+    facts = each.parts.facts
+    levels = [] if each.run is None else each.run.levels
+    best = max((line["throughput_tokens_per_s"] or 0.0 for line in levels), default=0.0)
+    usd = None
+    if evaluate.usd_per_hour is not None and best:
+        usd = evaluate.usd_per_hour * 1e6 / (SECONDS_PER_HOUR * best)
+    token_bytes = facts["kv_cache_bytes"] / each.parts.config.cache_tokens
+    room = base.weight_bytes + base.parts.facts["kv_cache_bytes"]
+    devices = each.parts.tensor_parallel * len(each.parts.executors)
+    quantized = each.parts.quantized
+    errors = each.layer_errors
+    return {
+        "name": each.name,
+        "engine": each.settings.model_dump(mode="json", exclude_unset=True),
+        "quality": {
+            "perplexity": each.quality.perplexity,
+            "scored_tokens": len(each.quality.scores),
+            "agreement_frac": agreement_frac(each.quality.outputs, base.quality.outputs),
+            "logprob_shift": score_shift(each.quality.scores, base.quality.scores),
+            "mean_output_error": sum(errors.values()) / len(errors) if errors else None,
+            "output_error_of_layer": errors,
+        },
+        "memory": {
+            "weight_bytes": each.weight_bytes,
+            "kv_bytes_per_token": token_bytes,
+            "kv_tokens_in_baseline_memory": int((room - each.weight_bytes) / token_bytes),
+        },
+        "kernels": None if quantized is None else quantized.kernels,
+        "emulated": quantized is not None and quantized.emulated,
+        "levels": [_level(line) for line in levels],
+        "throughput_ratios": _ratios(base, each),
+        "usd_per_1m_output": usd,
+        "job": {
+            "load_s": each.load_s,
+            "quality_s": each.quality_s,
+            "sweep_s": each.sweep_s,
+            "prepare_s": each.prepare_s,
+            "devices": devices,
+            "device_s": (each.load_s + each.quality_s + each.sweep_s + each.prepare_s) * devices,
+        },
+        "saved": None if each.saved is None else each.saved.name,
+    }
+
+
+def _level(line: dict[str, Any]) -> dict[str, Any]:
+    per_token = line.get("latency_ms_per_token") or {}
+    return {
+        "concurrency": line["concurrency"],
+        "throughput_tokens_per_s": line["throughput_tokens_per_s"],
+        "latency_ms_per_token_p50": per_token.get("p50"),
+        "latency_ms_per_token_p90": per_token.get("p90"),
+    }
+
+
+def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:
+    """Throughput against the baseline's by level: [ratio, low, high], 95 %."""
+    if each is base or base.run is None or each.run is None:
+        return {}
+    found: list[Difference] = [
+        difference
+        for difference in compare_runs(base.run, each.run)
+        if difference.metric == THROUGHPUT and difference.change is not None
+    ]
+    return {
+        difference.level: [
+            None if value is None else 1 + value
+            for value in (difference.change, difference.low, difference.high)
+        ]
+        for difference in found
+    }
+
+
+def _print(results: Sequence[dict[str, Any]]) -> None:
+    for table in optimization_tables(results):
+        titles = [column.title for column in table.columns]
+        rows = [dict(zip(titles, (c.text for c in row.cells), strict=True)) for row in table.rows]
+        print_table(table.caption, rows, left=titles[:1])
+        if table.note:
+            note(table.note)

@@ -1,0 +1,182 @@
+"""Writes a quantized model as a folder of its own, which the engine loads as any other.
+
+Four bits in groups go into AWQ's public format, which other engines read as well. The other schemes
+have no public name that says the same, so their tensors carry this program's: `int8` and `scale`,
+`fp8` and `scale`, `packed_3bit`, `scale` and `zeros`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lmi_bench.engine.quantization import QuantizeSettings, Scheme
+from lmi_bench.engine.torch_backend.precision import torch_dtype
+from lmi_bench.engine.torch_backend.quantization.awq_format import to_awq
+from lmi_bench.engine.torch_backend.quantization.calibration import Told
+from lmi_bench.engine.torch_backend.quantization.loader import (
+    COLUMN_FACTORS,
+    LARGEST_INPUT,
+    OUTPUT_DIVISORS,
+    apply_factors,
+    is_quantized_name,
+    round_weight,
+)
+from lmi_bench.engine.torch_backend.quantization.packing import pack_3bit_for_file
+from lmi_bench.engine.torch_backend.quantization.plan import OWN_METHOD, QuantizePlan
+from lmi_bench.engine.torch_backend.quantization.prepare import prepare
+from lmi_bench.engine.torch_backend.quantization.rounding import (
+    Fp8Weight,
+    GroupedWeight,
+    QuantizedWeight,
+)
+from lmi_bench.engine.torch_backend.weights import Checkpoint
+from lmi_bench.errors import InputError
+from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import check_loadable, read_config
+
+_SHARD_BYTES: Final = 4 << 30
+_OWN_FILES: Final = (".safetensors", ".bin", ".pt", ".pth")
+_LAYERS: Final = (".layers.", ".h.")
+
+
+def export_quantized(
+    folder: Path,
+    out: Path,
+    settings: QuantizeSettings,
+    *,
+    dtype: str = "bfloat16",
+    told: Told | None = None,
+) -> int:
+    """Round a model's matrices and write them with everything else of its folder to `out`.
+
+    dtype    what the floats that remain are stored as
+    returns  bytes of the tensors
+
+    Raises InputError where the folder cannot be quantized or `out` exists.
+    """
+    if out.exists():
+        raise InputError(f"{out} exists: name a folder that does not")
+    config = read_config(folder)
+    check_loadable(folder, config)
+    spec = spec_from_hf_config(folder.resolve().name, config)
+    device = torch.device("cpu")
+    plan = prepare(folder, config, spec, settings, degree=1, dtype=dtype, device=device, told=told)
+    if plan is None or plan.stored:
+        raise InputError(f"{folder.name}: there is nothing to quantize ({settings.scheme})")
+    stored_dtype = torch_dtype(dtype)
+    out.mkdir(parents=True)
+    writer = _ShardWriter(out)
+    with Checkpoint(folder, beside=plan.factors) as checkpoint:
+        names = [name for name in sorted(checkpoint.names) if not _is_factor(name)]
+        for number, name in enumerate(names, start=1):
+            shape = checkpoint.stored_shape(name)
+            rounded = checkpoint.tensor(name, *shape).to(stored_dtype)
+            if not any(part in name for part in _LAYERS):
+                writer.add({name: rounded})
+            else:
+                base, _, kind = name.rpartition(".")
+                whole = apply_factors(checkpoint, name, rounded.float())
+                if kind == "weight" and len(shape) == 2 and is_quantized_name(base, spec):
+                    weight = round_weight(whole, settings, plan.group_size)
+                    writer.add({f"{base}.{key}": part for key, part in _tensors(weight).items()})
+                    largest = f"{base}.{LARGEST_INPUT}"
+                    if largest in checkpoint:
+                        writer.add({largest: checkpoint.tensor(largest)})
+                else:
+                    writer.add({name: whole.to(stored_dtype)})
+            if told is not None:
+                told("tensors", number, len(names))
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix not in _OWN_FILES and ".index." not in path.name:
+            shutil.copy(path, out)
+    config = {**config, "quantization_config": _config(plan), "dtype": dtype}
+    config.pop("torch_dtype", None)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return writer.finish()
+
+
+def _is_factor(name: str) -> bool:
+    return name.rpartition(".")[2] in (COLUMN_FACTORS, OUTPUT_DIVISORS, LARGEST_INPUT, "none")
+
+
+def _tensors(weight: QuantizedWeight) -> Mapping[str, Tensor]:
+    if isinstance(weight, GroupedWeight):
+        if weight.bits == 4:
+            return to_awq(weight)
+        return {
+            "packed_3bit": pack_3bit_for_file(weight.values),
+            "scale": weight.scale.half(),
+            "zeros": weight.zeros,
+        }
+    if isinstance(weight, Fp8Weight):
+        return {"fp8": weight.values, "scale": weight.scale}
+    return {"int8": weight.values, "scale": weight.scale}
+
+
+def _config(plan: QuantizePlan) -> dict[str, Any]:
+    settings = plan.settings
+    if settings.scheme is Scheme.AWQ_INT4:
+        return {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": plan.group_size,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": None,
+        }
+    stated: dict[str, Any] = {"quant_method": OWN_METHOD, "scheme": settings.scheme.value}
+    if settings.scheme.grouped:
+        stated["group_size"] = plan.group_size
+    if settings.scheme is Scheme.SMOOTHQUANT:
+        stated |= {
+            "alpha": settings.alpha,
+            "per_token": settings.per_token,
+            "per_channel": settings.per_channel,
+        }
+    return stated
+
+
+class _ShardWriter:
+    """Gathers tensors and writes a file whenever there are enough of them."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._waiting: dict[str, Tensor] = {}
+        self._waiting_bytes = 0
+        self._total_bytes = 0
+        self._file_of: dict[str, str] = {}
+        self._files: list[str] = []
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._waiting and self._waiting_bytes + size > _SHARD_BYTES:
+            self._write()
+        self._waiting |= {name: tensor.contiguous() for name, tensor in tensors.items()}
+        self._waiting_bytes += size
+        self._total_bytes += size
+
+    def finish(self) -> int:
+        """Write what waits, and an index where there are several files; returns all bytes."""
+        self._write()
+        if len(self._files) == 1:
+            (self._out / self._files[0]).rename(self._out / "model.safetensors")
+            return self._total_bytes
+        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": self._file_of}
+        path = self._out / "model.safetensors.index.json"
+        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        return self._total_bytes
+
+    def _write(self) -> None:
+        name = f"model-{len(self._files) + 1:05d}.safetensors"
+        save_file(self._waiting, self._out / name, metadata={"format": "pt"})
+        self._file_of |= dict.fromkeys(self._waiting, name)
+        self._files.append(name)
+        self._waiting, self._waiting_bytes = {}, 0
