@@ -231,6 +231,8 @@ class EngineSection(Section):
                       row, of weights by output, instead of one for all
     calibration       a text file that awq and smoothquant look at; by default a short text that
                       comes with the engine
+    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`, or
+                      `auto`: native where machine and model allow it
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
                       draft_tokens of it, at most, are verified in one step
     draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
@@ -238,6 +240,7 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
+    backend: Literal["auto", "native", "torch"] = "auto"
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
     kv_layout: Literal["paged", "contiguous"] | None = None
     batch_size: PositiveInt = 4

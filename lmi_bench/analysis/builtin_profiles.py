@@ -105,21 +105,28 @@ BUNDLED_CPU_PRIOR: Final = EngineProfile(
     parameters=StepParameters(
         bandwidth_share=0.6,
         compute_share=0.4,
-        host_per_layer_s=0.4e-3,
-        host_per_sequence_s=0.1e-3,
+        host_per_layer_s=0.0,  # who launches kernels computes them: a gap, beside nothing
+        host_per_sequence_s=0.2e-3,
         host_per_prompt_token_s=5e-6,
         host_stretch_per_rank=0.0,
         nvlink_latency_s=0.0,
         nvlink_share=1.0,
         pcie_latency_s=0.0,
         pcie_share=1.0,
+        gap_per_layer_s=0.2e-3,
+        attention_share=0.4,
+        unhidden_share=0.5,
+        rows_read_share=0.9,
     ),
     log_sd={
         "bandwidth_share": 0.5,
         "compute_share": 0.5,
-        "host_per_layer_s": 0.8,
         "host_per_sequence_s": 1.0,
         "host_per_prompt_token_s": 1.0,
+        "gap_per_layer_s": 1.0,
+        "attention_share": 0.7,
+        "unhidden_share": 0.7,
+        "rows_read_share": 0.15,
     },
     residual_log_sd=0.3,
     memory_share=0.8,
@@ -128,6 +135,21 @@ BUNDLED_CPU_PRIOR: Final = EngineProfile(
     max_batch_size=32,
     max_prefill_tokens=4096,
     block_size=64,
+)
+
+# Another server on this machine's processor, such as vLLM's CPU build: prompt chunks beside
+# running sequences, and processes of its own that share the cores with whoever asks.
+SERVED_CPU_PRIOR: Final = replace(
+    BUNDLED_CPU_PRIOR,
+    name="server",
+    version="on this processor",
+    fitted_on="nothing yet: prior of a server on a few cores",
+    parameters=replace(BUNDLED_CPU_PRIOR.parameters, request_overhead_s=10e-3),
+    log_sd={**BUNDLED_CPU_PRIOR.log_sd, "request_overhead_s": 1.0},
+    max_batch_size=256,
+    max_prefill_tokens=2048,
+    chunked_prefill=True,
+    block_size=16,
 )
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from lmi_bench.analysis.cell_files import cell_to_json
 from lmi_bench.analysis.cells import MEASURED, Cell, predict_cell
 from lmi_bench.analysis.fit import Fit, fit_cells
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
@@ -53,9 +54,17 @@ def calibrate_profile(
 
 
 def profile_of_fit(
-    fit: Fit, *, version: str | None = None, fitted_on: str, fitted_date: str
+    fit: Fit,
+    *,
+    version: str | None = None,
+    fitted_on: str,
+    fitted_date: str,
+    keep_levels: bool = False,
 ) -> EngineProfile:
-    """The fitted profile with its uncertainty and provenance."""
+    """The fitted profile with its uncertainty and provenance.
+
+    keep_levels  let the profile hold its cells, so that predictions are corrected by them
+    """
     sd = np.sqrt(np.diag(fit.covariance))
     parameters = [index for index, name in enumerate(fit.names) if name in PARAMETER_NAMES]
     kept = [
@@ -79,6 +88,8 @@ def profile_of_fit(
         log_sd={fit.names[index]: float(sd[index]) for index in parameters},
         log_correlation=tuple(tuple(row) for row in whole.tolist()),
         residual_log_sd=max(spread, _LEAST_RESIDUAL),
+        error_scale=fit.scale if keep_levels else profile.error_scale,
+        levels=tuple(cell_to_json(cell) for cell in fit.cells) if keep_levels else (),
         notes=unidentified_note(kept),
     )
 

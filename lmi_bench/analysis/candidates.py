@@ -294,6 +294,7 @@ def _memory(
         request.profile,
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
+        kv_dtype=workload.kv_dtype,
     )
     return {
         "device_gib": bytes_to_gib(layout.instance.accelerator.memory_bytes),

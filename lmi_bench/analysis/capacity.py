@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from lmi_bench.analysis.kv_cache import KV_BYTES_PER_VALUE, mean_kv_bytes_per_token
+from lmi_bench.analysis.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
 from lmi_bench.analysis.memory import MemoryPlan, plan_memory
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.roofline import critical_batch_size
-from lmi_bench.analysis.step_time import StepTimeModel
-from lmi_bench.analysis.weights import weight_bytes, weight_format
+from lmi_bench.analysis.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.step_time import PricedSteps, StepTimeModel
+from lmi_bench.analysis.weights import weight_bytes, weight_format, widening_ops_per_param
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_shape import ModelShape
+from lmi_bench.units import bytes_to_gib
 
 
 def memory_plan_for(
@@ -29,6 +32,7 @@ def memory_plan_for(
     *,
     input_tokens: int,
     output_tokens: int,
+    kv_dtype: str | None = None,
 ) -> MemoryPlan:
     """One rank's memory under the engine's share and reserve."""
     return plan_memory(
@@ -39,6 +43,7 @@ def memory_plan_for(
         dtype=dtype,
         tensor_parallel=tensor_parallel,
         reserve_bytes=profile.reserve_bytes,
+        kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
     )
 
 
@@ -49,11 +54,16 @@ def scheduler_config_for(
     dtype: str,
     profile: EngineProfile,
     max_total_tokens: int,
+    *,
+    kv_dtype: str | None = None,
+    speculation: Speculation | None = None,
 ) -> SchedulerConfig:
     """The scheduler of one copy of the model, for requests of at most `max_total_tokens`.
 
     max_total_tokens  input + output of the longest request; models with a sliding window hold
                       more tokens the longer their requests are
+    kv_dtype          of the cache; None: as the weights, 16 bits beside narrower ones
+    speculation       whose draft model takes memory for weights and a cache of its own
 
     Raises CapacityError, with the numbers, where not one such request fits, and InputError where
     the machine cannot be split that way.
@@ -72,13 +82,27 @@ def scheduler_config_for(
         profile,
         input_tokens=max_total_tokens - 1,
         output_tokens=1,
+        kv_dtype=kv_dtype,
     )
     if plan.problem is not None:
         raise CapacityError(f"{instance.instance_type}: {plan.problem}")
-    bytes_per_token = mean_kv_bytes_per_token(
-        shape, max_total_tokens, tensor_parallel=tensor_parallel
-    )
-    cache_tokens = plan.kv_budget_bytes / bytes_per_token
+    cached: dict[str, Any] = {
+        "bytes_per_value": kv_bytes_per_value(dtype, kv_dtype),
+        "tensor_parallel": tensor_parallel,
+    }
+    bytes_per_token = mean_kv_bytes_per_token(shape, max_total_tokens, **cached)
+    budget_bytes = plan.kv_budget_bytes
+    draft = None if speculation is None else speculation.draft
+    if draft is not None:
+        budget_bytes -= weight_bytes(draft, dtype) / tensor_parallel
+        bytes_per_token += mean_kv_bytes_per_token(draft, max_total_tokens, **cached)
+        if budget_bytes < bytes_per_token * max_total_tokens:
+            raise CapacityError(
+                f"{instance.instance_type}: {shape.name} with the draft {draft.name} leaves "
+                f"{bytes_to_gib(budget_bytes):.2f} GiB of a device, which hold no sequence of "
+                f"{max_total_tokens:,} tokens: more devices or a smaller draft"
+            )
+    cache_tokens = budget_bytes / bytes_per_token
     return SchedulerConfig(
         num_blocks=max(
             math.floor(cache_tokens / profile.block_size),
@@ -109,8 +133,12 @@ def step_time_model_for(
     tensor_parallel: int,
     dtype: str,
     profile: EngineProfile,
+    *,
+    kv_dtype: str | None = None,
 ) -> StepTimeModel:
     """The step-time model of one copy of the model with weights in `dtype`.
+
+    kv_dtype  of the cache; None: as the weights, 16 bits beside narrower ones
 
     Raises InputError where the machine or its data sheet does not allow it.
     """
@@ -122,8 +150,12 @@ def step_time_model_for(
             "calibrate a profile on it first"
         )
     compute_dtype = weight_format(dtype).compute_dtype
-    if compute_dtype == "float8" and accelerator.fp8_flop_per_s is None:
-        compute_dtype = "float16"  # weights are widened on the fly where FP8 has no unit
+    widening_ops = widening_ops_per_param(shape, dtype)
+    if compute_dtype == "float8":
+        if accelerator.fp8_flop_per_s is None:
+            compute_dtype = "float16"  # weights are widened on the fly where FP8 has no unit
+        else:
+            widening_ops = 0.0
     return StepTimeModel(
         shape,
         accelerator,
@@ -131,8 +163,40 @@ def step_time_model_for(
         instance.link,
         profile,
         weight_bytes_per_param=weight_bytes(shape, dtype) / shape.params_total,
+        kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
         compute_dtype=compute_dtype,
+        widening_ops_per_param=widening_ops,
     )
+
+
+def planned_model_for(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    profile: EngineProfile,
+    *,
+    kv_dtype: str | None = None,
+    speculation: Speculation | None = None,
+) -> PricedSteps:
+    """`step_time_model_for`, of an engine that may speculate; its draft runs on the same devices.
+
+    Raises InputError likewise, and where draft and model have different vocabularies.
+    """
+    common = (instance, tensor_parallel, dtype, profile)
+    target = step_time_model_for(shape, *common, kv_dtype=kv_dtype)
+    if speculation is None:
+        return target
+    draft = speculation.draft
+    if draft is None:
+        return SpeculativeModel(target, None, speculation)
+    if draft.vocab_size != shape.vocab_size:
+        raise InputError(
+            f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+            f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+        )
+    guessing = step_time_model_for(draft, *common, kv_dtype=kv_dtype)
+    return SpeculativeModel(target, guessing, speculation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +231,7 @@ def theory_batch(
     input_tokens: int,
     output_tokens: int,
     profile: EngineProfile,
+    kv_dtype: str | None = None,
 ) -> TheoryBatch:
     """B_max and B*(L) of one copy from data sheets, L = input + output / 2.
 
@@ -185,10 +250,14 @@ def theory_batch(
         profile,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        kv_dtype=kv_dtype,
     )
     context = input_tokens + output_tokens / 2
     cache_bytes = mean_kv_bytes_per_token(
-        shape, context, bytes_per_value=KV_BYTES_PER_VALUE, tensor_parallel=tensor_parallel
+        shape,
+        context,
+        bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+        tensor_parallel=tensor_parallel,
     )
     b_star = critical_batch_size(
         weight_bytes=weight_bytes(shape, dtype),

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.equal_requests import (
     CopyLimits,
     EqualRun,
@@ -26,10 +26,12 @@ from lmi_bench.analysis.equal_requests import (
 )
 from lmi_bench.analysis.layouts import Workload, slots_of
 from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.step_time import StepTimeModel
+from lmi_bench.analysis.speculation import Speculation
+from lmi_bench.analysis.step_time import PricedSteps
 from lmi_bench.analysis.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
 
 Metric = Literal[
@@ -61,6 +63,10 @@ class Cell:
     length_spread                output lengths vary by that share around output_tokens
     throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
                                  over wall time
+    kv_dtype                     of the cache; None: as the weights, 16 bits beside narrower ones
+    cached_tokens                of each prompt, found in the prefix cache
+    speculation                  of the engine; None: one token a step
+    arrivals_s                   when the open loop's requests were due, where it is known
     """
 
     shape: ModelShape
@@ -82,6 +88,17 @@ class Cell:
     rate_per_s: float | None = None
     length_spread: float = 0.0
     throughput_by_latency: bool = False
+    kv_dtype: str | None = None
+    cached_tokens: int = 0
+    arrivals_s: tuple[float, ...] = ()
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cached_tokens < self.input_tokens:
+            raise InputError(
+                f"a prompt of {self.input_tokens} tokens cannot have {self.cached_tokens} of them "
+                "in the prefix cache: its last one is always computed"
+            )
 
     def measured(self, metric: Metric) -> float | None:
         """A figure as measured, with the middle of what a rounding took away put back."""
@@ -107,9 +124,17 @@ class CellPrediction:
         return float(getattr(self, metric))
 
 
-def model_of(profile: EngineProfile, cell: Cell) -> StepTimeModel:
+def model_of(profile: EngineProfile, cell: Cell) -> PricedSteps:
     """The step-time model of one copy."""
-    return step_time_model_for(cell.shape, cell.instance, cell.tensor_parallel, cell.dtype, profile)
+    return planned_model_for(
+        cell.shape,
+        cell.instance,
+        cell.tensor_parallel,
+        cell.dtype,
+        profile,
+        kv_dtype=cell.kv_dtype,
+        speculation=cell.speculation,
+    )
 
 
 def slots_for(profile: EngineProfile, cell: Cell) -> int:
@@ -121,6 +146,8 @@ def slots_for(profile: EngineProfile, cell: Cell) -> int:
         cell.instance,
         cell.tensor_parallel,
         cell.dtype,
+        cell.kv_dtype,
+        cell.speculation,
         cell.input_tokens,
         cell.output_tokens,
         _Memory.of(profile),
@@ -160,12 +187,21 @@ def _slots(
     instance: Instance,
     tensor_parallel: int,
     dtype: str,
+    kv_dtype: str | None,
+    speculation: Speculation | None,
     input_tokens: int,
     output_tokens: int,
     memory: _Memory,
 ) -> int:
     config = scheduler_config_for(
-        shape, instance, tensor_parallel, dtype, memory.profile, input_tokens + output_tokens
+        shape,
+        instance,
+        tensor_parallel,
+        dtype,
+        memory.profile,
+        input_tokens + output_tokens,
+        kv_dtype=kv_dtype,
+        speculation=speculation,
     )
     return slots_of(config, Workload(shape, dtype, input_tokens, output_tokens))
 
@@ -227,6 +263,7 @@ def _limits(profile: EngineProfile, cell: Cell, slots: int) -> CopyLimits:
         profile.chunked_prefill,
         profile.parameters.request_overhead_s,
         cell.length_spread,
+        cell.cached_tokens,
     )
 
 
@@ -234,17 +271,19 @@ def _part_of(run: EqualRun) -> _Part:
     return _Part(np.ones(len(run.end_s)), run.ttft_s, run.e2e_s, run.wall_s)
 
 
-def _open_part(model: StepTimeModel, profile: EngineProfile, cell: Cell, slots: int) -> _Part:
+def _open_part(model: PricedSteps, profile: EngineProfile, cell: Cell, slots: int) -> _Part:
     assert cell.rate_per_s is not None
     rate = cell.rate_per_s / cell.replicas
     number = max(1, round(cell.num_requests / cell.replicas))
-    run = run_open(model, even_arrivals(rate, number), _limits(profile, cell, slots))
-    part = _part_of(run)
+    limits = _limits(profile, cell, slots)
+    if cell.arrivals_s and cell.replicas == 1:
+        return _part_of(run_open(model, cell.arrivals_s, limits))
+    part = _part_of(run_open(model, even_arrivals(rate, number), limits))
     return _Part(part.count * cell.replicas, part.ttft_s, part.e2e_s, part.wall_s)
 
 
 def _simulated_part(
-    model: StepTimeModel,
+    model: PricedSteps,
     profile: EngineProfile,
     cell: Cell,
     slots: int,
@@ -255,7 +294,7 @@ def _simulated_part(
 
 
 def _traced_part(
-    model: StepTimeModel,
+    model: PricedSteps,
     profile: EngineProfile,
     cell: Cell,
     slots: int,
@@ -271,6 +310,7 @@ def _traced_part(
             slots,
             profile.max_prefill_tokens,
             profile.chunked_prefill,
+            cell.cached_tokens,
         )
     )
     at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace))])

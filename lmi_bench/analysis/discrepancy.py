@@ -80,12 +80,16 @@ def observe(cell: Cell, metric: Metric, throughput_tokens_per_s: float | None) -
 
 
 def observations_of(cells: Sequence[Cell]) -> list[Observation]:
-    """Every measured figure of the cells, in order."""
+    """Every measured figure of the cells, in order, but those that others of the cell imply.
+
+    A mean end-to-end time is the time to first token and the later ones: no figure of its own.
+    """
     return [
         observe(cell, metric, cell.throughput_tokens_per_s)
         for cell in cells
         for metric in _NOISE
         if cell.measured(metric) is not None
+        and not (metric == "latency_mean_s_per_token" and cell.tpot_mean_s is not None)
     ]
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.step_time import StepTimeModel
+from lmi_bench.analysis.step_time import PricedSteps
 
 _SEED = 20
 
@@ -33,6 +33,7 @@ class CopyLimits:
 
     length_spread  output lengths are even between 1 - spread and 1 + spread times the mean
     overhead_s     mean time of a request outside the engine, exponential
+    cached_tokens  of each prompt, found in the prefix cache
     """
 
     input_tokens: int
@@ -42,6 +43,7 @@ class CopyLimits:
     chunked_prefill: bool
     overhead_s: float = 0.0
     length_spread: float = 0.0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +81,7 @@ def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
 
 
 def run_open(
-    model: StepTimeModel, arrivals_s: Sequence[float] | NDArray[np.float64], limits: CopyLimits
+    model: PricedSteps, arrivals_s: Sequence[float] | NDArray[np.float64], limits: CopyLimits
 ) -> EqualRun:
     """Requests that arrive whether or not earlier ones are answered."""
     delays = _delays(limits.overhead_s, len(arrivals_s))
@@ -87,7 +89,7 @@ def run_open(
     return _run(model, limits, seen, lambda _end: None)
 
 
-def run_users(model: StepTimeModel, users: int, num_requests: int, limits: CopyLimits) -> EqualRun:
+def run_users(model: PricedSteps, users: int, num_requests: int, limits: CopyLimits) -> EqualRun:
     """Users that wait for their answer and ask again at once, `num_requests` in all."""
     delays = iter(_delays(limits.overhead_s, num_requests))
     first = min(users, num_requests)
@@ -115,14 +117,15 @@ def _lengths(mean: int, spread: float) -> Iterator[int]:
 
 
 def _run(
-    model: StepTimeModel,
+    model: PricedSteps,
     limits: CopyLimits,
     first: list[tuple[float, float]],
     again: Callable[[float], tuple[float, float] | None],
 ) -> EqualRun:
     """`first`: when a request is seen, when it was sent; `again`: the same after an end."""
     price = model.pricer()
-    isl, osl = limits.input_tokens, limits.output_tokens
+    isl, osl, found = limits.input_tokens, limits.output_tokens, limits.cached_tokens
+    new = isl - found
     arriving = list(first)
     heapq.heapify(arriving)
     waiting: deque[float] = deque()  # times of sending
@@ -141,7 +144,7 @@ def _run(
             decoding = rows if limits.chunked_prefill else 0
             budget = max(1, limits.max_prefill_tokens - decoding)
             if not limits.chunked_prefill:
-                budget = max(budget, isl)
+                budget = max(budget, new)
             tokens = prompts = cached = 0
             pairs = 0.0
             started: list[float] = []
@@ -153,18 +156,20 @@ def _run(
                 if begun_tokens == isl:
                     started.append(begun_sent_s)
                     begun_tokens = 0
-            number = min(len(waiting), room, budget // isl)
+            number = min(len(waiting), room, budget // new)
             if number > 0:
                 started += [waiting.popleft() for _ in range(number)]
-                tokens += number * isl
-                pairs += number * isl * (isl + 1) / 2
+                tokens += number * new
+                pairs += number * new * (found + (new + 1) / 2)
+                cached += number * found
                 prompts += number
                 room -= number
-                budget -= number * isl
+                budget -= number * new
             if limits.chunked_prefill and not begun_tokens and waiting and room > 0 and budget:
-                begun_sent_s, begun_tokens = waiting.popleft(), budget
+                begun_sent_s, begun_tokens = waiting.popleft(), found + budget
                 tokens += budget
-                pairs += budget * (budget + 1) / 2
+                pairs += budget * (found + (budget + 1) / 2)
+                cached += found
                 prompts += 1
             now_s += price(decoding, context if decoding else 0, prompts, tokens, pairs, cached)
             if decoding:

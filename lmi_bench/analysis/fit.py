@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from lmi_bench.analysis.cell_files import cell_from_json
 from lmi_bench.analysis.cells import Cell, CellPrediction, Metric, predict_cell, slots_for
 from lmi_bench.analysis.discrepancy import (
     Observation,
@@ -37,10 +38,10 @@ _STEP = 0.02  # of a logarithm, for derivatives
 _SLOW_HOST_SD = 1.0
 _OPEN_STEP = 0.05  # an open loop's simulation is not smooth
 _MOST_EVALUATIONS = 25
-_SCALES = np.geomspace(0.05, 2.5, 22)
+_SCALES = np.geomspace(0.65, 2.5, 15)
 _USUAL_SCALE = (0.8, 1.3)
 _MOST_RESCALINGS, _SAME_SCALE = 3, 0.2
-_SCALE_LOG_SD = 0.7
+_USUAL, _SCALE_LOG_SD = 0.7, 0.5
 _OUTLIER = 2.5
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
@@ -302,6 +303,24 @@ def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
     return Fit(base, tuple(names), prior_sd, covariance, 1.0, (), (), np.zeros(0))
 
 
+def fit_of_profile(profile: EngineProfile, cells: Sequence[Cell]) -> Fit:
+    """A calibrated profile as the fit that it came from: its levels correct their neighbours.
+
+    cells  to be predicted; raises InputError where a level of the profile cannot be read
+    """
+    fit = prior_fit(profile, cells)
+    known = [cell_from_json(content, profile.machine) for content in profile.levels]
+    if not known:
+        return fit
+    return replace(
+        fit,
+        scale=profile.error_scale,
+        cells=tuple(known),
+        observations=tuple(observations_of(known)),
+        residuals=_residuals(profile, known),
+    )
+
+
 def _metrics(cell: Cell) -> list[Metric]:
     return [item.metric for item in observations_of([cell])]
 
@@ -512,7 +531,10 @@ def _scale(
     moved: NDArray[np.float64],
     prior_sd: NDArray[np.float64],
 ) -> float:
-    """The scale of error and noise with the highest marginal likelihood, under its own prior."""
+    """The scale of error and noise with the highest marginal likelihood, under its own prior.
+
+    Not below what published levels repeat within, however well a few cells agree.
+    """
     error = error_covariance(observations, observations)
     error += np.diag([item.noise_sd**2 for item in observations])
     limits = _OUTLIER * np.sqrt(np.diag(error))
@@ -523,7 +545,7 @@ def _scale(
         covariance = explained + scale**2 * error
         _, determinant = np.linalg.slogdet(covariance)
         cost = determinant + surprise @ np.linalg.solve(covariance, surprise)
-        cost += (math.log(scale) / _SCALE_LOG_SD) ** 2
+        cost += (math.log(scale / _USUAL) / _SCALE_LOG_SD) ** 2
         if cost < best_cost:
             best, best_cost = float(scale), float(cost)
     return best

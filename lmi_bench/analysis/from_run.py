@@ -1,7 +1,8 @@
 """A sweep's run folder as calibration cells, and the profile that explains it.
 
-Levels count if they are closed loops of equal requests that ended whole and without errors. The
-means are used, since a quickstart's few requests support no quantile.
+Levels count if they are of equal requests that ended whole and without errors: closed loops, and
+open loops whose requests were sent when they were due. The means are used, since a quickstart's few
+requests support no quantile.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ def _default_dtype(run: Run) -> str:
     return "bfloat16" if _target_facts(run).get("kind") == "engine" else "float16"
 
 
+def run_kv_dtype(run: Run) -> str | None:
+    """Number format of the run's KV cache, where its engine says so."""
+    told = _target_facts(run).get("kv_dtype")
+    return None if told is None else str(told)
+
+
 def _target_facts(run: Run) -> Mapping[str, Any]:
     target = run.manifest.get("target")
     return target if isinstance(target, Mapping) else {}
@@ -66,18 +73,22 @@ def cells_from_run(
             "sweep again without --replicas"
         )
     cells = []
-    for line in run.levels:
-        if line["concurrency"] is None or not line["valid"] or line["errors"] or line["stopped_by"]:
+    for line, records in zip(run.levels, run.records, strict=True):
+        if not line["valid"] or line["errors"] or line["stopped_by"]:
             continue
+        rate = None if line["concurrency"] is not None else float(line["rate_per_s"])
         cells.append(
             Cell(
                 shape=shape,
                 instance=instance,
                 tensor_parallel=int(degree),
                 dtype=dtype or run_dtype(run),
+                kv_dtype=run_kv_dtype(run),
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
-                concurrency=int(line["concurrency"]),
+                concurrency=int(line["concurrency"] or 0),
+                rate_per_s=rate,
+                arrivals_s=() if rate is None else tuple(record.due_s for record in records),
                 num_requests=int(line["requests"]),
                 throughput_tokens_per_s=line["throughput_tokens_per_s"],
                 latency_mean_s_per_token=_mean_s(line, "latency_ms_per_token"),

@@ -8,7 +8,6 @@ bundled engine corrects what engine and machine make of them.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,59 +16,36 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.catalog.accelerators import NO_LINK, Accelerator
+from lmi_bench.analysis.local_machine import LOCAL_NAME, MeasuredMachine
 from lmi_bench.catalog.instances import Instance
 
-LOCAL_NAME = "local"
+__all__ = ["LOCAL_NAME", "probe_local_instance", "probe_machine"]
+
 _READ_BYTES = 128 * 2**20  # well beyond the caches
 _MATMUL_SIZE = 1024
 _PROBE_S = 0.5
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_BF16_OVER_FP32 = 2.0
+
+
+def probe_machine() -> MeasuredMachine:
+    """This machine's figures, measured now."""
+    cores = usable_cores()
+    return MeasuredMachine(
+        cores=cores,
+        memory_bytes=available_memory_bytes(),
+        bandwidth_bytes_per_s=read_bandwidth_bytes_per_s(cores),
+        fp32_flop_per_s=matmul_flop_per_s(),
+        measured_date=datetime.now(UTC).date().isoformat(),
+    )
 
 
 def probe_local_instance(*, price_usd_per_hour: float | None = None) -> Instance:
-    """This machine as an instance with one accelerator, its processor.
+    """This machine as an instance with one accelerator, its processor, measured now.
 
     price_usd_per_hour  as its owner states it; None: unknown
-
-    The 16-bit peak is taken as twice the measured 32-bit one, what processors with 16-bit dot
-    products reach; on others the calibrated share comes out lower.
     """
-    cores = usable_cores()
-    memory_bytes = available_memory_bytes()
-    bandwidth = read_bandwidth_bytes_per_s(cores)
-    fp32 = matmul_flop_per_s()
-    today = datetime.now(UTC).date().isoformat()
-    source = f"measured on this machine, {today}"
-    return Instance(
-        instance_type=LOCAL_NAME,
-        accelerator=Accelerator(
-            name=LOCAL_NAME,
-            vendor="cpu",
-            memory_bytes=memory_bytes,
-            bandwidth_bytes_per_s=bandwidth,
-            fp16_flop_per_s=_BF16_OVER_FP32 * fp32,
-            bf16_flop_per_s=_BF16_OVER_FP32 * fp32,
-            fp8_flop_per_s=None,
-            int8_op_per_s=None,
-            device_link=NO_LINK,
-            pcie_link=NO_LINK,
-            source=source,
-            fp32_flop_per_s=fp32,
-            notes=f"{platform.machine()}, {cores} cores",
-        ),
-        num_accelerators=1,
-        link=NO_LINK,
-        vcpus=cores,
-        host_memory_bytes=memory_bytes,
-        price_usd_per_hour=price_usd_per_hour,
-        price_region="" if price_usd_per_hour is None else LOCAL_NAME,
-        price_date="" if price_usd_per_hour is None else today,
-        price_source="" if price_usd_per_hour is None else "given by the user",
-        source=source,
-    )
+    return probe_machine().instance(price_usd_per_hour=price_usd_per_hour)
 
 
 def usable_cores() -> int:

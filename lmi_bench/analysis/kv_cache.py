@@ -9,10 +9,49 @@ al. 2023, arXiv:2309.06180, section 3; DeepSeek-AI 2024, arXiv:2405.04434, secti
 
 from __future__ import annotations
 
-from lmi_bench.errors import CapacityError
+from collections.abc import Mapping
+from typing import Final
+
+from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_shape import ModelShape
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here
+_WIDE_WEIGHTS = ("float32", "fp32")
+_KV_FORMATS: Final[Mapping[str, float]] = {
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "float8": 1.0,  # one scale a tensor or head, next to nothing
+    "int8": 1.0,
+}
+_KV_ALIASES: Final[Mapping[str, str]] = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8",
+    "fp8_e4m3": "float8",
+    "fp8_e5m2": "float8",
+}
+
+
+def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
+    """Bytes of one cached value.
+
+    kv_dtype  of the cache; None: as engines choose it, 32 bits beside 32-bit weights and 16 bits
+              beside all others
+
+    Raises InputError for a format that no cache has.
+    """
+    if kv_dtype is None:
+        return 4.0 if dtype.strip().lower() in _WIDE_WEIGHTS else KV_BYTES_PER_VALUE
+    word = kv_dtype.strip().lower()
+    found = _KV_FORMATS.get(_KV_ALIASES.get(word, word))
+    if found is None:
+        raise InputError(
+            f"KV cache dtype {kv_dtype!r} is not known; use one of {', '.join(_KV_FORMATS)}"
+        )
+    return found
 
 
 def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.analysis.steady_state import SteadyState
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
@@ -56,12 +58,19 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Equal requests of a model in a number format."""
+    """Equal requests of a model in a number format.
+
+    dtype, kv_dtype  of the weights, and of the cache; None: as the weights, 16 bits beside
+                     narrower ones
+    speculation      of the engine; None: one token a step
+    """
 
     shape: ModelShape
     dtype: str
     input_tokens: int
     output_tokens: int
+    kv_dtype: str | None = None
+    speculation: Speculation | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -95,8 +104,9 @@ def plan_copy(
         workload.dtype,
         profile,
     )
-    model = step_time_model_for(*common)
-    config = scheduler_config_for(*common, workload.total_tokens)
+    more: dict[str, Any] = {"kv_dtype": workload.kv_dtype, "speculation": workload.speculation}
+    model = planned_model_for(*common, **more)
+    config = scheduler_config_for(*common, workload.total_tokens, **more)
     return CopyPlan(
         config=config,
         steady=SteadyState(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lmi_bench.analysis.cells import Cell
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
-from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
 from lmi_bench.units import ms_to_s
@@ -146,17 +146,7 @@ def _instance(row: Row, tensor_parallel: int) -> Instance:
         return find_instance(name)
     accelerator = _accelerator((row.get("accelerator") or "").strip())
     count = max(tensor_parallel, _count(row, "n_accelerators", tensor_parallel))
-    link = accelerator.device_link
-    if link.bytes_per_s is None:
-        link = accelerator.pcie_link
-    return Instance(
-        instance_type=f"{count} x {accelerator.name}",
-        accelerator=accelerator,
-        num_accelerators=count,
-        link=link,
-        vcpus=0,
-        host_memory_bytes=0,
-    )
+    return bare_machine(accelerator, count)
 
 
 def _accelerator(name: str) -> Accelerator:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import InputError
 
@@ -35,6 +36,11 @@ class StepParameters:
     nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
     gap_per_layer_s          of a layer's kernels, beyond reads, arithmetic and all-reduces
     moe_share                of the dense products' rate that products of routed experts reach
+    attention_share          of the dense products' rate that attention's products reach
+    rows_read_share          of the rate at which one row's products read weights, what products of
+                             several rows reach: packed blocks instead of a stream on processors
+    unhidden_share           of the shorter of reading and arithmetic, what adds to the longer: 0
+                             where they overlap whole, as on GPUs; processors hide little
     request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
     """
 
@@ -51,11 +57,15 @@ class StepParameters:
     gap_per_layer_s: float = 0.0
     request_overhead_s: float = 0.0
     moe_share: float = 1.0
+    attention_share: float = 1.0
+    unhidden_share: float = 0.0
+    rows_read_share: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not value >= 0 or (item.name.endswith("_share") and value == 0):
+            rate = item.name.endswith("_share") and item.name != "unhidden_share"
+            if not value >= 0 or (rate and value == 0):
                 raise InputError(f"profile parameter {item.name} must be above 0, got {value:g}")
 
 
@@ -78,6 +88,10 @@ class EngineProfile:
     host_factor_log_sd      of the logarithm of such a factor before it is fitted; 0: never fitted
     models                  names of the models that the fit has seen
     residual_log_sd         of a prediction around the truth with the best parameters
+    error_scale             of the model's error and noise as the fit found it, 1 as expected
+    levels                  measured levels that predictions are corrected by (`cell_files`)
+    machine                 figures of the machine `local` that the shares are of, where the fit
+                            was made on it
     """
 
     name: str
@@ -101,6 +115,9 @@ class EngineProfile:
     host_factor_log_sd: float = 0.0
     models: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    error_scale: float = 1.0
+    levels: tuple[Mapping[str, Any], ...] = ()
+    machine: MeasuredMachine | None = None
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
@@ -205,7 +222,9 @@ def _from_document(document: Mapping[str, Any]) -> EngineProfile:
     values = dict(document)
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
-    for name in ("accelerators", "vendors", "notes", "models"):
+    for name in ("accelerators", "vendors", "notes", "models", "levels"):
         values[name] = tuple(values.get(name, ()))
+    if values.get("machine") is not None:
+        values["machine"] = MeasuredMachine(**values["machine"])
     values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
     return EngineProfile(**values)

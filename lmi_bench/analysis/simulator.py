@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from lmi_bench.engine.router import RoundRobin, Router
-from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput, WaitUntil
+from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
@@ -28,6 +30,7 @@ from lmi_bench.records import STATUS_OK, LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 Requests = Callable[[int], PlannedRequest]
+_OWN_TOKENS = 2**32  # token ids of each request's own text begin at a multiple of this
 _TOKEN_ID = 0  # of every generated token; simulated requests name no token that would end them
 
 
@@ -43,6 +46,9 @@ def simulate_level(
     max_error_share: float | None = 0.5,
     replicas: int = 1,
     router: Router | None = None,
+    draft_tokens: int = 0,
+    draft_acceptance: float = 0.0,
+    shared_tokens: int = 0,
 ) -> LevelRun:
     """Run one level in predicted time.
 
@@ -53,6 +59,10 @@ def simulate_level(
     spacing_s        seconds between the first sends of a closed loop's users
     max_error_share  share of failed requests above which nothing more is sent
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
+    draft_tokens     guessed a step for each sequence, each of which holds with draft_acceptance if
+                     those before it did; `step_time` has to price the guessing
+    shared_tokens    with which every prompt begins, as far as it is that long: what an engine with
+                     prefix caching finds again
 
     A request that can never fit has status `refused`, one beyond max_concurrent_requests
     `overloaded`. Raises InputError for no replica.
@@ -60,7 +70,8 @@ def simulate_level(
     if replicas < 1:
         raise InputError(f"a level needs at least 1 replica, got {replicas}")
     numbers = range(replicas) if replicas > 1 else (None,)
-    engines = [_Replica(scheduler_config, step_time, number) for number in numbers]
+    engine = _Engine(scheduler_config, step_time, draft_tokens, draft_acceptance, shared_tokens)
+    engines = [_Replica(engine, number) for number in numbers]
     level = _Level(
         spec,
         requests,
@@ -111,6 +122,7 @@ class _Request:
         "replica",
         "seq_id",
         "status",
+        "token_counts",
         "token_times",
     )
 
@@ -120,6 +132,7 @@ class _Request:
         self.seq_id = seq_id
         self.replica: _Replica | None = None
         self.token_times: list[float] = []
+        self.token_counts: list[int] = []
         self.status = STATUS_OK
         self.error: str | None = None
         self.finish_reason: str | None = None
@@ -132,6 +145,7 @@ class _Request:
             due_s=self.due_s,
             sent_s=self.due_s,
             token_times_s=tuple(self.token_times),
+            token_counts=tuple(self.token_counts),
             input_tokens=self.planned.input_tokens,
             status=self.status,
             error=self.error,
@@ -141,6 +155,31 @@ class _Request:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What is the same of every replica."""
+
+    config: SchedulerConfig
+    step_time: StepTime
+    draft_tokens: int
+    draft_acceptance: float
+    shared_tokens: int
+
+    def scheduler(self) -> Scheduler:
+        """An empty one."""
+        drafter = ExecutorDrafter(self.draft_tokens) if self.draft_tokens else None
+        return Scheduler(self.config, drafter=drafter)
+
+    def prompt(self, request: _Request) -> Sequence[int]:
+        """Token ids: those that all prompts share, then its own."""
+        length = request.planned.input_tokens
+        if not self.config.prefix_caching:
+            return range(length)
+        shared = min(self.shared_tokens, length)
+        first = _OWN_TOKENS * (request.seq_id + 1)
+        return [*range(shared), *range(first, first + length - shared)]
+
+
 class _Replica:
     """One engine: a scheduler, and the step or the run of identical steps it is in.
 
@@ -148,14 +187,13 @@ class _Replica:
             dynamic batch waits, or never
     """
 
-    def __init__(
-        self, config: SchedulerConfig, step_time: StepTime, number: int | None = None
-    ) -> None:
+    def __init__(self, engine: _Engine, number: int | None = None) -> None:
         """number  of several replicas, None for the only one"""
         self.number = number
-        self.scheduler = Scheduler(config)
+        self.scheduler = engine.scheduler()
         self.next_s = math.inf
-        self._step_time = step_time
+        self._engine = engine
+        self._step_time = engine.step_time
         self._requests: dict[int, _Request] = {}
         self._batch: StepBatch | None = None
         self._run_start_s = 0.0
@@ -173,7 +211,7 @@ class _Replica:
         planned = request.planned
         self.scheduler.add(
             request.seq_id,
-            range(planned.input_tokens),
+            self._engine.prompt(request),
             SamplingParams(max_new_tokens=planned.output_tokens, ignore_eos=planned.ignore_eos),
             now_s,
         )
@@ -193,19 +231,30 @@ class _Replica:
         if self._run_ends_s:
             self._take_run(len(self._run_ends_s))
         elif self._batch is not None:
-            outputs = [
-                StepOutput(entry.seq_id, (_TOKEN_ID,) if entry.samples else ())
-                for entry in self._batch.entries
-            ]
+            outputs = [self._output(entry) for entry in self._batch.entries]
             for gained in self.scheduler.commit(self._batch, outputs, now_s):
                 request = self._requests[gained.seq_id]
                 request.token_times.append(now_s)
+                request.token_counts.append(len(gained.token_ids))
                 if gained.finish_reason is not None:
                     request.finish_reason, request.ended_s = gained.finish_reason, now_s
                     del self._requests[gained.seq_id]
                     ended += 1
             self._batch = None
         return ended
+
+    def _output(self, entry: BatchEntry) -> StepOutput:
+        if not entry.samples:
+            return StepOutput(entry.seq_id)
+        count = 1
+        if entry.draft_length:
+            count = tokens_gained(
+                self._engine.draft_acceptance,
+                entry.seq_id,
+                entry.first_position,
+                entry.draft_length,
+            )
+        return StepOutput(entry.seq_id, (_TOKEN_ID,) * count)
 
     def start_step(self, now_s: float, before_s: float) -> None:
         """Begin the next step, or a run of steps that ends before `before_s`, unless in one."""
@@ -269,6 +318,7 @@ class _Replica:
             times = self._run_ends_s[:num_steps]
             for request in self._run_requests:
                 request.token_times.extend(times)
+                request.token_counts.extend([1] * num_steps)
         self._run_ends_s = []
 
 

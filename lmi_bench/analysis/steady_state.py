@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from lmi_bench.analysis.step_time import StepTimeModel
+from lmi_bench.analysis.step_time import PricedSteps
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -34,7 +34,7 @@ class SteadyState:
     prompt_step_s seconds of the step that computes one prompt
     """
 
-    model: StepTimeModel
+    model: PricedSteps
     input_tokens: int
     output_tokens: int
     slots: int

@@ -1,9 +1,10 @@
 """How long one step takes: named physical parts, and which of them binds.
 
     decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1) ** 1.5)
-      GPU        = max(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
-                   + max(kv_bytes / ..., attention_flop / ...) + all-reduces
+      GPU        = both(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
+                   + both(kv_bytes / ..., attention_flop / ...) + all-reduces
                    + gap_per_layer * layers
+      both(a, b) = max(a, b) + unhidden * min(a, b)      unhidden 0 on GPUs
       host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
     prefill of T = GPU + host_per_prompt_token * T
     all-reduce   = 2 a layer, latency + bytes * factor(tp, link) / link rate
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,30 @@ _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and 
 _NARROW = ("float8", "int8")
 _STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into each other's way
 _ON_THE_LINE = 1e-12
+# FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
+# smaller devices have relatively more, so that the cost of widening is an upper bound there
+_MATRIX_OVER_VECTOR: Final = 16
+_ROWS_PER_WIDENING: Final = 128  # a weight is widened again for each block of rows that needs it
+
+
+class PricedSteps(Protocol):
+    """What closed forms, traces and simulations ask of a model of step times."""
+
+    def step_time_s(self, shape: StepShape) -> float:
+        """Seconds of one step."""
+        ...
+
+    def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
+        """Seconds of each row of a trace, its repeats included, shape (rows,)."""
+        ...
+
+    def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
+        """`step_time_s` as a plain function of counts."""
+        ...
+
+    def explain(self, step: StepShape) -> StepParts:
+        """The step's time by part."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +103,8 @@ def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
 class StepTimeModel:
     """Predicts steps of one model copy on `tensor_parallel` devices; a StepTime.
 
+    widening_ops_per_param  vector operations that make a stored weight one that can be multiplied
+
     Raises InputError where a figure that it needs is unknown, CapacityError where the KV heads
     cannot be shared out.
     """
@@ -93,6 +120,7 @@ class StepTimeModel:
         weight_bytes_per_param: float = 2.0,
         kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
         compute_dtype: str = "float16",
+        widening_ops_per_param: float = 0.0,
     ) -> None:
         parameters = profile.parameters
         self.shape = shape
@@ -106,7 +134,14 @@ class StepTimeModel:
             self._flop_per_s *= parameters.moe_share
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = device.peak_flop_per_s("float16") if compute_dtype in _NARROW else peak
-        self._attention_flop_per_s = (wide or peak) * parameters.compute_share
+        self._attention_flop_per_s = (
+            (wide or peak) * parameters.compute_share * parameters.attention_share
+        )
+        self._unhidden = parameters.unhidden_share
+        self._rows_read = 1 / parameters.rows_read_share  # times a lone row's reading
+        vector_op_per_s = device.fp32_flop_per_s or (wide or peak) / _MATRIX_OVER_VECTOR
+        vector_op_per_s *= parameters.compute_share
+        self._widening_s_per_param = widening_ops_per_param / (tensor_parallel * vector_op_per_s)
         self._weight_bytes_per_param = weight_bytes_per_param
         self._dense_streamed_bytes = (
             None if shape.is_moe else streamed_params(shape, 1) * weight_bytes_per_param
@@ -115,6 +150,8 @@ class StepTimeModel:
             shape, tensor_parallel
         )
         self._kv_bytes_per_layer_token = values * kv_bytes_per_value
+        narrow_cache = kv_bytes_per_value < _ACTIVATION_BYTES  # a conversion a value that is read
+        self._kv_widening_s = values * narrow_cache / vector_op_per_s
         self._linear_flop_per_token = (
             _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape)) / tensor_parallel
         )
@@ -176,6 +213,10 @@ class StepTimeModel:
         if weight_stream is None:
             weight_stream = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
         weights_s = weight_stream / (self.tensor_parallel * self._read_bytes_per_s)
+        widened = weight_stream / self._weight_bytes_per_param
+        widening_s = self._widening_s_per_param * widened * -(-tokens // _ROWS_PER_WIDENING)
+        if tokens > 1:
+            weights_s *= self._rows_read
         decode_reads = self._attended(step.decode_context_tokens, step.decode_sequences)
         prefill_reads = self._attended(step.prefill_context_tokens, step.prefill_sequences)
         kv_s = (
@@ -187,12 +228,17 @@ class StepTimeModel:
         linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
             step.decode_tokens + step.prefill_sequences
         )
-        pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
-        linear_s, pair_s = linear_flop / self._flop_per_s, pair_flop / self._attention_flop_per_s
+        # each drafted token of a sequence looks at its whole context, which is read once
+        rows = step.decode_tokens / step.decode_sequences if step.decode_sequences else 1.0
+        pair_flop = self._pair_flop_per_layer * (decode_reads * rows + prefill_pairs)
+        linear_s = linear_flop / self._flop_per_s + widening_s
+        pair_s = pair_flop / self._attention_flop_per_s
+        pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
         compute_s = linear_s + pair_s
         all_reduce_s = self._all_reduce_base_s + self._all_reduce_per_token_s * tokens
         # matrix products and attention are kernels of their own: each is bound by itself
-        gpu_s = max(weights_s, linear_s) + max(kv_s, pair_s) + all_reduce_s + self._gap_s
+        gpu_s = self._both(weights_s, linear_s) + self._both(kv_s, pair_s)
+        gpu_s += all_reduce_s + self._gap_s
         host_s = self._host_s if step.decode_sequences else 0.0
         per_sequence_s = self._host_per_sequence_s * step.decode_sequences
         per_prompt_token_s = self._host_per_prompt_token_s * step.prefill_tokens
@@ -213,6 +259,12 @@ class StepTimeModel:
             binding,
         )
 
+    def _both(self, read_s: float, compute_s: float) -> float:
+        """Seconds of reading and arithmetic at the same time, as far as one hides the other."""
+        if read_s < compute_s:
+            return compute_s + self._unhidden * read_s
+        return read_s + self._unhidden * compute_s
+
     @staticmethod
     def _binding(
         host_s: float, serial_s: float, memory_s: float, compute_s: float, all_reduce_s: float
@@ -227,15 +279,18 @@ class StepTimeModel:
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""
         coefficients = self._decode_coefficients
-        if coefficients is None or shape.prefill_tokens or not shape.decode_sequences:
+        rows = shape.decode_sequences
+        if coefficients is None or shape.prefill_tokens or not 0 < rows == shape.decode_tokens:
             return self.explain(shape).total_s
         # simulations ask for millions of plain decode steps: the same sum, already collected
-        weights_s, kv_s, flop_token_s, flop_context_s = coefficients
+        weights_s, flop_token_s, context_s = coefficients
         context = shape.decode_context_tokens
         tokens = shape.decode_tokens
         gpu_s = (
-            max(weights_s, flop_token_s * tokens)
-            + (kv_s if kv_s > flop_context_s else flop_context_s) * context
+            self._both(
+                weights_s if tokens == 1 else weights_s * self._rows_read, flop_token_s * tokens
+            )
+            + context_s * context
             + self._gap_s
             + self._all_reduce_base_s
             + self._all_reduce_per_token_s * tokens
@@ -244,19 +299,22 @@ class StepTimeModel:
             gpu_s if gpu_s > self._host_s else self._host_s
         ) + self._host_per_sequence_s * shape.decode_sequences
 
-    def _collect_decode(self) -> tuple[float, float, float, float] | None:
-        """Seconds of the weights, by context token, of arithmetic by token and by context token.
+    def _collect_decode(self) -> tuple[float, float, float] | None:
+        """Seconds of reading the weights, of arithmetic by token, of attention by context token.
 
-        None where a decode step is not linear in them: experts, or a sliding window.
+        None where a decode step is not linear in them: experts, a sliding window, narrow formats.
         """
-        if self._dense_streamed_bytes is None or self.shape.sliding_window is not None:
+        plain = not self._widening_s_per_param and not self._kv_widening_s
+        if self._dense_streamed_bytes is None or self.shape.sliding_window is not None or not plain:
             return None
         layers = self.shape.num_layers
         return (
             self._dense_streamed_bytes / (self.tensor_parallel * self._read_bytes_per_s),
-            self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
             (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
-            self._pair_flop_per_layer * layers / self._attention_flop_per_s,
+            self._both(
+                self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
+                self._pair_flop_per_layer * layers / self._attention_flop_per_s,
+            ),
         )
 
     def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
@@ -269,21 +327,26 @@ class StepTimeModel:
         if weight_stream is None:
             weight_stream = self._weight_bytes_per_param * streamed_params_of(self.shape, tokens)
         weights_s = weight_stream / (self.tensor_parallel * self._read_bytes_per_s)
+        weights_s = weights_s * np.where(tokens > 1, self._rows_read, 1.0)
         decode_reads = self._attended_of(trace.decode_context_tokens, trace.decode_sequences)
         prefill_reads = self._attended_of(trace.prefill_context_tokens, trace.prefill_sequences)
         prefill_pairs = self._attended_of(trace.prefill_context_pairs, trace.prefill_tokens)
         kv_s = (
             self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
         )
+        widened = weight_stream / self._weight_bytes_per_param
         linear_s = (
             self._linear_flop_per_token * tokens
             + self._head_flop_per_row * (trace.decode_sequences + trace.prefill_sequences)
         ) / self._flop_per_s
+        linear_s += self._widening_s_per_param * widened * np.ceil(tokens / _ROWS_PER_WIDENING)
         pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
         pair_s = pair_flop / self._attention_flop_per_s
+        pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
         gpu_s = (
             np.maximum(weights_s, linear_s)
             + np.maximum(kv_s, pair_s)
+            + self._unhidden * (np.minimum(weights_s, linear_s) + np.minimum(kv_s, pair_s))
             + self._gap_s
             + self._all_reduce_base_s
             + self._all_reduce_per_token_s * tokens
@@ -302,8 +365,9 @@ class StepTimeModel:
         Arguments: decode sequences and their context tokens; prompts, their tokens, their pairs
         and their cached tokens.
         """
-        if self.shape.sliding_window is not None:
-            return self._price_by_shape
+        narrow = self._widening_s_per_param or self._kv_widening_s
+        if self.shape.sliding_window is not None or narrow:
+            return self.price_by_shape
         layers = self.shape.num_layers
         kv_s = self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s
         flop_pair_s = self._pair_flop_per_layer * layers / self._attention_flop_per_s
@@ -314,18 +378,19 @@ class StepTimeModel:
         fixed_s = self._gap_s + self._all_reduce_base_s
         reduce_s, host_s = self._all_reduce_per_token_s, self._host_s
         row_s, prompt_host_s = self._host_per_sequence_s, self._host_per_prompt_token_s
-        attention_s = max(kv_s, flop_pair_s)
+        both = self._both
+        attention_s = both(kv_s, flop_pair_s)
 
         def price(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
         ) -> float:
             if not tokens:
-                gpu_s = max(weights_of(rows), flop_token_s * rows) + attention_s * context
+                gpu_s = both(weights_of(rows), flop_token_s * rows) + attention_s * context
                 gpu_s += fixed_s + reduce_s * rows
                 return (gpu_s if gpu_s > host_s else host_s) + row_s * rows
             every = rows + tokens
             linear_s = prompt_token_s * every + head_s * (rows + prompts)
-            gpu_s = max(weights_of(every), linear_s) + max(
+            gpu_s = both(weights_of(every), linear_s) + both(
                 kv_s * (context + cached), flop_pair_s * (context + pairs)
             )
             gpu_s += fixed_s + reduce_s * every
@@ -339,33 +404,47 @@ class StepTimeModel:
         """Seconds of reading the weights of a step of so many tokens."""
         rate = self.tensor_parallel * self._read_bytes_per_s
         if self._dense_streamed_bytes is not None:
-            dense_s = self._dense_streamed_bytes / rate
-            return lambda _tokens: dense_s
+            lone_s = self._dense_streamed_bytes / rate
+            rows_s = lone_s * self._rows_read
+            return lambda tokens: lone_s if tokens == 1 else rows_s
         known: dict[int, float] = {}
 
         def experts_s(tokens: int) -> float:
             seconds = known.get(tokens)
             if seconds is None:
                 streamed = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
-                seconds = known[tokens] = streamed / rate
+                seconds = known[tokens] = streamed / rate * (self._rows_read if tokens > 1 else 1)
             return seconds
 
         return experts_s
 
-    def _price_by_shape(
-        self, rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
+    def price_by_shape(
+        self,
+        rows: int,
+        context: int,
+        prompts: int,
+        tokens: int,
+        pairs: float,
+        cached: int,
+        *,
+        decode_tokens: int | None = None,
     ) -> float:
-        return self.step_time_s(
+        """Seconds of the step of these counts, without a short cut.
+
+        decode_tokens  rows of the decoding sequences, where each has several
+        """
+        return StepTimeModel.explain(
+            self,
             StepShape(
                 prefill_sequences=prompts,
                 prefill_tokens=tokens,
                 prefill_context_pairs=round(pairs),
                 prefill_context_tokens=cached,
                 decode_sequences=rows,
-                decode_tokens=rows,
+                decode_tokens=rows if decode_tokens is None else decode_tokens,
                 decode_context_tokens=context,
-            )
-        )
+            ),
+        ).total_s
 
     def _attended_of(
         self, tokens: NDArray[np.float64], sequences: NDArray[np.float64]

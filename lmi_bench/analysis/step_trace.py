@@ -29,6 +29,7 @@ class LevelShape:
 
     max_sequences       that cache and engine let run together
     max_prefill_tokens  prompt tokens of one step; with chunks, all tokens of one step
+    cached_tokens       of each prompt, found in the prefix cache
     """
 
     concurrency: int
@@ -38,6 +39,7 @@ class LevelShape:
     max_sequences: int
     max_prefill_tokens: int
     chunked_prefill: bool
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.max_sequences < 1:
@@ -126,14 +128,15 @@ def trace_closed_loop(level: LevelShape) -> StepTrace:
     ended: list[_Group] = []
     ends: list[int] = []
     running = context = peak = begun_tokens = 0
-    isl, osl = level.input_tokens, level.output_tokens
+    isl, osl, found = level.input_tokens, level.output_tokens, level.cached_tokens
+    new = isl - found
     begun_sent: int | None = None  # a prompt of which only a part is computed
     while waiting or groups or begun_sent is not None:
         room = level.max_sequences - running - (begun_sent is not None)
         decoding = running if level.chunked_prefill else 0
         budget = max(level.max_prefill_tokens - decoding, 1)
         if not level.chunked_prefill:
-            budget = max(budget, isl)
+            budget = max(budget, new)
         tokens = prompts = cached = 0
         pairs = 0.0
         admitted: list[tuple[int, int]] = []  # sent, count
@@ -146,24 +149,26 @@ def trace_closed_loop(level: LevelShape) -> StepTrace:
             if begun_tokens == isl:
                 admitted.append((begun_sent, 1))
                 begun_sent, begun_tokens = None, 0
-        while waiting and room and budget >= isl:
+        while waiting and room and budget >= new:
             head = waiting[0]
-            number = min(head[1], room, budget // isl)
+            number = min(head[1], room, budget // new)
             admitted.append((head[0], number))
-            tokens += number * isl
+            tokens += number * new
             prompts += number
-            pairs += number * isl * (isl + 1) / 2
-            budget -= number * isl
+            pairs += number * new * (found + (new + 1) / 2)
+            cached += number * found
+            budget -= number * new
             room -= number
             head[1] -= number
             if not head[1]:
                 waiting.popleft()
         if level.chunked_prefill and begun_sent is None and waiting and room and budget:
             head = waiting[0]
-            begun_sent, begun_tokens = head[0], budget
+            begun_sent, begun_tokens = head[0], found + budget
             tokens += budget
             prompts += 1
-            pairs += budget * (budget + 1) / 2
+            cached += found
+            pairs += budget * (found + (budget + 1) / 2)
             head[1] -= 1
             if not head[1]:
                 waiting.popleft()

@@ -23,7 +23,7 @@ from lmi_bench.analysis.cells import (
     slots_for,
 )
 from lmi_bench.analysis.experiment_design import choose_cells
-from lmi_bench.analysis.fit import Estimate, Fit, fit_cells, prior_fit
+from lmi_bench.analysis.fit import Estimate, Fit, fit_cells, fit_of_profile, prior_fit
 from lmi_bench.analysis.measured_tables import (
     TableRow,
     requests_of_open_loop,
@@ -95,7 +95,8 @@ def validate(
 ) -> tuple[list[Judged], list[str]]:
     """Every row judged, in order, and warnings.
 
-    calibrate_cells  cells to choose and calibrate on, shared out over the table's engines
+    calibrate_cells  cells to choose and calibrate on, for each engine of the table: each is
+                     fitted apart, and no cell of one tells of another
     calibrate_on     or measured rows to calibrate on
     seed             0 chooses among all cells; others among a random part of them
     """
@@ -105,13 +106,12 @@ def validate(
         raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
     warnings = [f"line {row.number + 2}: {row.problem}" for row in rows if row.problem is not None]
     engines = Counter(row.engine for row in usable)
-    shares = _shares(engines, calibrate_cells)
     judged: dict[int, Judged] = {}
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
         first = _base(engine, group)
         group = [_that_ran(first, row) for row in group]
-        known, more = _known_rows(engine, group, shares[engine], calibrate_on, seed)
+        known, more = _known_rows(engine, group, calibrate_cells, calibrate_on, seed)
         warnings += more
         count = requests_of_open_loop(known)
         if count is not None:
@@ -128,6 +128,23 @@ def validate(
     return [
         judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
     ], warnings
+
+
+def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[Judged]:
+    """Every row judged by a profile as it is; those among its own levels count as calibrated.
+
+    Raises InputError where no row can be used.
+    """
+    usable = [_that_ran(profile, row) for row in rows if row.cell is not None]
+    if not usable:
+        reasons = Counter(row.problem for row in rows)
+        raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
+    fit = fit_of_profile(profile, _cells(usable))
+    seen = {_identity(cell) for cell in fit.cells}
+    judged = {row.number: _judge(fit, row, seen) for row in usable}
+    return [
+        judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
+    ]
 
 
 def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
@@ -147,21 +164,6 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
 
 def _cells(rows: Sequence[TableRow]) -> list[Cell]:
     return [row.cell for row in rows if row.cell is not None]
-
-
-def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
-    """Calibration cells of each engine: by its share of the rows, at least one while they last."""
-    rows = sum(engines.values())
-    shares = {engine: min(count, total * count // rows) for engine, count in engines.items()}
-    left = total - sum(shares.values())
-    while left > 0:
-        open_ = [engine for engine in engines if shares[engine] < engines[engine]]
-        if not open_:
-            break
-        poorest = min(open_, key=lambda engine: shares[engine] / engines[engine])
-        shares[poorest] += 1
-        left -= 1
-    return shares
 
 
 def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:

@@ -28,6 +28,8 @@ class WeightFormat:
     bits           stored bits a weight, scales included; nominal_bits: without them
     covers         which weights have it; the others are in 16 bits
     compute_dtype  type that the matrix products run in
+    widening_ops   vector operations that make a stored weight one of that type: convert and scale;
+                   with a zero point subtract it too. 0 where the products take it as it is
     """
 
     name: str
@@ -35,6 +37,7 @@ class WeightFormat:
     nominal_bits: float
     covers: Literal["all", "linear", "experts"]
     compute_dtype: str
+    widening_ops: int = 0
 
 
 _AWQ_GROUP = 128
@@ -42,10 +45,10 @@ _FORMATS = (
     WeightFormat("float32", 32, 32, "all", "float32"),
     WeightFormat("float16", 16, 16, "all", "float16"),
     WeightFormat("bfloat16", 16, 16, "all", "bfloat16"),
-    WeightFormat("float8", 8, 8, "linear", "float8"),
-    WeightFormat("int8", 8, 8, "linear", "float16"),
-    WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16"),
-    WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16"),
+    WeightFormat("float8", 8, 8, "linear", "float8", 0),
+    WeightFormat("int8", 8, 8, "linear", "float16", 2),
+    WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16", 3),
+    WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16", 2),
 )
 _SHORT_NAMES = {
     "fp32": "float32",
@@ -109,6 +112,16 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     covered = _covered_params(shape, fmt.covers)
     rest = shape.params_total - covered
     return round((covered * fmt.bits + rest * _FULL_BITS) / BITS_PER_BYTE)
+
+
+def widening_ops_per_param(shape: ModelShape, dtype: str) -> float:
+    """Vector operations that widen a weight, averaged over all parameters of the model.
+
+    FP8 counts where the device has no FP8 units: convert and scale, like INT8.
+    """
+    fmt = weight_format(dtype)
+    ops = 2 if fmt.name == "float8" else fmt.widening_ops
+    return ops * _covered_params(shape, fmt.covers) / shape.params_total
 
 
 def nominal_weight_bytes(shape: ModelShape, dtype: str) -> int:

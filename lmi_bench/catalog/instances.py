@@ -64,6 +64,21 @@ class Instance:
         return f"{self.price_region}, {self.price_date}{component}: {self.price_source}"
 
 
+def bare_machine(accelerator: Accelerator, count: int) -> Instance:
+    """A machine of which nothing is known but its accelerators, joined as they are at best."""
+    link = accelerator.device_link
+    if link.bytes_per_s is None:
+        link = accelerator.pcie_link
+    return Instance(
+        instance_type=f"{count} x {accelerator.name}",
+        accelerator=accelerator,
+        num_accelerators=count,
+        link=link,
+        vcpus=0,
+        host_memory_bytes=0,
+    )
+
+
 def _link_of(row: Row, accelerator: Accelerator) -> Link:
     text = row["interconnect"]
     if text.startswith("none"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.builtin_profiles import (
-    BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     prior_of_engine,
@@ -19,8 +18,7 @@ from lmi_bench.analysis.cells import Cell, Metric, predict_cell
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import Fit, fit_cells
-from lmi_bench.analysis.from_run import cells_from_run, profile_for_run
-from lmi_bench.analysis.hardware_probe import probe_local_instance
+from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.analysis.measured_tables import read_table
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
 from lmi_bench.analysis.summary_files import Served, cell_of_summary, model_named_in, read_summary
@@ -28,8 +26,8 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.run_cells import cells_of_run_folder
 from lmi_bench.errors import InputError
-from lmi_bench.run_store import load_run
 
 _SHOWN_LEVELS = 12
 _MOST_USERS = 512
@@ -52,15 +50,18 @@ class Order:
 
 @dataclass(slots=True)
 class _Gathered:
-    """Cells so far and the prior that their source suggests."""
+    """Cells so far, the prior that their source suggests, and `local` where they are of it."""
 
     cells: list[Cell]
     base: EngineProfile | None = None
+    machine: MeasuredMachine | None = None
 
 
 def run(order: Order) -> None:
     """Calibrate. Raises InputError where a source cannot be used."""
-    gathered = _Gathered([])
+    given = None if order.profile is None else find_profile(order.profile)
+    # shares of a prior that was fitted here are of the figures that it keeps
+    gathered = _Gathered([], machine=None if given is None else given.machine)
     for source in order.sources:
         if source.is_dir():
             _add_run(order, source, gathered)
@@ -68,16 +69,16 @@ def run(order: Order) -> None:
             _add_summary(order, source, gathered)
         else:
             _add_table(source, gathered)
-    base = gathered.base or EAGER_GPU_PRIOR
-    if order.profile is not None:
-        base = find_profile(order.profile)
+    base = given or gathered.base or EAGER_GPU_PRIOR
     fit = fit_cells(base, gathered.cells)
     profile = profile_of_fit(
         fit,
         version=order.version,
         fitted_on=_fitted_on(order, gathered.cells),
         fitted_date=datetime.now(UTC).date().isoformat(),
+        keep_levels=True,
     )
+    profile = replace(profile, machine=gathered.machine)
     if order.out is not None:
         _save(order.out, profile_to_json(profile))
     _print(fit, profile)
@@ -95,22 +96,16 @@ def _fitted_on(order: Order, cells: Sequence[Cell]) -> str:
 
 
 def _add_run(order: Order, source: Path, gathered: _Gathered) -> None:
-    run_ = load_run(source)
-    facts = run_.manifest.get("target")
-    facts = facts if isinstance(facts, Mapping) else {}
-    shape = find_model(order.model or str(facts.get("model") or run_.manifest["scenario"]["model"]))
-    if facts.get("kind") == "engine" and order.instance is None:
-        base, machine = BUNDLED_CPU_PRIOR, probe_local_instance()
-    else:
-        name = order.instance or facts.get("instance")
-        if name is None:
-            raise InputError(
-                f"{source} does not say which machine its endpoint runs on: add --instance, such "
-                "as --instance ml.g5.2xlarge"
-            )
-        base, machine = EAGER_GPU_PRIOR, find_instance(str(name))
-    gathered.base = profile_for_run(base, run_)
-    gathered.cells += cells_from_run(run_, shape, machine, dtype=order.dtype)
+    found = cells_of_run_folder(
+        source,
+        model=order.model,
+        instance=order.instance,
+        dtype=order.dtype,
+        machine=gathered.machine,
+    )
+    gathered.cells += found.cells
+    gathered.base = found.base
+    gathered.machine = found.machine or gathered.machine
 
 
 def _add_summary(order: Order, source: Path, gathered: _Gathered) -> None:

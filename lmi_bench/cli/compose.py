@@ -1,6 +1,6 @@
 """Puts an engine together: model, executor, scheduler settings, tokenizer.
 
-The only module that reaches `engine.torch_backend`, inside the functions that need it.
+With `back_end` the only module that reaches the back ends, inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.back_end import BackEnd, choose_back_end
 from lmi_bench.cli.console import Reporter, progress
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -96,7 +98,7 @@ class EngineParts:
             )
             for executor in self.executors
         ]
-        return engines[0] if len(engines) == 1 else ReplicaGroup(engines, _router(self.router))
+        return engines[0] if len(engines) == 1 else ReplicaGroup(engines, make_router(self.router))
 
 
 class TorchNumbers(Executor, Protocol):
@@ -152,14 +154,22 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
     degree = _degree(settings, most=max(1, cores // copies))
+    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+    back_end = choose_back_end(
+        settings,
+        [folder] if draft_folder is None else [folder, draft_folder],
+        degree=degree,
+        block_size=block_size,
+    )
     copy = _TorchCopy(
         folder,
         draft_folder,
         degree,
+        back_end,
         options={
             "dtype": settings.dtype or "bfloat16",
             "kv_dtype": settings.kv_dtype,
-            "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
+            "block_size": block_size,
             "memory_share": share,
             "threads": max(1, cores // copies),
             "quantize": quantize_settings(settings),
@@ -203,7 +213,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         facts={
             "kind": "engine",
             "model": shape.name,
-            "back_end": "torch",
+            **back_end.facts(),
             "tensor_parallel": degree,
             **_replica_facts(settings),
             "weights": loaded.weights_description,
@@ -216,6 +226,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         },
         notes=(
             f"{shape.name}: {shape.params_total:,} parameters, {loaded.weights_description}",
+            back_end.note,
             f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
             f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
@@ -241,11 +252,18 @@ class _TorchCopy:
     """How one copy of the model is loaded: on one device or over ranks, with a draft or without."""
 
     def __init__(
-        self, folder: Path, draft_folder: Path | None, degree: int, *, options: dict[str, Any]
+        self,
+        folder: Path,
+        draft_folder: Path | None,
+        degree: int,
+        back_end: BackEnd,
+        *,
+        options: dict[str, Any],
     ) -> None:
         self._folder = folder
         self._draft_folder = draft_folder
         self._degree = degree
+        self._compiled = back_end.compiled
         # a draft has to draw as the model does, and a request alike on every copy
         self._options = {**options, "sampling_seed": secrets.randbits(62)}
 
@@ -291,17 +309,26 @@ class _TorchCopy:
         if self._degree > 1:
             loaded = ParallelExecutor.load(self._folder, tensor_parallel=self._degree, **options)
         else:
-            loaded = TorchExecutor.load(self._folder, **options)
+            loaded = self._on_one_device(self._folder, options)
         if self._draft_folder is None:
             return loaded, None
         options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
-            draft = TorchExecutor.load(self._draft_folder, beside=beside, **options)
+            draft = self._on_one_device(self._draft_folder, options | {"beside": beside})
         except BaseException:
             asyncio.run(loaded.close())
             raise
         return loaded, draft
+
+    def _on_one_device(self, folder: Path, options: dict[str, Any]) -> TorchNumbers:
+        if self._compiled is not None:
+            from lmi_bench.engine.native_backend.executor import NativeExecutor
+
+            return NativeExecutor.load(folder, compiled=self._compiled, **options)
+        from lmi_bench.engine.torch_backend.executor import TorchExecutor
+
+        return TorchExecutor.load(folder, **options)
 
 
 def _tell_bytes(report: Reporter, title: str, done_bytes: int, total_bytes: int) -> None:
@@ -343,7 +370,7 @@ def _replica_facts(settings: EngineSection) -> dict[str, Any]:
     return {"replicas": settings.replicas, "router": settings.router}
 
 
-def _router(name: str) -> Router:
+def make_router(name: str) -> Router:
     match name:
         case "least_outstanding":
             return LeastOutstanding()
@@ -387,7 +414,7 @@ def open_simulated_engine(
     if settings.kv_dtype is not None:
         raise InputError(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
-            "weights; leave it out, or choose both with --dtype"
+            "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
         )
     if settings.quantize != "none":
         raise InputError(
@@ -405,6 +432,12 @@ def open_simulated_engine(
             f"has {devices}: lower --replicas or --tp"
         )
     dtype = settings.dtype or "float16"
+    draft = None
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+        draft = find_model(settings.draft)
+    speculation = None
+    if settings.draft is not None:
+        speculation = Speculation(settings.draft_tokens, settings.draft_acceptance or 0.0, draft)
     derived = scheduler_config_for(
         shape,
         instance,
@@ -412,20 +445,19 @@ def open_simulated_engine(
         dtype,
         profile,
         settings.max_model_len or max_total_tokens,
+        speculation=speculation,
     )
     config = _scheduler_config(settings, derived)
     step_time = step_time_model_for(shape, instance, degree, dtype, profile)
     warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    draft_time = draft_shape = None
-    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft_shape = find_model(settings.draft)
-        if draft_shape.vocab_size != shape.vocab_size:
+    draft_time = None
+    if draft is not None:
+        if draft.vocab_size != shape.vocab_size:
             raise InputError(
-                f"draft {draft_shape.name} has {draft_shape.vocab_size:,} token ids, {shape.name} "
+                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
                 f"{shape.vocab_size:,}: a draft's token ids must mean the same"
             )
-        draft_time = step_time_model_for(draft_shape, instance, degree, dtype, profile)
-        warnings.append(f"the memory of the draft {settings.draft} is not counted")
+        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
     return EngineParts(
         executors=tuple(
             _simulated_executor(step_time, draft_time, settings, config.block_size)
@@ -457,7 +489,7 @@ def open_simulated_engine(
             *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
-        drafter=drafter_for(settings, shape, draft_shape, simulated=True),
+        drafter=drafter_for(settings, shape, draft, simulated=True),
         tensor_parallel=degree,
         router=settings.router,
     )

@@ -29,6 +29,14 @@ class ModelOptions:
             rich_help_panel=_MODEL,
         ),
     ] = None
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps of the bundled engine: native (compiled at first use), torch or auto. "
+            "(default: auto)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)
     ] = None

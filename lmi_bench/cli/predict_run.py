@@ -9,14 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.cells import Cell
-from lmi_bench.analysis.fit import Estimate, prior_fit
+from lmi_bench.analysis.fit import Estimate, fit_of_profile
 from lmi_bench.analysis.forecast import CAUSES, Forecast, forecast
-from lmi_bench.catalog.instances import find_instance
+from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.speculation import Speculation
+from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import print_table, say, warn
+from lmi_bench.cli.console import print_table, progress, say, warn
+from lmi_bench.cli.plan_speculation import planned_speculation
+from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
 from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.errors import InputError
+from lmi_bench.scenario import Scenario, parse_scenario
 
 _REQUESTS_PER_USER = 10
 _LENGTH_SPREAD = 0.1  # real answers end at different lengths, which breaks up their queues
@@ -26,66 +34,249 @@ _MOST_REQUESTS, _LEAST_REQUESTS = 2000, 200
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The command's flags."""
+    """The command's flags; None, 0 and () are what was left out."""
 
     model: str
     instance: str
     tensor_parallel: int
     replicas: int
     dtype: str
-    input_tokens: int
-    output_tokens: int
+    kv_dtype: str | None
+    input_tokens: int | None
+    output_tokens: int | None
     concurrencies: str | None
     rates: str | None
     profile: str | None
+    prefix_hit: float = 0.0
+    mix: str | None = None
+    input_lengths: str | None = None
+    output_lengths: str | None = None
+    trace: Path | None = None
+    speed: str | None = None
+    shared_prefix: int = 0
+    seed: int = 0
+    router: str | None = None
+    draft: str | None = None
+    draft_tokens: int | None = None
+    draft_acceptance: str | None = None
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its requests differ in ways that closed forms do not follow."""
+        drawn = self.mix or self.input_lengths or self.output_lengths or self.trace
+        return bool(drawn or self.shared_prefix or self.router)
 
 
 def run(question: Question, *, json_file: Path | None) -> None:
     """Predict, print, save. Raises InputError for what cannot be asked or cannot run."""
-    profile = find_profile(question.profile)
+    profile = _profile(question)
+    machine = _machine(question.instance, profile)
+    if question.is_simulated:
+        _run_simulated(question, profile, machine, json_file)
+        return
     spread = _LENGTH_SPREAD if profile.chunked_prefill else 0.0
-    cells = [replace(cell, length_spread=spread) for cell in _cells(question)]
-    fit = prior_fit(profile, cells)
+    cells = [replace(cell, length_spread=spread) for cell in _cells(question, machine)]
+    fit = fit_of_profile(profile, cells)
     forecasts = [forecast(fit, cell) for cell in cells]
     first = cells[0]
-    warnings = [
-        *profile.warnings_for(accelerator=first.instance.accelerator.name),
-        *profile.notes,
-    ]
+    lengths = {"input_tokens": first.input_tokens, "output_tokens": first.output_tokens}
+    if first.cached_tokens:
+        lengths["cached_tokens"] = first.cached_tokens
+    _answer(
+        _Shown(
+            content={
+                **_copy_facts(question, first.shape.name, machine, first.speculation),
+                **lengths,
+                "predictions": [each.to_json() for each in forecasts],
+            },
+            title=f"{first.input_tokens} in / {first.output_tokens} out",
+            rows=[_row(each) for each in forecasts],
+            notes=[
+                f"no latency where {text}"
+                for text in dict.fromkeys(each.withheld for each in forecasts if each.withheld)
+            ],
+        ),
+        question,
+        profile,
+        machine,
+        first.speculation,
+        json_file,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """An answer: the file's content, and what a person reads."""
+
+    content: dict[str, Any]
+    title: str
+    rows: list[dict[str, Any]]
+    notes: list[str]
+
+
+def _answer(
+    shown: _Shown,
+    question: Question,
+    profile: EngineProfile,
+    machine: Instance,
+    speculation: Speculation | None,
+    json_file: Path | None,
+) -> None:
+    warnings = [*profile.warnings_for(accelerator=machine.accelerator.name), *profile.notes]
     if json_file is not None:
-        content = {
-            "model": first.shape.name,
-            "instance": first.instance.instance_type,
-            "tensor_parallel": first.tensor_parallel,
-            "replicas": first.replicas,
-            "dtype": first.dtype,
-            "input_tokens": first.input_tokens,
-            "output_tokens": first.output_tokens,
-            "profile": profile.provenance,
-            "interval": "80 %",
-            "warnings": warnings,
-            "predictions": [each.to_json() for each in forecasts],
-        }
-        _save(json_file, content)
+        more = {"profile": profile.provenance, "interval": "80 %", "warnings": warnings}
+        _save(json_file, {**shown.content, **more})
+    cache = "" if question.kv_dtype is None else f", {question.kv_dtype} cache"
     say(
-        f"{first.shape.name}, {first.dtype}, on {first.instance.instance_type}, TP "
-        f"{first.tensor_parallel}, {first.input_tokens} in / {first.output_tokens} out"
+        f"{shown.content['model']}, {question.dtype}{cache}, on {machine.instance_type}, TP "
+        f"{question.tensor_parallel}, {shown.title}"
     )
+    if speculation is not None:
+        say(
+            f"speculation: {speculation.draft_tokens} tokens guessed a step, each holds with "
+            f"{speculation.acceptance:.2f}: {speculation.tokens_per_step:.2f} tokens a step"
+        )
     say(profile.provenance)
-    print_table(
-        "Predictions with 80 % intervals", [_row(each) for each in forecasts], left=("cause",)
-    )
-    for text in dict.fromkeys(each.withheld for each in forecasts if each.withheld):
-        say(f"no latency where {text}")
+    print_table("Predictions with 80 % intervals", shown.rows, left=("cause",))
+    for text in shown.notes:
+        say(text)
     for text in warnings:
         warn(text)
     if json_file is not None:
         say(f"predictions: {json_file}")
 
 
-def _cells(question: Question) -> Iterator[Cell]:
+def _copy_facts(
+    question: Question, model: str, machine: Instance, speculation: Speculation | None
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "model": model,
+        "instance": machine.instance_type,
+        "tensor_parallel": question.tensor_parallel,
+        "replicas": question.replicas,
+        "dtype": question.dtype,
+        "kv_dtype": question.kv_dtype,
+    }
+    if speculation is not None:
+        facts["speculation"] = speculation.to_json()
+    return facts
+
+
+def _run_simulated(
+    question: Question, profile: EngineProfile, machine: Instance, json_file: Path | None
+) -> None:
+    """Predict by the engine's own scheduler."""
+    if question.prefix_hit:
+        raise InputError(
+            "--prefix-hit is for requests of one length; for others say --shared-prefix TOKENS"
+        )
+    scenario = _scenario(question)
+    speculation = planned_speculation(
+        question.draft, question.draft_tokens, question.draft_acceptance
+    )
+    copy = Copy(
+        shape=find_model(question.model),
+        instance=machine,
+        tensor_parallel=question.tensor_parallel,
+        dtype=question.dtype,
+        kv_dtype=question.kv_dtype,
+        speculation=speculation,
+        replicas=question.replicas,
+        router=scenario.engine.router,
+        shared_tokens=question.shared_prefix,
+    )
+    with progress() as report:
+        forecasts = simulate_forecasts(
+            copy, profile, scenario, progress=lambda done, of: report("simulated levels", done, of)
+        )
+    _answer(
+        _Shown(
+            content={
+                **_copy_facts(question, copy.shape.name, machine, speculation),
+                "workload": scenario.workload.model_dump(exclude_defaults=True),
+                "shared_tokens": question.shared_prefix,
+                "router": scenario.engine.router,
+                "predictions": [each.to_json() for each in forecasts],
+            },
+            title="simulated over the engine's scheduler",
+            rows=[_simulated_row(each) for each in forecasts],
+            notes=[
+                f"{each.errors} of {each.requests} requests at load {each.load} do not fit"
+                for each in forecasts
+                if each.errors
+            ],
+        ),
+        question,
+        profile,
+        machine,
+        speculation,
+        json_file,
+    )
+
+
+def _scenario(question: Question) -> Scenario:
+    """The workload and the loads as a sweep would have them."""
+    lengths = {"input_tokens": question.input_tokens, "output_tokens": question.output_tokens}
+    workload: dict[str, Any] = {
+        **lengths,
+        "mix": None if question.mix is None else parse_mix(question.mix),
+        "input_lengths": question.input_lengths,
+        "output_lengths": question.output_lengths,
+        "trace": None if question.trace is None else str(question.trace),
+    }
+    load: dict[str, Any] = {"requests_per_user": _REQUESTS_PER_USER}
+    if question.trace is None:
+        if (question.concurrencies is None) == (question.rates is None):
+            raise InputError("give either --concurrency or --rate: the load to predict for")
+        load["requests_per_level"] = None if question.rates is None else _LEAST_REQUESTS
+    load |= {
+        "concurrency": question.concurrencies and _whole_numbers(question.concurrencies),
+        "rate_per_s": question.rates and list(_numbers("--rate", question.rates)),
+        "speed": question.speed and list(_numbers("--speed", question.speed)),
+    }
+    content: dict[str, Any] = {
+        "workload": {key: value for key, value in workload.items() if value is not None},
+        "load": {key: value for key, value in load.items() if value is not None},
+        "seed": question.seed,
+    }
+    if question.router is not None:
+        content["engine"] = {"router": question.router.replace("-", "_")}
+    return parse_scenario(content, source="the workload")
+
+
+def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
+    figures = each.figures
+    return {
+        "load": each.load,
+        "tok/s": _interval(figures["throughput_tokens_per_s"]),
+        "ms/token": _interval(figures["latency_ms_per_token"]),
+        "TPOT ms": _interval(figures["tpot_ms"]),
+        "TTFT ms": _interval(figures["ttft_ms"]),
+        "TTFT p90 ms": _interval(figures["ttft_p90_ms"]),
+    }
+
+
+def _profile(question: Question) -> EngineProfile:
+    """The named profile; without a name that of the machine's usual engine."""
+    if question.profile is None and question.instance == LOCAL_NAME:
+        return BUNDLED_CPU_PRIOR
+    return find_profile(question.profile)
+
+
+def _machine(name: str, profile: EngineProfile) -> Instance:
+    """The machine of a name; `local` is this one, by the figures that the profile is fitted to."""
+    if name != LOCAL_NAME:
+        return find_instance(name)
+    return probe_local_instance() if profile.machine is None else profile.machine.instance()
+
+
+def _cells(question: Question, machine: Instance) -> Iterator[Cell]:
     if (question.concurrencies is None) == (question.rates is None):
         raise InputError("give either --concurrency or --rate: the load to predict for")
+    if question.input_tokens is None or question.output_tokens is None:
+        raise InputError(
+            "give --input-tokens and --output-tokens, or --mix, --input-lengths or --trace"
+        )
     for name, value in (
         ("--input-tokens", question.input_tokens),
         ("--output-tokens", question.output_tokens),
@@ -93,25 +284,34 @@ def _cells(question: Question) -> Iterator[Cell]:
     ):
         if value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
+    found = min(int(question.prefix_hit * question.input_tokens), question.input_tokens - 1)
     common: dict[str, Any] = {
         "shape": find_model(question.model),
-        "instance": find_instance(question.instance),
+        "instance": machine,
         "tensor_parallel": question.tensor_parallel,
         "dtype": question.dtype,
         "input_tokens": question.input_tokens,
         "output_tokens": question.output_tokens,
         "replicas": question.replicas,
+        "kv_dtype": question.kv_dtype,
+        "cached_tokens": found,
+        "speculation": planned_speculation(
+            question.draft, question.draft_tokens, question.draft_acceptance
+        ),
     }
-    if question.concurrencies is not None:
-        for users in _numbers("--concurrency", question.concurrencies):
-            if users != int(users):
-                raise InputError(f"--concurrency takes whole numbers, got {users:g}")
-            yield Cell(
-                **common, concurrency=int(users), num_requests=_REQUESTS_PER_USER * int(users)
-            )
+    for users in _whole_numbers(question.concurrencies or ""):
+        yield Cell(**common, concurrency=users, num_requests=_REQUESTS_PER_USER * users)
     for rate in _numbers("--rate", question.rates or ""):
         requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, math.ceil(rate * _OPEN_LOOP_S)))
         yield Cell(**common, concurrency=0, rate_per_s=rate, num_requests=requests)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    found = list(_numbers("--concurrency", text))
+    for users in found:
+        if users != int(users):
+            raise InputError(f"--concurrency takes whole numbers, got {users:g}")
+    return [int(users) for users in found]
 
 
 def _numbers(flag: str, text: str) -> Iterator[float]:

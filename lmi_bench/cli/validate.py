@@ -11,16 +11,34 @@ from lmi_bench.errors import InputError
 
 
 def validate(
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE.csv", help="Measured levels, one a line.")
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TABLE.csv|RUN_DIR...",
+            help="A table of measured levels, one a line, or sweeps (with --profile).",
+        ),
     ],
     calibrate_cells: Annotated[
         int | None,
-        typer.Option(min=1, help="Lines to choose and calibrate on, over all engines."),
+        typer.Option(
+            min=1,
+            help="Lines to choose and calibrate on, so many for each engine of the table: each is "
+            "fitted apart.",
+        ),
     ] = None,
     calibrate_on: Annotated[
         Path | None,
         typer.Option(metavar="CELLS.csv", help="A table whose lines to calibrate on."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Judge this profile as it is: a file of `calibrate`, vllm-0.12 ..."),
+    ] = None,
+    instance: Annotated[
+        str | None, typer.Option(help="Machine of the sweeps, where they do not say.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the sweeps' weights, where they do not say.")
     ] = None,
     slo: Annotated[
         list[str] | None,
@@ -33,19 +51,25 @@ def validate(
         Path | None, typer.Option("--json", help="Write one object a line to this file.")
     ] = None,
 ) -> None:
-    """Predict a table's levels and print errors, interval coverage and half-width by slice.
+    """Predict measured levels and print errors, interval coverage and half-width by slice.
 
-    Without calibration: by the shipped profile of the table's engine.
+    Without calibration or profile: by the shipped profile of the table's engine.
     """
-    from lmi_bench.cli.validate_run import run
+    from lmi_bench.cli.validate_run import Order, run
 
-    if calibrate_cells is not None and calibrate_on is not None:
-        raise InputError("give either --calibrate-cells or --calibrate-on, not both")
+    given = [calibrate_cells is not None, calibrate_on is not None, profile is not None]
+    if sum(given) > 1:
+        raise InputError("give one of --calibrate-cells, --calibrate-on and --profile")
     run(
-        table,
-        calibrate_cells=calibrate_cells or 0,
-        calibrate_on=calibrate_on,
-        slos=tuple(slo or ()),
-        seed=seed,
+        Order(
+            sources=tuple(sources),
+            calibrate_cells=calibrate_cells or 0,
+            calibrate_on=calibrate_on,
+            profile=profile,
+            instance=instance,
+            dtype=dtype,
+            slos=tuple(slo or ()),
+            seed=seed,
+        ),
         json_file=json_file,
     )

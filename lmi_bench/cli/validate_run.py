@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.accuracy import accuracies, rates_under
-from lmi_bench.analysis.measured_tables import read_table
-from lmi_bench.analysis.validation import Judged
+from lmi_bench.analysis.cells import Cell
+from lmi_bench.analysis.measured_tables import TableRow, read_table
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.validation import Judged, validate_profile
 from lmi_bench.analysis.validation import validate as judge
 from lmi_bench.cli.console import note, print_table, say, warn
+from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.run_cells import cells_of_run_folder
 from lmi_bench.errors import InputError
 from lmi_bench.slo import parse_slo
 
@@ -18,25 +23,35 @@ _SHOWN_WARNINGS = 5
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
 
 
-def run(
-    table: Path,
-    *,
-    calibrate_cells: int,
-    calibrate_on: Path | None,
-    slos: tuple[str, ...],
-    seed: int,
-    json_file: Path | None,
-) -> None:
-    """Judge the table's lines. Raises InputError where a file or a limit cannot be used."""
-    limits = _limits(slos)
-    rows = read_table(table)
-    note(f"{len(rows)} lines of {table.name}")
-    judged, warnings = judge(
-        rows,
-        calibrate_cells=calibrate_cells,
-        calibrate_on=None if calibrate_on is None else read_table(calibrate_on),
-        seed=seed,
-    )
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The command's flags; None, 0 and () are what was left out."""
+
+    sources: tuple[Path, ...]
+    calibrate_cells: int
+    calibrate_on: Path | None
+    profile: str | None
+    instance: str | None
+    dtype: str | None
+    slos: tuple[str, ...]
+    seed: int
+
+
+def run(order: Order, *, json_file: Path | None) -> None:
+    """Judge the levels. Raises InputError where a file or a limit cannot be used."""
+    limits = _limits(order.slos)
+    profile = None if order.profile is None else find_profile(order.profile)
+    rows = _rows(order, profile)
+    warnings: list[str] = []
+    if profile is not None:
+        judged = validate_profile(profile, rows)
+    else:
+        judged, warnings = judge(
+            rows,
+            calibrate_cells=order.calibrate_cells,
+            calibrate_on=None if order.calibrate_on is None else read_table(order.calibrate_on),
+            seed=order.seed,
+        )
     if json_file is not None:
         _save(json_file, [row.to_json() for row in judged])
     chosen = [row for row in judged if row.calibrated]
@@ -85,6 +100,30 @@ def run(
         warn(f"and {len(warnings) - _SHOWN_WARNINGS} more lines that cannot be used")
     if json_file is not None:
         say(f"predictions: {json_file}")
+
+
+def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
+    """The lines of a table, or the levels of sweeps."""
+    folders = [source for source in order.sources if source.is_dir()]
+    if not folders and len(order.sources) == 1:
+        rows = read_table(order.sources[0])
+        note(f"{len(rows)} lines of {order.sources[0].name}")
+        return rows
+    if len(folders) < len(order.sources):
+        raise InputError("give one table, or sweeps alone: lines of several sources do not mix")
+    if profile is None:
+        raise InputError(
+            "levels of sweeps are judged by a profile: make one with `lmi-bench calibrate RUN_DIR "
+            "-o profile.json` on other sweeps and add --profile profile.json"
+        )
+    cells: list[Cell] = []
+    for folder in folders:
+        found = cells_of_run_folder(
+            folder, instance=order.instance, dtype=order.dtype, machine=profile.machine
+        )
+        cells += found.cells
+    note(f"{len(cells)} levels of {len(folders)} sweep(s)")
+    return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
 
 
 def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:

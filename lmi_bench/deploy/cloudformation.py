@@ -51,8 +51,8 @@ def template(requests: Sequence[tuple[str, dict[str, Any]]], *, description: str
     for operation, parameters in requests:
         logical, kind = _TYPES[operation]
         resource: dict[str, Any] = {"Type": kind}
-        if operation == "register_scalable_target":
-            resource["DependsOn"] = "Component" if components else "Endpoint"
+        if operation == "register_scalable_target" and components:
+            resource["DependsOn"] = "Component"  # named, not referred to
         resource["Properties"] = _properties(operation, parameters, components)
         resources[logical] = resource
     content = {

@@ -104,11 +104,9 @@ def find_option(name: str) -> Option:
 
 def nearest(name: str, known: Iterable[str] | None = None) -> str:
     """What an unknown name probably meant, as the end of a sentence; empty if nothing is near."""
-    names = list(all_options() if known is None else known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    bare = [n for n in names if n.removeprefix(PREFIX) == name.removeprefix(PREFIX)]
-    guess = (bare or close or [""])[0]
-    return f"; did you mean {guess}?" if guess else ""
+    names = {n.removeprefix(PREFIX): n for n in (all_options() if known is None else known)}
+    close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.6)
+    return f"; did you mean {names[close[0]]}?" if close else ""
 
 
 def _is_int(text: str) -> bool:

@@ -58,7 +58,8 @@ def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) ->
         "MAX_INPUT_LENGTH": str(plan.max_input_tokens),
         "MAX_TOTAL_TOKENS": str(plan.max_model_len),
         "MAX_BATCH_PREFILL_TOKENS": str(max(_PREFILL_TOKENS, plan.max_input_tokens)),
-        "MAX_CONCURRENT_REQUESTS": str(max(1, 2 * plan.slots)),
+        # what waits beside what runs; for least latency nothing may wait
+        "MAX_CONCURRENT_REQUESTS": str(1 if plan.slots == 1 else 2 * plan.slots),
     }
     if plan.dtype == "int4":
         environment["HF_MODEL_QUANTIZE"] = "awq"

@@ -7,10 +7,10 @@ time. Tokens are a fixed rule of the position, never one that would end the sequ
 from __future__ import annotations
 
 import asyncio
-import hashlib
 
 from lmi_bench.clock import settle
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput
+from lmi_bench.engine.scheduling.drafting import tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.errors import InputError
@@ -61,21 +61,13 @@ class SimulatedExecutor:
         if not entry.samples:
             return StepOutput(entry.seq_id)
         first = entry.first_position
-        count = 1
-        while count <= entry.draft_length and self._holds(entry.seq_id, first + count):
-            count += 1
+        count = tokens_gained(self._draft_acceptance, entry.seq_id, first, entry.draft_length)
         token_ids = tuple(
             _token_id(position, entry.sampling) for position in range(first, first + count)
         )
         return StepOutput(
             entry.seq_id, token_ids, (0.0,) * count if entry.sampling.logprobs else None
         )
-
-    def _holds(self, seq_id: int, position: int) -> bool:
-        if not self._draft_acceptance:
-            return False
-        digest = hashlib.blake2b(f"{seq_id}:{position}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < self._draft_acceptance * 2**64
 
 
 def _token_id(position: int, sampling: SamplingParams) -> int:

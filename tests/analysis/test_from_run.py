@@ -16,6 +16,7 @@ from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
+from lmi_bench.records import RequestRecord
 from lmi_bench.run_store import Run
 from lmi_bench.workload import LevelSpec, PlannedRequest
 
@@ -68,6 +69,25 @@ def test_every_clean_level_becomes_a_cell_with_what_was_measured():
     assert cells[0].ttft_mean_s == pytest.approx(run.levels[0]["ttft_ms"]["mean"] / 1e3)
     assert cells[0].max_sequences == 28
     assert run_dtype(run) == "float16"
+
+
+def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
+    run = sweep_of(TGI_2023, levels=(4,))
+    due = [0.0, 0.4, 1.1]
+    records = tuple(RequestRecord(i, at, at, (at + 1,)) for i, at in enumerate(due))
+    line = {**run.levels[0], "concurrency": None, "rate_per_s": 2.5, "requests": 3}
+    (cell,) = cells_from_run(
+        replace(run, levels=[line], records=[records], manifest=run.manifest), SHAPE, INSTANCE
+    )
+    assert (cell.rate_per_s, cell.concurrency) == (2.5, 0)
+    assert cell.arrivals_s == tuple(due)
+
+
+def test_the_engines_cache_format_is_the_cells():
+    run = sweep_of(TGI_2023, levels=(4,))
+    run.manifest["target"]["kv_dtype"] = "float32"
+    (cell,) = cells_from_run(run, SHAPE, INSTANCE)
+    assert cell.kv_dtype == "float32"
 
 
 def test_levels_that_missed_failed_or_stopped_are_left_out():

@@ -16,6 +16,7 @@ from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.drafting import ExecutorDrafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.in_process_target import InProcessTarget
@@ -57,14 +58,29 @@ class Cycling:
 
 
 def run_engine(
-    spec, lengths, config, step_time, *, seed, timeout_s, spacing_s, replicas=1, router=None
+    spec,
+    lengths,
+    config,
+    step_time,
+    *,
+    seed,
+    timeout_s,
+    spacing_s,
+    replicas=1,
+    router=None,
+    draft_tokens=0,
+    draft_acceptance=0.0,
 ) -> LevelRun:
     runs = []
+    drafter = ExecutorDrafter(draft_tokens) if draft_tokens else None
 
     async def main():
         engines = [
             AsyncEngine(
-                Scheduler(config), SimulatedExecutor(step_time, block_size=config.block_size)
+                Scheduler(config, drafter=drafter),
+                SimulatedExecutor(
+                    step_time, block_size=config.block_size, draft_acceptance=draft_acceptance
+                ),
             )
             for _ in range(replicas)
         ]
@@ -100,9 +116,11 @@ def assert_same_level(
     spacing_s=0.0,
     replicas=1,
     router=RoundRobin,
+    **speculation,
 ) -> LevelRun:
     """`router` makes one, a new one for each of the two."""
     settings = {"seed": seed, "timeout_s": timeout_s, "spacing_s": spacing_s, "replicas": replicas}
+    settings |= speculation
     ran = run_engine(spec, lengths, config, step_time, **settings, router=router)
     requests = Cycling(lengths)
     simulated = simulate_level(
@@ -287,3 +305,23 @@ def test_overload_is_refused_in_both():
     run = assert_same_level(spec, [(4, 3)], config, StepTimes())
     assert run.stopped_by == "errors"
     assert {record.status for record in run.records} == {"ok", "overloaded"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    closed_loops.filter(lambda spec: not spec.warmup_requests),
+    lengths,
+    configs.filter(lambda config: config.policy == "rolling"),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+)
+def test_guesses_hold_alike_in_both(spec, lengths, config, draft_tokens, acceptance):
+    """Without a warm-up, whose sequences would shift the ids that the draws are made from."""
+    assert_same_level(
+        spec,
+        lengths,
+        config,
+        StepTimes(),
+        draft_tokens=draft_tokens,
+        draft_acceptance=acceptance,
+    )

@@ -7,6 +7,7 @@ Source: Leviathan et al. 2023, arXiv:2211.17192; for look-up Saxena 2023, prompt
 
 from __future__ import annotations
 
+import hashlib
 from collections import abc
 
 from lmi_bench.engine.scheduling.batch import DRAFTED
@@ -88,6 +89,25 @@ class _Index:
                 period = len(tokens) - after
                 return tuple(tokens[after + step % period] for step in range(most))
         return ()
+
+
+def guess_holds(acceptance: float, seq_id: int, position: int) -> bool:
+    """Whether a simulated guess holds if those before it did: a fixed draw of its place.
+
+    acceptance  its chance, 0 to 1
+    """
+    if not acceptance:
+        return False
+    digest = hashlib.blake2b(f"{seq_id}:{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < acceptance * 2**64
+
+
+def tokens_gained(acceptance: float, seq_id: int, first_position: int, draft_length: int) -> int:
+    """Tokens of a simulated step that verifies `draft_length` guesses behind `first_position`."""
+    count = 1
+    while count <= draft_length and guess_holds(acceptance, seq_id, first_position + count):
+        count += 1
+    return count
 
 
 def _checked(num_tokens: int) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
+from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
@@ -38,7 +39,7 @@ DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class Loaded:
     """What loading leaves: the runner and the numbers worth showing."""
 
     runner: ModelRunner
@@ -68,7 +69,7 @@ class TorchExecutor:
 
     def __init__(
         self,
-        loaded: _Loaded,
+        loaded: Loaded,
         shape: ModelShape,
         block_size: int,
         worker: ThreadPoolExecutor,
@@ -139,7 +140,7 @@ class TorchExecutor:
         shape = spec.shape(name)
         cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
 
-        def load_all() -> _Loaded:
+        def load_all() -> Loaded:
             place = torch.device(device)
             precision = choose_precision(
                 dtype,
@@ -167,8 +168,9 @@ class TorchExecutor:
             )
             cache = KvCache(layout, blocks, place)
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
-            runner = ModelRunner(model, cache, precision, sampling_seed=seed)
-            return _Loaded(
+            forward = TorchForward(model, cache, precision)
+            runner = ModelRunner(forward, sampling_seed=seed)
+            return Loaded(
                 runner,
                 precision,
                 blocks,

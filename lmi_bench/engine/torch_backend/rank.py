@@ -26,6 +26,7 @@ from lmi_bench.engine.torch_backend.collectives import (
     Transport,
     loopback_interface,
 )
+from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
@@ -259,9 +260,8 @@ class _Rank:
         if self._model is None or self._layout is None or self._precision is None:
             raise EngineError("no weights are loaded")
         cache = KvCache(self._layout, request.num_blocks, self._device)
-        self._runner = ModelRunner(
-            self._model, cache, self._precision, sampling_seed=request.sampling_seed
-        )
+        forward = TorchForward(self._model, cache, self._precision)
+        self._runner = ModelRunner(forward, sampling_seed=request.sampling_seed)
         return cache.nbytes
 
     def _run(self, batch: StepBatch) -> list[StepOutput]:

@@ -30,7 +30,7 @@ class Rotary:
         """settings  of `DecoderSpec.rope`; raises InputError for a scaling that is not known."""
         frequencies, self._amplitude = rotary_frequencies(settings, head_dim)
         self._frequencies = frequencies.to(device)
-        self._growth = _growth(settings, head_dim)
+        self._growth = dynamic_growth(settings, head_dim)
         self._trained = float(settings["original_max_position_embeddings"])
         self._exponents = _exponents(head_dim).to(device)
         self._dtype = dtype
@@ -86,7 +86,7 @@ def _exponents(head_dim: int) -> Tensor:
     return torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
 
 
-def _growth(settings: Settings, head_dim: int) -> tuple[float, float] | None:
+def dynamic_growth(settings: Settings, head_dim: int) -> tuple[float, float] | None:
     """Factor and power of dynamic scaling, where it is asked for.
 
     theta grows by (factor * length / trained length - (factor - 1)) ** (d / (d - 2)) once a

@@ -15,11 +15,8 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
 )
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.torch_backend.attention import PagedAttention
-from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
-from lmi_bench.engine.torch_backend.kv_cache import KvCache
-from lmi_bench.engine.torch_backend.models.decoder import Decoder
-from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.forward import Forward
+from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
 from lmi_bench.errors import EngineError
 
@@ -36,22 +33,15 @@ class _SequenceState:
 
 
 class ModelRunner:
-    """Executes StepBatch values on one device.
+    """Executes StepBatch values over one back end.
 
     A sequence's block table and last token are kept from one batch to the next; an entry that
     begins starts them anew, and `released_seq_ids` drops them.
     """
 
-    def __init__(
-        self, model: Decoder, cache: KvCache, precision: Precision, *, sampling_seed: int
-    ) -> None:
+    def __init__(self, forward: Forward, *, sampling_seed: int) -> None:
         """sampling_seed  of requests that bring none of their own"""
-        self._model = model
-        self._cache = cache
-        self._device = cache.keys[0].device
-        self._attention = PagedAttention(
-            cache, model.shape.num_heads, precision.compute, model.spec.layer_windows
-        )
+        self._forward = forward
         self._sampling_seed = sampling_seed
         self._states: dict[int, _SequenceState] = {}
 
@@ -68,21 +58,28 @@ class ModelRunner:
         if not batch.entries:
             return []
         sequences = [self._advance(entry) for entry in batch.entries]
-        formats = self._attention.mask_formats
-        step = pack(sequences, self._cache.shape, formats, self._device)
-        logits = self._model.logits(step, self._attention)
-        requests = [
-            request
-            for entry, rows in zip(batch.entries, sequences, strict=True)
-            for request in self._requests(entry, rows)
-        ]
-        choices = choose(logits, requests) if requests else []
+        choices = self._choices(batch.entries, sequences)
         outputs = []
         taken = 0
         for entry, rows in zip(batch.entries, sequences, strict=True):
             outputs.append(self._output(entry, rows, choices[taken : taken + rows.sampled]))
             taken += rows.sampled
         return outputs
+
+    def _choices(
+        self, entries: Sequence[BatchEntry], sequences: Sequence[SequenceRows]
+    ) -> list[Choice]:
+        """One for each sampled row; a back end need give no logits where nobody asks for more
+        than the likeliest tokens."""
+        if all(_takes_likeliest(entry) for entry in entries):
+            return [Choice(token_id, None) for token_id in self._forward.likeliest(sequences)]
+        logits = self._forward.logits(sequences)
+        requests = [
+            request
+            for entry, rows in zip(entries, sequences, strict=True)
+            for request in self._requests(entry, rows)
+        ]
+        return choose(logits, requests) if requests else []
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int], num_given: int) -> list[float]:
@@ -92,15 +89,14 @@ class ModelRunner:
         """
         if self._states:
             raise EngineError(f"{self.num_sequences} sequences are in the cache: score before")
-        size = self._cache.shape.block_size
+        size = self._forward.block_size
         blocks = tuple(range(-(-len(token_ids) // size)))
         sampled = len(token_ids) - num_given + 1
         entry = BatchEntry(0, StepKind.PREFILL, token_ids, 0, blocks, True, SamplingParams())
         rows = replace(self._advance(entry), sampled=sampled)
         self._states.clear()
-        step = pack([rows], self._cache.shape, self._attention.mask_formats, self._device)
-        scores = torch.log_softmax(self._model.logits(step, self._attention)[:-1].float(), dim=-1)
-        tokens = torch.tensor(token_ids[num_given:], device=self._device)
+        scores = torch.log_softmax(self._forward.logits([rows])[:-1].float(), dim=-1)
+        tokens = torch.tensor(token_ids[num_given:], device=scores.device)
         values: list[float] = scores.gather(1, tokens[:, None])[:, 0].tolist()
         return values
 
@@ -130,30 +126,30 @@ class ModelRunner:
             if state.last_sampled is None:
                 raise EngineError(f"sequence {entry.seq_id} has sampled no token yet")
             return state.last_sampled
-        if not 0 <= token_id < self._model.shape.vocab_size:
+        if not 0 <= token_id < self._forward.shape.vocab_size:
             raise EngineError(
                 f"sequence {entry.seq_id}: token id {token_id} is outside the vocabulary of "
-                f"{self._model.shape.vocab_size:,}"
+                f"{self._forward.shape.vocab_size:,}"
             )
         return token_id
 
     def _check_rows(self, entry: BatchEntry, state: _SequenceState) -> None:
         """Catch a plan that would read or write where nothing is: it would spoil other rows."""
-        tokens, shape = len(state.history), self._cache.shape
-        if tokens > self._model.shape.max_positions:
+        tokens, size = len(state.history), self._forward.block_size
+        if tokens > self._forward.shape.max_positions:
             raise EngineError(
                 f"sequence {entry.seq_id} has {tokens:,} tokens; the model knows "
-                f"{self._model.shape.max_positions:,} positions"
+                f"{self._forward.shape.max_positions:,} positions"
             )
-        if tokens > len(state.block_table) * shape.block_size:
+        if tokens > len(state.block_table) * size:
             raise EngineError(
                 f"sequence {entry.seq_id} has {tokens:,} tokens but "
-                f"{len(state.block_table)} blocks of {shape.block_size}"
+                f"{len(state.block_table)} blocks of {size}"
             )
-        if any(not 0 <= block < self._cache.num_blocks for block in entry.new_block_ids):
+        if any(not 0 <= block < self._forward.num_blocks for block in entry.new_block_ids):
             raise EngineError(
                 f"sequence {entry.seq_id}: blocks {entry.new_block_ids} are not all below "
-                f"{self._cache.num_blocks}"
+                f"{self._forward.num_blocks}"
             )
 
     def _requests(self, entry: BatchEntry, rows: SequenceRows) -> list[RowRequest]:
@@ -182,7 +178,7 @@ class ModelRunner:
         ends = sampling.stop_token_ids
         if not sampling.ignore_eos:
             ends += sampling.eos_token_ids
-        return tuple(token_id for token_id in ends if token_id < self._model.shape.vocab_size)
+        return tuple(token_id for token_id in ends if token_id < self._forward.shape.vocab_size)
 
     def _output(
         self, entry: BatchEntry, rows: SequenceRows, choices: Sequence[Choice]
@@ -203,3 +199,14 @@ class ModelRunner:
             tuple(choice.token_id for choice in accepted),
             logprobs if entry.sampling.logprobs else None,
         )
+
+
+def _takes_likeliest(entry: BatchEntry) -> bool:
+    """Whether the highest logit is all that the entry needs to know."""
+    sampling = entry.sampling
+    return not entry.samples or (
+        sampling.greedy
+        and sampling.repetition_penalty == 1.0
+        and not sampling.logprobs
+        and entry.num_generated >= sampling.min_tokens
+    )

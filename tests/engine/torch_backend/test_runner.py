@@ -217,7 +217,7 @@ def test_the_cache_takes_the_bytes_of_the_formula(make_llama, block_size, dtype,
     """2 * B * N * bytes * layers * kv_heads * head_dim, with one sequence that fills it."""
     model = make_llama(num_key_value_heads=2)
     executor = Steps(model.folder, num_blocks=10, block_size=block_size, dtype=dtype).executor
-    cache = executor._runner._cache
+    cache = executor._runner._forward.cache
     allocated = sum(pages.nbytes for pages in (*cache.keys, *cache.values))
     assert allocated == 2 * (10 * block_size) * width * 2 * 2 * 16
     assert executor.kv_cache_bytes == allocated

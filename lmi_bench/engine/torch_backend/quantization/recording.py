@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
@@ -135,7 +136,8 @@ def record_inputs(
         block_size=_BLOCK_SIZE,
         dtype=precision.compute,
     )
-    runner = ModelRunner(model, KvCache(layout, blocks, device), precision, sampling_seed=0)
+    forward = TorchForward(model, KvCache(layout, blocks, device), precision)
+    runner = ModelRunner(forward, sampling_seed=0)
     for number, sequence in enumerate(sequences, start=1):
         runner.score(sequence, 1)
         if progress is not None:

@@ -1,0 +1,356 @@
+"""A real engine on this machine: six levels calibrate, others are foretold and then judged.
+
+    python benchmarks/real_engine.py --out RUNS --engine bundled
+    python benchmarks/real_engine.py --out RUNS --engine vllm --python PATH/TO/python
+    python benchmarks/real_engine.py --out RUNS --engine URL
+    python benchmarks/real_engine.py --judge RUNS ...      prints the tables of folders made above
+
+Every step is the program's own: `sweep` measures each level, `calibrate` fits a profile to the six
+on the machine `local`, `validate --profile` predicts the others: other concurrencies, other lengths
+of prompt and answer, open loops. vLLM is started from its CPU build (extra `peers`) and stopped.
+The machine must be idle: processor time of other processes is measured beside each level, and a
+level that more than 10 % of it was taken from is measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FIGURES = {
+    "throughput_tokens_per_s": "tok/s",
+    "tpot_ms": "TPOT ms",
+    "ttft_ms": "TTFT ms",
+    "latency_ms_per_token": "ms/token",
+}
+BAR = 0.10
+FOREIGN_LIMIT = 0.10
+TRIES = 2
+START_S = 900.0
+PORT = 8231
+
+
+@dataclass(frozen=True)
+class Level:
+    """One sweep of one level; `of_level` and `share`: an open loop at a share of that level's
+    requests a second."""
+
+    name: str
+    input_tokens: int
+    output_tokens: int
+    requests: int
+    users: int = 0
+    of_level: str = ""
+    share: float = 0.0
+
+
+CALIBRATION = (
+    Level("fit-1", 128, 64, 8, users=1),
+    Level("fit-4", 128, 64, 16, users=4),
+    Level("fit-16", 128, 64, 48, users=16),
+    Level("fit-1-long", 512, 48, 6, users=1),
+    Level("fit-8-long", 512, 48, 16, users=8),
+    Level("fit-32-short", 32, 96, 64, users=32),
+)
+UNSEEN = (
+    Level("2", 128, 64, 10, users=2),
+    Level("8", 128, 64, 24, users=8),
+    Level("32", 128, 64, 64, users=32),
+    Level("4-256-96", 256, 96, 8, users=4),
+    Level("12-256-96", 256, 96, 24, users=12),
+    Level("6-64-32", 64, 32, 24, users=6),
+    Level("3-384-64", 384, 64, 9, users=3),
+    Level("24-64-128", 64, 128, 48, users=24),
+    Level("open-60", 128, 64, 40, of_level="fit-16", share=0.60),
+    Level("open-50-256-96", 256, 96, 24, of_level="12-256-96", share=0.50),
+)
+# measured in turn, so that a machine that changes slowly changes for both alike
+ORDER = (
+    *(level for pair in zip(CALIBRATION, UNSEEN, strict=False) for level in pair),
+    *UNSEEN[len(CALIBRATION) :],
+)
+
+
+def cli(*arguments: str, quiet: bool = True) -> str:
+    """Run one lmi-bench command and return what it printed; its errors end the benchmark."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lmi_bench", *arguments],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"lmi-bench {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}")
+    if not quiet:
+        print(done.stdout)
+    return done.stdout
+
+
+class Processors:
+    """Processor seconds of this machine, and those of the engine and of what is measured here."""
+
+    def __init__(self, server_pid: int | None) -> None:
+        self._server_pid = server_pid
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+
+    def busy_s(self) -> float:
+        """All that ran since the start, time that the host took away included."""
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+        idle = {3, 4}
+        return sum(int(v) for i, v in enumerate(fields) if i not in idle) * self._tick_s
+
+    def own_s(self) -> float:
+        """Of this process, its ended children and the server's processes."""
+        times = os.times()
+        server = sum(self._ticks(pid) for pid in self._tree()) * self._tick_s
+        return times.user + times.system + times.children_user + times.children_system + server
+
+    def _tree(self) -> list[int]:
+        if self._server_pid is None:
+            return []
+        parents = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                stat = self._stat(int(entry.name))
+                if stat:
+                    parents[int(entry.name)] = int(stat[1])
+        tree = [self._server_pid]
+        for pid in tree:
+            tree += [child for child, parent in parents.items() if parent == pid]
+        return tree
+
+    def _ticks(self, pid: int) -> int:
+        stat = self._stat(pid)
+        return int(stat[11]) + int(stat[12]) if stat else 0
+
+    @staticmethod
+    def _stat(pid: int) -> list[str]:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            return []
+
+
+def line_of(folder: Path) -> dict[str, object] | None:
+    """The level that a sweep's folder holds, once it has ended."""
+    path = folder / "levels.jsonl"
+    text = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    return json.loads(text.splitlines()[-1]) if text else None
+
+
+def measure(
+    level: Level, out: Path, target: str, options: Sequence[str], processors: Processors
+) -> None:
+    """Sweep one level into its folder, again while others took the processors."""
+    folder = out / level.name
+    if line_of(folder) is not None:
+        return
+    load = ["--concurrency", str(level.users)]
+    if level.of_level:
+        base = line_of(out / level.of_level)
+        assert base is not None
+        rate = level.share * float(base["throughput_tokens_per_s"]) / level.output_tokens
+        load = ["--rate", f"{rate:.3g}"]
+    for attempt in range(TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        start_s, busy_s, own_s = time.monotonic(), processors.busy_s(), processors.own_s()
+        cli(
+            "sweep",
+            "--target",
+            target,
+            *options,
+            *load,
+            "--isl",
+            str(level.input_tokens),
+            "--osl",
+            str(level.output_tokens),
+            "--requests-per-level",
+            str(level.requests),
+            "--warmup-requests",
+            "2",
+            "--timeout",
+            "none",
+            "--out",
+            str(folder),
+        )
+        wall_s = time.monotonic() - start_s
+        foreign_s = processors.busy_s() - busy_s - (processors.own_s() - own_s)
+        share = foreign_s / wall_s / (os.cpu_count() or 1)
+        note = f"{level.name}: {wall_s:.0f} s, {share:.1%} of the processors to others"
+        print(note, file=sys.stderr, flush=True)
+        (folder / "foreign.json").write_text(json.dumps({"foreign_share": share}))
+        if share <= FOREIGN_LIMIT or attempt == TRIES - 1:
+            return
+
+
+@contextmanager
+def vllm_server(python: str, model: str, dtype: str) -> Iterator[tuple[str, int]]:
+    """vLLM's server on a folder, its URL and its process; stopped at the end."""
+    from lmi_bench.cli.compose import _model_folder  # the demo models are made on first use
+
+    folder = _model_folder(model)
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", model, "--port", str(PORT), "--host", "127.0.0.1"]
+    command += ["--dtype", dtype, "--max-model-len", "2048"]
+    server = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{PORT}"
+    try:
+        deadline_s = time.monotonic() + START_S
+        while not answers(url):
+            if server.poll() is not None or time.monotonic() > deadline_s:
+                raise SystemExit(f"vLLM did not start: {' '.join(command)}")
+            time.sleep(1)
+        yield url, server.pid
+    finally:
+        os.killpg(server.pid, signal.SIGINT)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def calibrate_and_predict(out: Path, dtype: str) -> None:
+    """The product's own path: calibrate, then validate on what was not calibrated on."""
+    known = [str(out / level.name) for level in CALIBRATION]
+    others = [str(out / level.name) for level in UNSEEN]
+    profile, judged = str(out / "profile.json"), str(out / "judged.json")
+    where = ["--instance", "local", "--dtype", dtype]
+    cli("calibrate", *known, *where, "-o", profile)
+    cli("validate", *others, *where, "--profile", profile, "--json", judged)
+
+
+def judge(out: Path) -> None:
+    """Print measured and predicted figures of the unseen levels, and the errors."""
+    facts = json.loads((out / "engine.json").read_text(encoding="utf-8"))
+    judged = json.loads((out / "judged.json").read_text(encoding="utf-8"))
+    print(f"\n## {facts['title']}\n")
+    print(f"{facts['description']}\n")
+    print("| unseen level | in / out | " + " | ".join(FIGURES.values()) + " |")
+    print("|---|---|" + "---|" * len(FIGURES))
+    errors: dict[str, list[float]] = {key: [] for key in FIGURES}
+    covered: dict[str, list[bool]] = {key: [] for key in FIGURES}
+    widths: dict[str, list[float]] = {key: [] for key in FIGURES}
+    for level, said in zip(UNSEEN, judged, strict=True):
+        line = line_of(out / level.name)
+        assert line is not None
+        cells = []
+        for key in FIGURES:
+            found = line[key]
+            measured = float(found["mean"] if isinstance(found, dict) else found)
+            value = said[f"predicted_{key}"]
+            if value is None:
+                cells.append(f"{measured:,.4g} (silent)")
+                errors[key].append(1.0)
+                continue
+            error = value / measured - 1
+            errors[key].append(abs(error))
+            low, high = said[f"low_{key}"], said[f"high_{key}"]
+            covered[key].append(low <= measured <= high)
+            widths[key].append((high - low) / 2 / value)
+            cells.append(f"{measured:,.4g} / {value:,.4g} ({error:+.1%})")
+        rate = line.get("rate_per_s")
+        load = f"{level.users} users" if level.users else f"{rate} req/s"
+        lengths = f"{level.input_tokens} / {level.output_tokens}"
+        print(f"| {load} | {lengths} | " + " | ".join(cells) + " |")
+    print("\nMeasured / predicted (error). Over the unseen levels:\n")
+    print("| figure | median / p90 error | bar | covered | half-width |")
+    print("|---|---|---|---|---|")
+    for key, title in FIGURES.items():
+        middle, high = np.quantile(errors[key], [0.5, 0.9])
+        print(
+            f"| {title} | {middle:.1%} / {high:.1%} | {BAR:.0%} | {np.mean(covered[key]):.0%} | "
+            f"{np.median(widths[key]):.1%} |"
+        )
+    taken = [
+        json.loads(path.read_text(encoding="utf-8"))["foreign_share"]
+        for path in out.glob("*/foreign.json")
+    ]
+    if taken:
+        print(f"\nOther processes took at most {max(taken):.1%} of the processors beside a level.")
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    out: Path = args.out
+    out.mkdir(parents=True, exist_ok=True)
+    dtype = args.dtype or ("bfloat16" if args.engine == "bundled" else "float32")
+    names = {"bundled": "The bundled engine", "vllm": "vLLM's CPU build"}
+    facts = {
+        "title": f"{names.get(args.engine, args.engine)}, {args.model}, {dtype}",
+        "description": f"{len(CALIBRATION)} levels calibrate: "
+        + ", ".join(
+            f"{level.users} users {level.input_tokens}/{level.output_tokens}"
+            for level in CALIBRATION
+        )
+        + f". Client and engine share {os.cpu_count()} cores.",
+    }
+    (out / "engine.json").write_text(json.dumps(facts), encoding="utf-8")
+    common = ["--model", args.model]
+    if args.engine == "bundled":
+        sweeps(out, "engine", [*common, "--dtype", dtype], None)
+    elif args.engine == "vllm":
+        with vllm_server(args.python, args.model, dtype) as (url, pid):
+            sweeps(out, url, common, pid)
+    else:
+        sweeps(out, args.engine, common, args.pid)
+    calibrate_and_predict(out, dtype)
+
+
+def sweeps(out: Path, target: str, options: Sequence[str], pid: int | None) -> None:
+    processors = Processors(pid)
+    for level in ORDER:
+        measure(level, out, target, options, processors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder of the sweeps; those in it are kept")
+    parser.add_argument("--engine", default="bundled", help="bundled, vllm or a URL")
+    parser.add_argument("--python", default=sys.executable, help="the one that has vLLM")
+    parser.add_argument("--pid", type=int, help="of the server behind a URL, if it is here")
+    parser.add_argument("--model", default="demo-110m")
+    parser.add_argument("--dtype", help="of the weights [bfloat16 bundled, float32 others]")
+    parser.add_argument("--judge", type=Path, nargs="+", metavar="RUNS", help="only print")
+    args = parser.parse_args()
+    if args.judge:
+        print("# A real engine, six calibration levels\n\nPrinted by benchmarks/real_engine.py.")
+        for out in args.judge:
+            judge(out)
+    elif args.out is None:
+        parser.error("give --out, or --judge with folders")
+    else:
+        measure_all(args)
+        judge(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The executor over the native step: what it can run here, and a model loaded for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Self
+
+import torch
+
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.native_backend.binding import StepLibrary
+from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
+from lmi_bench.engine.native_backend.forward import NativeForward
+from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
+from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
+from lmi_bench.engine.torch_backend.executor import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MEMORY_SHARE,
+    DEFAULT_MOST_CACHE_TOKENS,
+    Loaded,
+    TorchExecutor,
+    usable_cores,
+)
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
+from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
+from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.quantization.calibration import Told
+from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.weights import Progress
+from lmi_bench.errors import InputError
+from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import check_loadable, read_config
+
+PORTABLE: Final = "portable"
+"""The kernels in the vectors of any processor, which are for those that are not x86."""
+
+
+def step_library(
+    folder: Path, *, block_size: int, tell: Callable[[str], None] | None = None
+) -> StepLibrary:
+    """The compiled step for the model in `folder`; built first where it is not there yet.
+
+    tell  told in one line that a build starts
+
+    Raises NativeUnavailableError where model, block size, compiler or processor do not allow it.
+    """
+    spec = _read_spec(folder)
+    reason = unsupported(spec, block_size)
+    if reason is not None:
+        raise NativeUnavailableError(reason)
+    compiled = StepLibrary(library(tell=tell))
+    if compiled.variants()[0] == PORTABLE and _is_x86():
+        raise NativeUnavailableError("the processor has neither AVX-512 nor AVX2 with FMA")
+    return compiled
+
+
+def _read_spec(folder: Path) -> DecoderSpec:
+    config = read_config(folder)
+    check_loadable(folder, config)
+    if config.get("quantization_config") is not None:
+        raise NativeUnavailableError("its stored weights are quantized")
+    return spec_from_hf_config(folder.resolve().name, config)
+
+
+class NativeExecutor(TorchExecutor):
+    """Runs steps of one model in the compiled library; see `load`. Its numbers are
+    TorchExecutor's, `weights_description` also names kernels and threads."""
+
+    _forward: NativeForward
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
+        num_blocks: int | None = None,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        memory_share: float = DEFAULT_MEMORY_SHARE,
+        most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS,
+        threads: int | None = None,
+        device: str = "cpu",
+        sampling_seed: int | None = None,
+        beside: TorchExecutor | None = None,  # noqa: ARG003  the library has threads of its own
+        progress: Progress | None = None,
+        quantize: QuantizeSettings = NOT_QUANTIZED,
+        told: Told | None = None,  # noqa: ARG003  nothing is calibrated
+        compiled: StepLibrary | None = None,
+        variant: str = "",
+    ) -> Self:
+        """As TorchExecutor.load, and further:
+
+        compiled  of `step_library`; None: found or built here
+        variant   of the kernels; empty: the best that the processor has
+
+        Weights of "bfloat16" are stored so and widened, or multiplied, as they are read. Raises
+        NativeUnavailableError as `step_library`, and for weights that are to be quantized.
+        """
+        if quantize != NOT_QUANTIZED:
+            raise NativeUnavailableError("weights are to be quantized")
+        if block_size < 1:
+            raise InputError(f"block_size must be at least 1, got {block_size}")
+        if num_blocks is not None and num_blocks < 1:
+            raise InputError(f"num_blocks must be at least 1, got {num_blocks}")
+        if threads is not None and threads < 1:
+            raise InputError(f"threads must be at least 1, got {threads}")
+        if compiled is None:
+            compiled = step_library(folder, block_size=block_size)
+        spec = _read_spec(folder)
+        shape = spec.shape(folder.resolve().name)
+        stored, cached = torch_dtype(dtype), torch_dtype(kv_dtype or dtype)
+        count = threads or usable_cores()
+        cores = _own_cores(count)
+        place = torch.device(device)
+
+        def load_all() -> tuple[Loaded, NativeForward]:
+            weights = NativeWeights(folder, spec, stored, progress)
+            layout = KvLayoutShape(
+                num_layers=shape.num_layers,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                block_size=block_size,
+                dtype=cached,
+            )
+            free = free_memory_bytes(place)
+            blocks = num_blocks or blocks_that_fit(
+                free,
+                memory_share,
+                layout.bytes_per_block,
+                most=max(1, most_cache_tokens // block_size),
+            )
+            cache_bytes = weights.take_cache(layout, blocks)
+            forward = NativeForward(
+                compiled,
+                weights,
+                shape,
+                block_size=block_size,
+                num_blocks=blocks,
+                threads=count,
+                cores=cores,
+                variant=variant,
+            )
+            seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
+            loaded = Loaded(
+                ModelRunner(forward, sampling_seed=seed),
+                Precision(stored, stored),
+                blocks,
+                free,
+                layout.bytes_per_block,
+                cache_bytes,
+                str(cached).removeprefix("torch."),
+                weights.nbytes,
+                None,
+            )
+            return loaded, forward
+
+        worker = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="lmi-bench-native",
+            initializer=torch.set_num_threads,
+            initargs=(count,),
+        )
+        try:
+            loaded, forward = worker.submit(load_all).result()
+        except BaseException:
+            worker.shutdown(wait=True)
+            raise
+        made = cls(loaded, shape, block_size, worker)
+        made._forward = forward
+        kernels = variant or compiled.variants()[0]
+        pinned = "pinned" if cores else "not pinned"
+        made.weights_description = (
+            f"{dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''} {pinned}"
+        )
+        return made
+
+    async def close(self) -> None:
+        """Wait for the step that runs, then end the worker and the library's threads."""
+        await super().close()
+        await asyncio.to_thread(self._forward.close)
+
+
+def _own_cores(threads: int) -> list[int]:
+    """A core for each thread where they are as many as this process may use, else none: other
+    engines of this process would be given the same ones."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    cores = sorted(os.sched_getaffinity(0))
+    return cores if len(cores) == threads else []
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")

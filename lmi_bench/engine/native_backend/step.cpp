@@ -1,0 +1,1092 @@
+// One step of a decoder on CPU cores: rows of any mix of prompts and decoding sequences in, logits
+// or likeliest tokens out, keys and values into a paged cache. A C ABI, no library but the system's.
+//
+// The file includes itself once for each instruction set, and the processor decides at run time
+// which copy works: the kernels below are written in vectors of W floats (GCC's vector extension),
+// so that one text serves AVX-512, AVX2 and whatever the compiler knows elsewhere.
+//
+// Weights stand in panels of 64 outputs. float32: [outputs/64][inputs][64]; bfloat16: pairs of
+// inputs side by side, [outputs/64][inputs/2][64][2], which a 16-bit shift or mask widens in a
+// register, and which AVX512-BF16 multiplies as they are; int8: [outputs/64][inputs][64] and a
+// scale an output. Missing outputs of the last panel are zero.
+//
+// The cache holds a page a head: keys [head_dim][block] and values [block][head_dim] (float32), or
+// pairs, keys [head_dim/2][block][2] and values [block/2][head_dim][2] (bfloat16). Scores and sums
+// of values are then the same product as a linear layer's.
+//
+// Every sum runs over its terms in one fixed order, whatever else is in the step: a sequence's
+// logits are the same bit by bit in any batch, chunk or number of threads.
+
+#ifndef LMI_KERNELS  // the part that is there once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+extern "C" {
+
+enum LmiKind : int64_t { LMI_F32 = 0, LMI_BF16 = 1, LMI_INT8 = 2 };
+
+// y = x W^T * scale + bias; scale and bias hold a value for every output of the panels, or are null
+struct LmiLinear {
+  const void* data;
+  const float* scale;
+  const float* bias;
+  int64_t inputs, outputs, kind;
+};
+
+// gate_up: panels of 32 rows of the gate, then the 32 rows of the same features of the other one
+struct LmiLayer {
+  LmiLinear qkv, out, gate_up, down;
+  const float *attention_norm, *mlp_norm;
+  const float *query_norm, *key_norm;  // null: heads are not normalised
+  void *keys, *values;
+  int64_t window;  // tokens seen, itself included; 0: all
+};
+
+struct LmiModel {
+  int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+  int64_t block_size, cache_kind, embedding_kind;
+  int64_t threads;
+  const int32_t* cpus;  // one a thread, or null: threads are not pinned
+  float norm_eps, scale;
+  const LmiLayer* layer;
+  const float* final_norm;
+  const void* embedding;  // [vocab][hidden]
+  LmiLinear head;
+  const float* frequencies;  // [head_dim/2], radians a position
+  float amplitude;           // of cosines and sines
+  // dynamic RoPE: frequencies / (factor * length / trained - factor + 1) ^ (power * exponent)
+  float growth_factor, growth_power, trained_length;  // factor 0: none
+};
+
+struct LmiSequence {
+  int64_t first_row, rows, first_position;
+  int64_t first_block;  // of this sequence's table in `tables`
+};
+
+struct LmiStep {
+  int64_t rows, sequences, sampled;
+  const int32_t* token_ids;     // [rows]
+  const LmiSequence* sequence;  // [sequences]
+  const int32_t* tables;        // block ids of all sequences, one after the other
+  const int32_t* sampled_rows;  // [sampled]
+  float* logits;                // [sampled][vocab], or null
+  int32_t* likeliest;           // [sampled], or null
+};
+}
+
+namespace lmi {
+
+typedef uint16_t bf16;
+
+constexpr int64_t PANEL = 64;         // outputs that are computed together
+constexpr int64_t CHUNK_INPUTS = 256; // inputs whose weights stay in the second cache
+constexpr int64_t CHUNK_ROWS = 240;   // rows that share one pass over a panel
+constexpr int64_t CONTEXT = 512;      // cached tokens between two corrections of the softmax
+constexpr int64_t QUERY_ROWS = 12;    // rows of heads that read a page together
+constexpr int64_t STREAM_AHEAD = 4096;// bytes: how far ahead a weight is asked for that is read once
+
+inline float widened(bf16 v) {
+  uint32_t bits = uint32_t(v) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+inline bf16 rounded(float f) {  // to the nearest, ties to even
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Memory that only grows; large pages where the system gives them, which a long stream needs
+class Buffer {
+ public:
+  ~Buffer() { free(data_); }
+  void* bytes(size_t size) {
+    if (size > size_) {
+      free(data_);
+      size_ = (size + (size_t(2) << 20) - 1) & ~((size_t(2) << 20) - 1);
+      data_ = nullptr;
+      if (posix_memalign(&data_, size_t(2) << 20, size_)) { size_ = 0; throw std::bad_alloc(); }
+#if defined(__linux__)
+      madvise(data_, size_, MADV_HUGEPAGE);
+#endif
+      memset(data_, 0, size_);
+    }
+    return data_;
+  }
+  float* floats(size_t count) { return static_cast<float*>(bytes(count * 4)); }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Threads that run one function together. The caller is the first of them. Between steps they spin
+// for a moment, since the next step comes at once while requests wait, and then sleep.
+class Team {
+ public:
+  Team(int64_t size, const int32_t* cpus) : size_(size) {
+    if (cpus) cpus_.assign(cpus, cpus + size);
+    for (int64_t me = 1; me < size; me++) threads_.emplace_back([this, me] { work(me); });
+  }
+
+  ~Team() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+      round_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  int64_t size() const { return size_; }
+
+  typedef void (*Work)(void*, Team&, int64_t);
+
+  // Runs work(data, team, me) on every thread; `loops` is the most calls of `claim`'s loops in it
+  void run(Work work, void* data, size_t loops) {
+    if (counters_.size() < loops) counters_ = std::vector<Counter>(loops);
+    for (size_t i = 0; i < loops; i++) counters_[i].next.store(0, std::memory_order_relaxed);
+    work_ = work;
+    data_ = data;
+#if defined(__linux__)
+    cpu_set_t before;
+    bool moved = !cpus_.empty() && !sched_getaffinity(0, sizeof before, &before);
+    if (moved) pin(cpus_[0]);
+#endif
+    if (size_ > 1) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        round_.fetch_add(1);
+      }
+      wake_.notify_all();
+    }
+    work(data, *this, 0);
+    meet();  // nobody looks at `data` any more
+#if defined(__linux__)
+    if (moved) sched_setaffinity(0, sizeof before, &before);
+#endif
+  }
+
+  // The next piece of the `loop`-th loop that nobody has yet
+  int64_t claim(int64_t loop) {
+    return counters_[loop].next.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Returns when every thread is here
+  void meet() {
+    if (size_ == 1) return;
+    uint32_t phase = phase_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
+      if (spins < 4000) pause();
+      else std::this_thread::yield();
+    }
+  }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next{0};
+    Counter() = default;
+    Counter(const Counter&) {}
+  };
+
+  static void pin(int32_t cpu) {
+#if defined(__linux__)
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+#else
+    (void)cpu;
+#endif
+  }
+
+  void work(int64_t me) {
+    if (!cpus_.empty()) pin(cpus_[me]);
+    uint32_t seen = 0;
+    for (;;) {
+      for (int spins = 0; spins < 2000 && round_.load(std::memory_order_acquire) == seen; spins++)
+        pause();
+      if (round_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
+      }
+      seen = round_.load(std::memory_order_acquire);
+      if (stop_) return;
+      work_(data_, *this, me);
+      meet();
+    }
+  }
+
+  int64_t size_;
+  std::vector<int32_t> cpus_;
+  std::vector<std::thread> threads_;
+  std::vector<Counter> counters_;
+  Work work_ = nullptr;
+  void* data_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  alignas(64) std::atomic<uint32_t> round_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) std::atomic<int64_t> arrived_{0};
+};
+
+// Rows of one sequence that read its pages together
+struct Queries {
+  int64_t sequence, first, count;
+};
+
+// What one thread works with
+struct Scratch {
+  float *sums, *wide, *queries, *scores, *out, *top, *total;
+  int64_t span;  // cached tokens that `scores` has room for
+};
+
+struct Engine;
+typedef void (*StepFunction)(Engine&, Team&, int64_t);
+
+struct Engine {
+  LmiModel model;
+  std::vector<LmiLayer> layers;
+  std::unique_ptr<Team> team;
+  StepFunction step_function = nullptr;
+  const char* variant = "";
+  bool narrow_rows = false;  // rows go into products as bfloat16
+
+  // the step in progress
+  const LmiStep* step = nullptr;
+  std::vector<Queries> queries;
+  std::vector<int32_t> position;  // [rows]
+  std::vector<int32_t> sequence;  // [rows]
+  int64_t query_rows = 1;
+  int64_t x_stride = 0, h_stride = 0, qkv_stride = 0, attended_stride = 0, inner_stride = 0;
+  float *x = nullptr, *last_x = nullptr, *qkv = nullptr, *turn = nullptr, *best = nullptr;
+  char *h = nullptr, *attended = nullptr, *last_attended = nullptr, *inner = nullptr;
+  int32_t* best_id = nullptr;
+  Buffer buffers[10];
+  std::vector<Buffer> scratch_memory;
+  std::vector<Scratch> scratch;  // one a thread
+};
+
+inline int64_t panels(const LmiLinear& w) { return (w.outputs + PANEL - 1) / PANEL; }
+
+}  // namespace lmi
+
+#define LMI_KERNELS
+#define LMI_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define LMI_TARGET(sets) \
+  LMI_PRAGMA(clang attribute push(__attribute__((target(sets))), apply_to = function))
+#define LMI_TARGET_END LMI_PRAGMA(clang attribute pop)
+#else
+#define LMI_TARGET(sets) LMI_PRAGMA(GCC push_options) LMI_PRAGMA(GCC target(sets))
+#define LMI_TARGET_END LMI_PRAGMA(GCC pop_options)
+#endif
+
+#if defined(__x86_64__)
+#define LMI_NAME avx512_bf16
+#define LMI_WIDTH 16
+#define LMI_DOT 1
+LMI_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")
+#include __FILE__
+LMI_TARGET_END
+
+#define LMI_NAME avx512
+#define LMI_WIDTH 16
+#define LMI_DOT 0
+LMI_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+#include __FILE__
+LMI_TARGET_END
+
+#define LMI_NAME avx2
+#define LMI_WIDTH 8
+#define LMI_DOT 0
+LMI_TARGET("avx2,fma")
+#include __FILE__
+LMI_TARGET_END
+#endif
+
+#define LMI_NAME portable
+#define LMI_WIDTH 4
+#define LMI_DOT 0
+#include __FILE__
+
+namespace lmi {
+
+// A copy of the kernels, from the most to the least that it asks of a processor
+struct Variant {
+  const char* name;
+  bool works;
+  StepFunction step;
+  bool dot;
+};
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
+#if defined(LMI_IMITATE_DOT)
+  dot = avx512;
+#endif
+  all.push_back({"avx512_bf16", dot, avx512_bf16::step, true});
+  all.push_back({"avx512", avx512, avx512::step, false});
+  all.push_back({"avx2", avx2, avx2::step, false});
+#endif
+  all.push_back({"portable", true, portable::step, false});
+  return all;
+}
+
+const Variant* chosen(const std::vector<Variant>& all, const char* name) {
+  for (auto& variant : all)
+    if (variant.works && (!name || !*name || !strcmp(name, variant.name))) return &variant;
+  return nullptr;
+}
+
+// What the step is made of: which rows read their pages together, and where each row stands
+void lay_out(Engine& e, const LmiStep& s) {
+  e.position.resize(s.rows);
+  e.sequence.resize(s.rows);
+  e.queries.clear();
+  for (int64_t i = 0; i < s.sequences; i++) {
+    const LmiSequence& sequence = s.sequence[i];
+    for (int64_t r = 0; r < sequence.rows; r++) {
+      e.position[sequence.first_row + r] = int32_t(sequence.first_position + r);
+      e.sequence[sequence.first_row + r] = int32_t(i);
+    }
+    for (int64_t r = 0; r < sequence.rows; r += e.query_rows)
+      e.queries.push_back({i, r, std::min(e.query_rows, sequence.rows - r)});
+  }
+}
+
+Scratch scratch_in(Buffer& memory, const Engine& e) {
+  const LmiModel& m = e.model;
+  const int64_t heads = e.query_rows * (m.heads / m.kv_heads);
+  const int64_t span = std::max(m.block_size, CONTEXT / m.block_size * m.block_size);
+  const int64_t sizes[] = {CHUNK_ROWS * PANEL, CHUNK_INPUTS * PANEL, heads * m.head_dim,
+                           heads * span,       heads * m.head_dim,   heads,
+                           heads};
+  int64_t starts[8] = {0};
+  for (int i = 0; i < 7; i++) starts[i + 1] = starts[i] + (sizes[i] + 15) / 16 * 16;
+  float* at = memory.floats(starts[7]);
+  return {at,
+          at + starts[1],
+          at + starts[2],
+          at + starts[3],
+          at + starts[4],
+          at + starts[5],
+          at + starts[6],
+          span};
+}
+
+void take_memory(Engine& e, const LmiStep& s) {
+  const LmiModel& m = e.model;
+  size_t rows = s.rows, sampled = s.sampled, row_bytes = e.narrow_rows ? 2 : 4;
+  e.x = e.buffers[0].floats(rows * e.x_stride);
+  e.h = (char*)e.buffers[1].bytes(rows * e.h_stride * row_bytes);
+  e.qkv = e.buffers[2].floats(rows * e.qkv_stride);
+  e.attended = (char*)e.buffers[3].bytes(rows * e.attended_stride * row_bytes);
+  e.inner = (char*)e.buffers[4].bytes(rows * e.inner_stride * row_bytes);
+  e.turn = e.buffers[5].floats(rows * m.head_dim);
+  e.last_x = e.buffers[6].floats(sampled * e.x_stride);
+  e.last_attended = (char*)e.buffers[7].bytes(sampled * e.attended_stride * row_bytes);
+  e.best = e.buffers[8].floats(sampled * panels(m.head));
+  e.best_id = (int32_t*)e.buffers[9].floats(sampled * panels(m.head));
+}
+
+}  // namespace lmi
+
+using namespace lmi;
+
+extern "C" {
+
+// Names of the copies that this processor can run, the best first, with commas between them
+const char* lmi_variants() {
+  static const std::string names = [] {
+    std::string text;
+    for (auto& variant : variants())
+      if (variant.works) text += (text.empty() ? "" : ",") + std::string(variant.name);
+    return text;
+  }();
+  return names.c_str();
+}
+
+// Null without memory or without a copy of that name; an empty name takes the best. What the
+// arguments point to has to stay where it is.
+void* lmi_open(const LmiModel* model, const char* variant_name) {
+  auto all = variants();
+  const Variant* variant = chosen(all, variant_name);
+  if (!variant) return nullptr;
+  try {
+    std::unique_ptr<Engine> e(new Engine);
+    e->model = *model;
+    e->layers.assign(model->layer, model->layer + model->layers);
+    e->step_function = variant->step;
+    e->narrow_rows = variant->dot && e->layers[0].qkv.kind == LMI_BF16;
+    auto padded = [](int64_t n) { return (n + PANEL - 1) / PANEL * PANEL + 16; };
+    e->x_stride = e->h_stride = padded(model->hidden);
+    e->qkv_stride = padded(e->layers[0].qkv.outputs);
+    e->attended_stride = padded(model->heads * model->head_dim);
+    e->inner_stride = padded(model->ffn);
+    e->query_rows = std::max<int64_t>(1, QUERY_ROWS * model->kv_heads / model->heads);
+    e->scratch_memory = std::vector<Buffer>(model->threads);
+    for (auto& memory : e->scratch_memory) e->scratch.push_back(scratch_in(memory, *e));
+    e->team.reset(new Team(model->threads, model->cpus));
+    return e.release();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// 0, or 1 when memory is short
+int lmi_step(void* engine, const LmiStep* step) {
+  Engine& e = *static_cast<Engine*>(engine);
+  try {
+    e.step = step;
+    lay_out(e, *step);
+    take_memory(e, *step);
+    e.team->run([](void* data, Team& team, int64_t me) {
+      Engine& engine = *static_cast<Engine*>(data);
+      engine.step_function(engine, team, me);
+    }, &e, e.model.layers * 9 + 8);
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
+}
+
+void lmi_close(void* engine) { delete static_cast<Engine*>(engine); }
+}
+
+#else  // the kernels, once an instruction set
+
+namespace lmi {
+namespace LMI_NAME {
+
+#define LMI_INLINE static inline __attribute__((always_inline))
+
+constexpr int64_t W = LMI_WIDTH;
+constexpr int NARROW = 16 / W;  // vectors of 16 columns
+
+// Tiles whose sums stay in registers, in rows and vectors of columns: a wide one reads whole panels,
+// a tall one widens and loads each weight for more rows
+constexpr int WIDE_ROWS = 6, WIDE = W == 16 ? 4 : NARROW;
+constexpr int TALL_ROWS = W == 16 ? 13 : 6, TALL = W == 16 ? 2 : NARROW;
+constexpr int TALL_LEAST = (TALL_ROWS + 1) / 2;  // of TALL_ROWS + 1 rows, shared out evenly
+
+typedef float Vector __attribute__((vector_size(W * 4)));
+typedef int32_t Integers __attribute__((vector_size(W * 4)));
+typedef uint32_t Bits __attribute__((vector_size(W * 4)));
+typedef float LooseVector __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef uint32_t LooseBits __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
+
+LMI_INLINE Vector load(const float* p) { return *(const LooseVector*)p; }
+LMI_INLINE void store(float* p, Vector v) { *(LooseVector*)p = v; }
+LMI_INLINE Vector all(float f) { return Vector{} + f; }
+
+LMI_INLINE Vector highest(Vector a, Vector b) { return a > b ? a : b; }
+
+LMI_INLINE float sum(Vector v) {
+  float total = 0;
+  for (int i = 0; i < W; i++) total += v[i];
+  return total;
+}
+
+LMI_INLINE float highest(Vector v) {
+  float most = v[0];
+  for (int i = 1; i < W; i++) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+// e^x to about one unit in the last place; 0 below -87 (Cephes' polynomial)
+LMI_INLINE Vector exponential(Vector x) {
+  const Vector round = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Vector clamped = x < -87.0f ? all(-87.0f) : x;
+  clamped = clamped > 88.0f ? all(88.0f) : clamped;
+  Vector shifted = clamped * 1.44269504088896341f + round;
+  Vector n = shifted - round;
+  Vector r = clamped - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vector p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Vector result = p * (Vector)((((Integers)shifted - (Integers)round) + 127) << 23);
+  return x < -87.0f ? Vector{} : result;
+}
+
+// Rows that go into a product: float32, or bfloat16 where the processor multiplies that
+struct Rows {
+  char* data;
+  int64_t stride;
+  bool narrow;
+
+  const float* wide(int64_t row) const { return (const float*)data + row * stride; }
+  const bf16* halves(int64_t row) const { return (const bf16*)data + row * stride; }
+
+  void put(int64_t row, int64_t column, Vector v) const {
+    if (!narrow) return store((float*)data + row * stride + column, v);
+    bf16* to = (bf16*)data + row * stride + column;
+    for (int i = 0; i < W; i++) to[i] = rounded(v[i]);
+  }
+};
+
+// Products of a tile: M rows by C vectors of columns, y (+)= x w. Every step along the inputs asks for
+// LINES cache lines at `ahead`, which then moves on by `hop` bytes.
+
+template <int M, int C>
+LMI_INLINE void begin(Vector (&sums)[M][C], const float* y, int64_t ys, bool add) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++) sums[m][c] = add ? load(y + m * ys + c * W) : Vector{};
+}
+
+template <int M, int C>
+LMI_INLINE void end(const Vector (&sums)[M][C], float* y, int64_t ys) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++) store(y + m * ys + c * W, sums[m][c]);
+}
+
+struct Floats {  // w[k][stride]
+  typedef float Row;
+  static constexpr int STEP = 1;  // inputs of a step
+  template <int M, int C, int LINES>
+  LMI_INLINE void tile(const float* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
+                       float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
+    const float* w = (const float*)weights;
+    Vector sums[M][C];
+    begin(sums, y, ys, add);
+    for (int64_t i = 0; i < k; i++) {
+      Vector column[C];
+#pragma GCC unroll 16
+      for (int c = 0; c < C; c++) column[c] = load(w + i * stride + c * W);
+#pragma GCC unroll 16
+      for (int line = 0; line < LINES; line++)
+        __builtin_prefetch(ahead + i * hop + line * 64, 0, 2);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) {
+        float f = x[m * xs + i];
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) sums[m][c] += column[c] * f;
+      }
+    }
+    end(sums, y, ys);
+  }
+};
+
+struct Pairs {  // bfloat16 w[k/2][stride][2], widened in registers
+  typedef float Row;
+  static constexpr int STEP = 2;
+  template <int M, int C, int LINES>
+  LMI_INLINE void tile(const float* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
+                       float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
+    const uint32_t* w = (const uint32_t*)weights;
+    Vector sums[M][C];
+    begin(sums, y, ys, add);
+    for (int64_t i = 0; i < k / 2; i++) {
+      Vector column[C];
+#pragma GCC unroll 16
+      for (int line = 0; line < LINES; line++)
+        __builtin_prefetch(ahead + i * hop + line * 64, 0, 2);
+#pragma GCC unroll 16
+      for (int c = 0; c < C; c++)
+        column[c] = (Vector)(*(const LooseBits*)(w + i * stride + c * W) << 16);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) {
+        float f = x[m * xs + 2 * i];
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) sums[m][c] += column[c] * f;
+      }
+#pragma GCC unroll 16
+      for (int c = 0; c < C; c++)
+        column[c] = (Vector)(*(const LooseBits*)(w + i * stride + c * W) & 0xffff0000u);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) {
+        float f = x[m * xs + 2 * i + 1];
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) sums[m][c] += column[c] * f;
+      }
+    }
+    end(sums, y, ys);
+  }
+};
+
+#if LMI_DOT
+LMI_INLINE Vector dot(Vector total, Bits weights, uint32_t row) {
+#if defined(LMI_IMITATE_DOT)
+  Vector low = (Vector)(weights << 16), high = (Vector)(weights & 0xffff0000u);
+  return total + (low * widened(bf16(row)) + high * widened(bf16(row >> 16)));
+#else
+  return (Vector)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights,
+                                  (__m512bh)_mm512_set1_epi32(int(row)));
+#endif
+}
+
+struct DotPairs {  // bfloat16 w[k/2][stride][2] times bfloat16 rows
+  typedef bf16 Row;
+  static constexpr int STEP = 2;
+  template <int M, int C, int LINES>
+  LMI_INLINE void tile(const bf16* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
+                       float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
+    const uint32_t* w = (const uint32_t*)weights;
+    Vector sums[M][C];
+    begin(sums, y, ys, add);
+    for (int64_t i = 0; i < k / 2; i++) {
+      Bits column[C];
+#pragma GCC unroll 16
+      for (int c = 0; c < C; c++) column[c] = *(const LooseBits*)(w + i * stride + c * W);
+#pragma GCC unroll 16
+      for (int line = 0; line < LINES; line++)
+        __builtin_prefetch(ahead + i * hop + line * 64, 0, 2);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; m++) {
+        uint32_t pair;
+        memcpy(&pair, x + m * xs + 2 * i, 4);
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) sums[m][c] = dot(sums[m][c], column[c], pair);
+      }
+    }
+    end(sums, y, ys);
+  }
+};
+#endif
+
+// One tile of LEAST to MOST rows
+template <class Weights, int LEAST, int MOST, int C, int LINES>
+static void tile(int64_t rows, const typename Weights::Row* x, int64_t xs, const char* w,
+                 int64_t stride, int64_t k, float* y, int64_t ys, bool add, const char* ahead,
+                 int64_t hop) {
+  if constexpr (MOST > LEAST)
+    if (rows < MOST)
+      return tile<Weights, LEAST, MOST - 1, C, LINES>(rows, x, xs, w, stride, k, y, ys, add, ahead,
+                                                      hop);
+  Weights::template tile<MOST, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead, hop);
+}
+
+// y[rows][columns] (+)= x w for columns in sixteens. The first `asking` tiles ask for what is at
+// `ahead` and on from there, `hop` bytes a step.
+template <class Weights, int LEAST, int MOST, int C, int LINES>
+static void tiles(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
+                  const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
+                  const char* ahead, int64_t hop, int64_t asking) {
+  constexpr int64_t COLUMN_BYTES = 4;  // of a step: one float or a pair of halves
+  const int64_t count = (rows + MOST - 1) / MOST;
+  for (int64_t t = 0, first = 0; t < count; t++) {
+    const int64_t height = (rows - first + count - t - 1) / (count - t);
+    const typename Weights::Row* from = x + first * xs;
+    float* to = y + first * ys;
+    int64_t c = 0;
+    for (; c + C * W <= columns; c += C * W) {
+      const char* column = w + c * COLUMN_BYTES;
+      const bool asks = asking-- > 0;
+      tile<Weights, LEAST, MOST, C, LINES>(height, from, xs, column, stride, k, to + c, ys, add,
+                                           asks ? ahead : column, asks ? hop : 0);
+      ahead += k / Weights::STEP * hop;
+    }
+    if (c < columns)
+      tiles<Weights, 1, WIDE_ROWS, NARROW, 0>(height, columns - c, from, xs, w + c * COLUMN_BYTES,
+                                              stride, k, to + c, ys, add, nullptr, 0, 0);
+    first += height;
+  }
+}
+
+// As `tiles`, in the shape that suits so many rows: one asks for the bytes that follow, as many as it
+// reads, over all of its tiles or the first few
+template <class Weights>
+static void product(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
+                    const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
+                    const char* ahead) {
+  if (rows <= WIDE_ROWS)
+    return tiles<Weights, 1, WIDE_ROWS, WIDE, 4>(rows, columns, x, xs, w, stride, k, y, ys, add,
+                                                 ahead, 256, 1);
+  const bool one = rows <= TALL_ROWS;
+  tiles<Weights, TALL_LEAST, TALL_ROWS, TALL, 2>(rows, columns, x, xs, w, stride, k, y, ys, add,
+                                                 ahead, one ? 128 : 64, one ? 2 : 4);
+}
+
+// Linear layers
+
+LMI_INLINE int64_t bytes_an_input(const LmiLinear& w) {  // in a panel
+  return PANEL * (w.kind == LMI_F32 ? 4 : w.kind == LMI_BF16 ? 2 : 1);
+}
+
+LMI_INLINE const char* panel_at(const LmiLinear& w, int64_t panel) {
+  return (const char*)w.data + panel * w.inputs * bytes_an_input(w);
+}
+
+static void widen_bytes(const char* from, int64_t k, float* to) {
+  for (int64_t i = 0; i < k * PANEL; i += W)
+    store(to + i, __builtin_convertvector(*(const Bytes*)(from + i), Vector));
+}
+
+// sums[rows][PANEL] = x[first ..] times one panel; `next` is what will be read after it. What is read
+// ahead: a few lines of the same panel where one tile streams it, else the next chunk.
+static void panel_sums(const LmiLinear& w, int64_t panel, const Rows& x, int64_t first, int64_t rows,
+                       float* sums, float* wide, const char* next) {
+  const char* p = panel_at(w, panel);
+  const int64_t k = w.inputs, bytes = bytes_an_input(w);
+  const bool stream = rows <= WIDE_ROWS;
+  const int64_t chunk = stream && W == 16 && w.kind != LMI_INT8 ? k
+                        : x.narrow                             ? 4 * CHUNK_INPUTS
+                                                               : CHUNK_INPUTS;
+  for (int64_t done = 0; done < k; done += chunk) {
+    const int64_t n = std::min(chunk, k - done);
+    const char* here = p + done * bytes;
+    const char* ahead = stream ? here + STREAM_AHEAD : done + n < k ? here + n * bytes : next;
+    if (w.kind == LMI_F32) {
+      product<Floats>(rows, PANEL, x.wide(first) + done, x.stride, here, PANEL, n, sums, PANEL,
+                      done > 0, ahead);
+    } else if (w.kind == LMI_INT8) {
+      widen_bytes(here, n, wide);
+      product<Floats>(rows, PANEL, x.wide(first) + done, x.stride, (const char*)wide, PANEL, n, sums,
+                      PANEL, done > 0, ahead);
+    } else if (!x.narrow) {
+      product<Pairs>(rows, PANEL, x.wide(first) + done, x.stride, here, PANEL, n, sums, PANEL,
+                     done > 0, ahead);
+    } else {
+#if LMI_DOT
+      product<DotPairs>(rows, PANEL, x.halves(first) + done, x.stride, here, PANEL, n, sums, PANEL,
+                        done > 0, ahead);
+#endif
+    }
+  }
+}
+
+// Calls finish(row, panel, sums of the panel) for every row and panel of x W^T
+template <class Finish>
+LMI_INLINE void linear(Team& team, int64_t loop, const Scratch& s, const LmiLinear& w, const Rows& x,
+                       int64_t rows, Finish finish) {
+  const int64_t width = panels(w), chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+  for (int64_t job; (job = team.claim(loop)) < width * chunks;) {
+    const int64_t chunk = job / width, panel = job % width;
+    const int64_t first = rows * chunk / chunks, count = rows * (chunk + 1) / chunks - first;
+    const int64_t next = std::min(job + team.size(), width * chunks - 1) % width;
+    panel_sums(w, panel, x, first, count, s.sums, s.wide, panel_at(w, next));
+    for (int64_t r = 0; r < count; r++) {
+      float* sums = s.sums + r * PANEL;
+      for (int64_t c = 0; c < PANEL; c += W) {
+        Vector v = load(sums + c);
+        if (w.scale) v = v * load(w.scale + panel * PANEL + c);
+        if (w.bias) v = v + load(w.bias + panel * PANEL + c);
+        store(sums + c, v);
+      }
+      finish(first + r, panel, (const float*)sums);
+    }
+  }
+  team.meet();
+}
+
+template <class Each>
+LMI_INLINE void for_each(Team& team, int64_t loop, int64_t count, Each each) {
+  for (int64_t i; (i = team.claim(loop)) < count;) each(i);
+  team.meet();
+}
+
+// Between the linear layers
+
+static void normalise(const float* x, const float* weight, float eps, int64_t n, const Rows& to,
+                      int64_t row) {
+  Vector squares{};
+  for (int64_t i = 0; i < n; i += W) squares += load(x + i) * load(x + i);
+  const float factor = 1.0f / std::sqrt(sum(squares) / float(n) + eps);
+  for (int64_t i = 0; i < n; i += W) to.put(row, i, load(x + i) * factor * load(weight + i));
+}
+
+static void embed(Engine& e, int64_t row) {
+  const LmiModel& m = e.model;
+  const int64_t at = int64_t(e.step->token_ids[row]) * m.hidden;
+  float* x = e.x + row * e.x_stride;
+  if (m.embedding_kind == LMI_F32) {
+    memcpy(x, (const float*)m.embedding + at, m.hidden * 4);
+  } else {
+    const bf16* from = (const bf16*)m.embedding + at;
+    for (int64_t i = 0; i < m.hidden; i++) x[i] = widened(from[i]);
+  }
+}
+
+// Cosines, then sines, of one row
+static void turns(Engine& e, int64_t row) {
+  const LmiModel& m = e.model;
+  const int64_t half = m.head_dim / 2;
+  const LmiSequence& sequence = e.step->sequence[e.sequence[row]];
+  const float length = float(sequence.first_position + sequence.rows);
+  float slower = 1.0f;
+  if (m.growth_factor > 0 && length > m.trained_length)
+    slower = powf(m.growth_factor * (length / m.trained_length) - (m.growth_factor - 1.0f),
+                  m.growth_power);
+  float* to = e.turn + row * m.head_dim;
+  for (int64_t i = 0; i < half; i++) {
+    float frequency = m.frequencies[i];
+    if (slower != 1.0f) frequency /= powf(slower, float(2 * i) / float(m.head_dim));
+    const float angle = float(e.position[row]) * frequency;
+    to[i] = cosf(angle) * m.amplitude;
+    to[half + i] = sinf(angle) * m.amplitude;
+  }
+}
+
+static void turn_head(float* x, const float* turn, int64_t half, float scale) {
+  for (int64_t i = 0; i < half; i++) {
+    const float a = x[i], b = x[half + i], cosine = turn[i], sine = turn[half + i];
+    x[i] = (a * cosine - b * sine) * scale;
+    x[half + i] = (b * cosine + a * sine) * scale;
+  }
+}
+
+// Queries and keys of one row turned, keys and values into the cache
+static void keep(Engine& e, const LmiLayer& layer, int64_t row) {
+  const LmiModel& m = e.model;
+  const int64_t d = m.head_dim, block = m.block_size, position = e.position[row];
+  const LmiSequence& sequence = e.step->sequence[e.sequence[row]];
+  const int64_t page = e.step->tables[sequence.first_block + position / block];
+  const int64_t at = position % block;
+  const float* turn = e.turn + row * d;
+  float* qkv = e.qkv + row * e.qkv_stride;
+  for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
+    float* x = qkv + h * d;
+    const float* norm = h < m.heads ? layer.query_norm : layer.key_norm;
+    if (norm) normalise(x, norm, m.norm_eps, d, Rows{(char*)x, 0, false}, 0);
+    turn_head(x, turn, d / 2, h < m.heads ? m.scale : 1.0f);
+  }
+  for (int64_t h = 0; h < m.kv_heads; h++) {
+    const float* k = qkv + (m.heads + h) * d;
+    const float* v = k + m.kv_heads * d;
+    const int64_t start = (page * m.kv_heads + h) * block * d;
+    if (m.cache_kind == LMI_F32) {
+      float* keys = (float*)layer.keys + start + at;
+      for (int64_t i = 0; i < d; i++) keys[i * block] = k[i];
+      memcpy((float*)layer.values + start + at * d, v, d * 4);
+    } else {
+      bf16* keys = (bf16*)layer.keys + start + at * 2;
+      for (int64_t i = 0; i < d; i += 2) {
+        keys[i * block] = rounded(k[i]);
+        keys[i * block + 1] = rounded(k[i + 1]);
+      }
+      bf16* values = (bf16*)layer.values + start + at / 2 * 2 * d + at % 2;
+      for (int64_t i = 0; i < d; i++) values[2 * i] = rounded(v[i]);
+    }
+  }
+}
+
+// Scores to weights over columns that stand for tokens base .. base + columns; out and total are
+// brought to the new top. `sees` .. `end` are the tokens that the row sees.
+static void soften(float* scores, int64_t columns, int64_t base, int64_t sees, int64_t end,
+                   float* out, int64_t d, float* top, float* total) {
+  const float nothing = -INFINITY;
+  for (int64_t t = 0; t < std::min(columns, sees - base); t++) scores[t] = nothing;
+  for (int64_t t = std::max<int64_t>(0, end - base); t < columns; t++) scores[t] = nothing;
+  Vector most = all(nothing);
+  for (int64_t t = 0; t < columns; t += W) most = highest(most, load(scores + t));
+  const float reached = std::max(*top, highest(most));
+  if (reached == nothing) {
+    memset(scores, 0, columns * 4);
+    return;
+  }
+  Vector sums{};
+  for (int64_t t = 0; t < columns; t += W) {
+    Vector weight = exponential(load(scores + t) - reached);
+    sums += weight;
+    store(scores + t, weight);
+  }
+  if (reached != *top) {
+    const float correction = exponential(all(*top - reached))[0];
+    *total *= correction;
+    for (int64_t i = 0; i < d; i += W) store(out + i, load(out + i) * correction);
+    *top = reached;
+  }
+  *total += sum(sums);
+}
+
+// What some rows of one sequence gather from their context, for the query heads of one KV head
+template <class Cache>
+static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, int64_t head,
+                   const Scratch& s, const Rows& to) {
+  const LmiModel& m = e.model;
+  const int64_t d = m.head_dim, block = m.block_size, group = m.heads / m.kv_heads;
+  const int64_t heads = rows.count * group, page_bytes = block * d * (4 / Cache::STEP);
+  const LmiSequence& sequence = e.step->sequence[rows.sequence];
+  const int32_t* table = e.step->tables + sequence.first_block;
+  const int64_t first_row = sequence.first_row + rows.first;
+  const int64_t first = sequence.first_position + rows.first, end = first + rows.count;
+  auto sees = [&](int64_t position) {
+    return layer.window ? std::max<int64_t>(0, position - layer.window + 1) : 0;
+  };
+  for (int64_t g = 0; g < heads; g++) {
+    const float* q = e.qkv + (first_row + g / group) * e.qkv_stride + (head * group + g % group) * d;
+    memcpy(s.queries + g * d, q, d * 4);
+    s.top[g] = -INFINITY;
+    s.total[g] = 0;
+  }
+  memset(s.out, 0, heads * d * 4);
+  auto page_of = [&](const void* pages, int64_t page) {
+    return (const char*)pages + (table[page] * m.kv_heads + head) * page_bytes;
+  };
+  auto filled = [&](int64_t page) {  // columns of a page that hold tokens, in sixteens
+    return std::min(block, (end - page * block + 15) / 16 * 16);
+  };
+  for (int64_t from = sees(first) / s.span * s.span; from < end; from += s.span) {
+    const int64_t first_page = std::max(from, sees(first)) / block;
+    const int64_t stop_page = (std::min(from + s.span, end) + block - 1) / block;
+    const int64_t base = first_page * block;
+    for (int64_t page = first_page; page < stop_page; page++)
+      product<Cache>(heads, filled(page), s.queries, d, page_of(layer.keys, page), block, d,
+                        s.scores + page * block - base, s.span, false,
+                        page + 1 < stop_page ? page_of(layer.keys, page + 1)
+                                             : page_of(layer.values, first_page));
+    const int64_t columns = (stop_page - 1) * block + filled(stop_page - 1) - base;
+    for (int64_t g = 0; g < heads; g++) {
+      const int64_t position = first + g / group;
+      soften(s.scores + g * s.span, columns, base, sees(position), position + 1, s.out + g * d, d,
+             s.top + g, s.total + g);
+    }
+    for (int64_t page = first_page; page < stop_page; page++)
+      product<Cache>(heads, d, s.scores + page * block - base, s.span,
+                        page_of(layer.values, page), d, filled(page), s.out, d, true,
+                        page_of(layer.values, std::min(page + 1, stop_page - 1)));
+  }
+  for (int64_t g = 0; g < heads; g++)
+    for (int64_t i = 0; i < d; i += W)
+      to.put(first_row + g / group, (head * group + g % group) * d + i,
+             load(s.out + g * d + i) / s.total[g]);
+}
+
+// The highest of a panel's columns below `vocab`, the first of equal ones
+static void likeliest_of(Engine& e, int64_t row, int64_t panel, const float* sums) {
+  const int64_t first = panel * PANEL, count = std::min(PANEL, e.model.vocab - first);
+  int64_t best = 0;
+  for (int64_t c = 1; c < count; c++)
+    if (sums[c] > sums[best]) best = c;
+  const int64_t at = row * panels(e.model.head) + panel;
+  e.best[at] = sums[best];
+  e.best_id[at] = int32_t(first + best);
+}
+
+// Every thread of the team runs this; what stands between two `loop`s is done by each
+void step(Engine& e, Team& team, int64_t me) {
+  const LmiModel& m = e.model;
+  const LmiStep& now = *e.step;
+  const Scratch& s = e.scratch[me];
+  const Rows h{e.h, e.h_stride, e.narrow_rows}, inner{e.inner, e.inner_stride, e.narrow_rows};
+  Rows attended{e.attended, e.attended_stride, e.narrow_rows};
+  int64_t rows = now.rows, loop = 0;
+  float* x = e.x;
+  auto norm = [&](const float* weight) {
+    for_each(team, loop++, rows, [&](int64_t row) {
+      normalise(x + row * e.x_stride, weight, m.norm_eps, m.hidden, h, row);
+    });
+  };
+  auto add_to_x = [&](int64_t row, int64_t panel, const float* sums) {
+    float* to = x + row * e.x_stride + panel * PANEL;
+    for (int64_t c = 0; c < PANEL; c += W) store(to + c, load(to + c) + load(sums + c));
+  };
+  for_each(team, loop++, rows, [&](int64_t row) {
+    embed(e, row);
+    turns(e, row);
+  });
+  for (int64_t index = 0; index < m.layers; index++) {
+    const LmiLayer& layer = e.layers[index];
+    norm(layer.attention_norm);
+    linear(team, loop++, s, layer.qkv, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
+      memcpy(e.qkv + row * e.qkv_stride + panel * PANEL, sums, PANEL * 4);
+    });
+    for_each(team, loop++, rows, [&](int64_t row) { keep(e, layer, row); });
+    for_each(team, loop++, int64_t(e.queries.size()) * m.kv_heads, [&](int64_t job) {
+      const Queries& some = e.queries[job / m.kv_heads];
+      if (m.cache_kind == LMI_F32)
+        attend<Floats>(e, layer, some, job % m.kv_heads, s, attended);
+      else
+        attend<Pairs>(e, layer, some, job % m.kv_heads, s, attended);
+    });
+    if (index == m.layers - 1) {  // from here on a row feeds only its own logits
+      const int64_t bytes = m.heads * m.head_dim * (e.narrow_rows ? 2 : 4);
+      const int64_t stride = e.attended_stride * (e.narrow_rows ? 2 : 4);
+      for_each(team, loop++, now.sampled, [&](int64_t i) {
+        const int64_t row = now.sampled_rows[i];
+        memcpy(e.last_x + i * e.x_stride, x + row * e.x_stride, m.hidden * 4);
+        memcpy(e.last_attended + i * stride, e.attended + row * stride, bytes);
+      });
+      x = e.last_x;
+      attended.data = e.last_attended;
+      rows = now.sampled;
+    }
+    linear(team, loop++, s, layer.out, attended, rows, add_to_x);
+    norm(layer.mlp_norm);
+    linear(team, loop++, s, layer.gate_up, h, rows,
+           [&](int64_t row, int64_t panel, const float* sums) {
+             for (int64_t c = 0; c < PANEL / 2; c += W) {
+               const Vector gate = load(sums + c), up = load(sums + PANEL / 2 + c);
+               inner.put(row, panel * (PANEL / 2) + c, gate / (exponential(-gate) + 1.0f) * up);
+             }
+           });
+    linear(team, loop++, s, layer.down, inner, rows, add_to_x);
+  }
+  norm(m.final_norm);
+  linear(team, loop++, s, m.head, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
+    const int64_t count = std::min(PANEL, m.vocab - panel * PANEL);
+    if (now.logits) memcpy(now.logits + row * m.vocab + panel * PANEL, sums, count * 4);
+    if (now.likeliest) likeliest_of(e, row, panel, sums);
+  });
+  if (!now.likeliest) return;
+  for_each(team, loop++, rows, [&](int64_t row) {
+    const int64_t width = panels(m.head);
+    const float* best = e.best + row * width;
+    int64_t top = 0;
+    for (int64_t p = 1; p < width; p++)
+      if (best[p] > best[top]) top = p;
+    now.likeliest[row] = e.best_id[row * width + top];
+  });
+}
+
+}  // namespace LMI_NAME
+}  // namespace lmi
+
+#undef LMI_INLINE
+#undef LMI_NAME
+#undef LMI_WIDTH
+#undef LMI_DOT
+#endif

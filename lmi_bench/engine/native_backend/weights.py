@@ -1,0 +1,208 @@
+"""A checkpoint's weights in the layout of step.cpp, and which models it has a step for."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmi_bench.decoder_spec import DecoderSpec, NormKind
+from lmi_bench.engine.native_backend import binding
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
+from lmi_bench.engine.torch_backend.rotary import dynamic_growth, rotary_frequencies
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+
+PANEL: Final = 64  # outputs that step.cpp computes together
+KINDS: Final = {torch.float32: binding.F32, torch.bfloat16: binding.BF16}
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
+    """Why the step cannot run this model with such blocks; None where it can."""
+    if spec.family not in FAMILIES or spec.norm is not NormKind.RMS or spec.experts:
+        return f"it has no step for {spec.family} models (only for {', '.join(FAMILIES)})"
+    for name in ("hidden_size", "head_dim"):
+        if getattr(spec, name) % 16:
+            return f"{name} {getattr(spec, name)} is not a multiple of 16"
+    if spec.ffn_size % 2:
+        return f"an MLP of {spec.ffn_size} features is odd"
+    if block_size % 16:
+        return f"KV blocks of {block_size} tokens are not a multiple of 16"
+    return None
+
+
+class NativeWeights:
+    """One model's weights and cache, and the C structures that point to them.
+
+    model   what `StepLibrary.open` takes; threads and cores are the caller's to set
+    nbytes  of matrices, embeddings and head
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: DecoderSpec,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+    ) -> None:
+        """dtype  float32 or bfloat16: what weights are stored in"""
+        self._spec = spec
+        self._dtype = dtype
+        self._held: list[Tensor] = []
+        self.nbytes = 0
+        self.layers = (binding.Layer * spec.num_layers)()
+        with Checkpoint(folder, progress) as checkpoint:
+            self._checkpoint = checkpoint
+            for index in range(spec.num_layers):
+                self._fill_layer(self.layers[index], index)
+            self.model = self._model()
+            checkpoint.finish()
+        del self._checkpoint
+        self.nbytes = sum(tensor.nbytes for tensor in self._held)
+
+    def take_cache(self, layout: KvLayoutShape, num_blocks: int) -> int:
+        """Zeroed pages for every layer; returns their bytes."""
+        self.model.block_size = layout.block_size
+        self.model.cache_kind = KINDS[layout.dtype]
+        size = num_blocks * layout.bytes_per_block // (2 * layout.num_layers)
+        for layer in self.layers:
+            layer.keys = self._hold(_memory(size))
+            layer.values = self._hold(_memory(size))
+        return 2 * layout.num_layers * size
+
+    def _model(self) -> binding.Model:
+        spec = self._spec
+        frequencies, amplitude = rotary_frequencies(spec.rope, spec.head_dim)
+        growth = dynamic_growth(spec.rope, spec.head_dim)
+        embedding = self._checkpoint.tensor(
+            "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size
+        ).to(self._dtype)
+        head = embedding
+        if not spec.tied_embeddings:
+            head = self._checkpoint.tensor("lm_head.weight", *embedding.shape).to(self._dtype)
+        return binding.Model(
+            layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            ffn=spec.ffn_size,
+            vocab=spec.vocab_size,
+            embedding_kind=KINDS[self._dtype],
+            norm_eps=spec.norm_eps,
+            scale=spec.head_dim**-0.5,
+            layer=self.layers,
+            final_norm=self._vector("model.norm.weight", spec.hidden_size),
+            embedding=self._hold(embedding.contiguous()),
+            head=self._linear(head, None),
+            frequencies=self._hold(frequencies.contiguous()),
+            amplitude=amplitude,
+            growth_factor=growth[0] if growth else 0.0,
+            growth_power=growth[1] if growth else 0.0,
+            trained_length=float(spec.rope["original_max_position_embeddings"]),
+        )
+
+    def _fill_layer(self, layer: binding.Layer, index: int) -> None:
+        spec, prefix = self._spec, f"model.layers.{index}"
+        hidden, ffn = spec.hidden_size, spec.ffn_size
+        query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        qkv = [
+            (f"{prefix}.self_attn.{n}_proj", rows)
+            for n, rows in zip("qkv", (query, kv, kv), strict=True)
+        ]
+        out, mlp = [(f"{prefix}.self_attn.o_proj", hidden)], f"{prefix}.mlp"
+        layer.qkv = self._projection(qkv, hidden, bias=spec.qkv_bias)
+        layer.out = self._projection(out, query, bias=spec.out_bias)
+        gates = [(f"{mlp}.gate_proj", ffn), (f"{mlp}.up_proj", ffn)]
+        layer.gate_up = self._projection(gates, hidden, bias=spec.mlp_bias, interleave=True)
+        layer.down = self._projection([(f"{mlp}.down_proj", hidden)], ffn, bias=spec.mlp_bias)
+        layer.attention_norm = self._vector(f"{prefix}.input_layernorm.weight", hidden)
+        layer.mlp_norm = self._vector(f"{prefix}.post_attention_layernorm.weight", hidden)
+        if spec.qk_norm:
+            norms = f"{prefix}.self_attn"
+            layer.query_norm = self._vector(f"{norms}.q_norm.weight", spec.head_dim)
+            layer.key_norm = self._vector(f"{norms}.k_norm.weight", spec.head_dim)
+        layer.window = spec.layer_windows[index] or 0
+
+    def _projection(
+        self, parts: list[tuple[str, int]], columns: int, *, bias: bool, interleave: bool = False
+    ) -> binding.Linear:
+        """Projections of one input as one; `interleave` puts two of them side by side in panels."""
+
+        def joined(tensors: list[Tensor]) -> Tensor:
+            whole = torch.cat(tensors) if not interleave else _side_by_side(*tensors)
+            return whole.to(self._dtype)
+
+        read = self._checkpoint.tensor
+        weight = joined([read(f"{name}.weight", rows, columns) for name, rows in parts])
+        offset = None
+        if bias:
+            offset = joined([read(f"{name}.bias", rows) for name, rows in parts])
+        return self._linear(weight, offset)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> binding.Linear:
+        rows, columns = weight.shape
+        missing = -rows % PANEL
+        offset = None
+        if bias is not None:
+            offset = self._hold(functional.pad(bias.float(), (0, missing)))
+        return binding.Linear(
+            data=self._hold(packed(weight)),
+            bias=offset,
+            inputs=columns,
+            outputs=rows,
+            kind=KINDS[weight.dtype],
+        )
+
+    def _vector(self, name: str, size: int) -> int:
+        """A norm's weights, rounded as all are, in float32."""
+        return self._hold(self._checkpoint.tensor(name, size).to(self._dtype).float().contiguous())
+
+    def _hold(self, tensor: Tensor) -> int:
+        self._held.append(tensor)
+        return tensor.data_ptr()
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Panels of 64 outputs, those missing from the last one zero.
+
+    weight   shape (outputs, inputs), float32 or bfloat16; bfloat16 needs an even number of inputs
+    returns  the panels' memory: [outputs/64][inputs][64] values or [outputs/64][inputs/2][64] pairs
+    """
+    rows = weight.shape[0]
+    panels = -(-rows // PANEL)
+    unit = weight.contiguous()
+    if weight.dtype == torch.bfloat16:
+        unit = unit.view(torch.int32)  # pairs of neighbouring inputs move as one
+    steps = unit.shape[1]
+    out = (
+        _memory(panels * steps * PANEL * unit.itemsize).view(unit.dtype).view(panels, steps, PANEL)
+    )
+    whole = rows // PANEL
+    out[:whole] = unit[: whole * PANEL].view(whole, PANEL, steps).transpose(1, 2)
+    if whole < panels:
+        out[whole, :, : rows % PANEL] = unit[whole * PANEL :].t()
+    return out
+
+
+def _side_by_side(gate: Tensor, up: Tensor) -> Tensor:
+    """Rows of a panel: 32 of the gate, then the same 32 of the other projection."""
+    half = PANEL // 2
+    missing = -gate.shape[0] % half
+    padding = (0, 0) * (gate.ndim - 1) + (0, missing)
+    shape = (-1, half, *gate.shape[1:])
+    parts = [functional.pad(part, padding).reshape(shape) for part in (gate, up)]
+    return torch.stack(parts, dim=1).flatten(0, 2)
+
+
+def _memory(size_bytes: int) -> Tensor:
+    """Zeroed bytes that the system commits as they are written, in large pages where it can: a
+    stream over small ones stops at each page's end."""
+    memory = mmap.mmap(-1, max(1, size_bytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]

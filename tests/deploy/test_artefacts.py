@@ -1,0 +1,278 @@
+"""Files of a plan: valid for the services that would take them, and the same layout in each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tarfile
+
+import pytest
+import yaml
+from cfnlint.api import ManualArgs, lint
+
+from lmi_bench.analysis.builtin_profiles import TGI_2023
+from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, unpack_properties
+from lmi_bench.deploy.images import all_images, find_image
+from lmi_bench.deploy.plan import lmi_dtype, plan_from_layout, plan_from_recommendation
+from lmi_bench.deploy.properties import parse_properties
+from lmi_bench.deploy.sagemaker import Container, Wishes, check_request, endpoint_requests
+from lmi_bench.errors import CapacityError, InputError
+
+ROLE = "arn:aws:iam::111122223333:role/sagemaker"
+WISHES = Wishes("test", ROLE)
+LMI = Target("lmi")
+
+
+def plan(model="llama-2-7b", instance="ml.g5.12xlarge", **layout):
+    return plan_from_layout(model, instance, TGI_2023, **layout)
+
+
+def template_of(bundle):
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("!", lambda loader, tag, node: f"!{tag} {node.value}")
+    return yaml.load(bundle.files["cloudformation.yaml"], Loader)["Resources"]
+
+
+def test_the_smallest_degree_that_holds_the_model_is_taken_and_the_machine_filled():
+    """Falcon 40B in 16 bit is 83 GB: not on 1 or 2 GPUs of 24 GB, but on 4, as the post found.
+    Falcon 180B's 360 GB do not fit 8 GPUs of 40 GB."""
+    small = plan(max_model_len=2048)
+    assert (small.tensor_parallel, small.copies) == (1, 4)
+    assert small.fills_the_machine
+    large = plan("falcon-40b", "ml.g5.12xlarge", max_model_len=2048)
+    assert (large.tensor_parallel, large.copies) == (4, 1)
+    with pytest.raises(CapacityError, match=r"TP 8: 41.* of weights a device at TP 8 exceed"):
+        plan("falcon-180b", "ml.p4d.24xlarge", max_model_len=2048)
+
+
+def test_fewer_sequences_fit_the_longer_requests_may_be():
+    slots = [plan(max_model_len=length).slots for length in (512, 1024, 2048, 4096)]
+    assert slots == sorted(slots, reverse=True)
+    assert len(set(slots)) == 4
+
+
+def test_layouts_that_cannot_be_are_refused_with_numbers():
+    with pytest.raises(CapacityError, match=r"3 copies of TP 2 need 6 accelerators; .* has 4"):
+        plan(tensor_parallel=2, copies=3)
+    with pytest.raises(CapacityError, match="at most 4,096 tokens"):
+        plan(max_model_len=8192)
+    with pytest.raises(CapacityError, match="71 query heads"):
+        plan("falcon-7b", tensor_parallel=4)
+
+
+def test_a_recommendation_becomes_its_own_layout():
+    content = {
+        "model": "llama-2-13b",
+        "dtype": "float16",
+        "input_tokens": 300,
+        "output_tokens": 200,
+        "objective": "cost",
+        "profile": "p",
+        "recommended": {
+            "instance": "ml.p4d.24xlarge",
+            "instances": 3,
+            "tensor_parallel": 2,
+            "replicas": 4,
+            "memory": {"slots_per_copy": 57},
+        },
+    }
+    made = plan_from_recommendation(content)
+    settings = parse_properties(build_bundle(made, LMI, WISHES).files["serving.properties"])
+    assert settings["option.tensor_parallel_degree"] == "2"
+    assert settings["option.max_rolling_batch_size"] == "57"
+    assert settings["option.max_model_len"] == "500"
+    assert settings["option.model_id"] == "meta-llama/Llama-2-13b-hf"
+    assert made.instances == 3
+
+
+@pytest.mark.parametrize(
+    ("layout", "target", "wishes"),
+    [
+        ({"max_model_len": 2048}, LMI, WISHES),
+        ({"max_model_len": 2048, "tensor_parallel": 1, "copies": 3}, LMI, WISHES),
+        (
+            {"max_model_len": 2048, "tensor_parallel": 2, "instances": 2},
+            Target("lmi", image="lmi20", model_data_uri="s3://bucket/prefix/"),
+            Wishes("test", ROLE, max_instances=4, components=True, accept_eula=True),
+        ),
+        (
+            {"max_model_len": 2048, "tensor_parallel": 4},
+            Target("tgi", image="111122223333.dkr.ecr.us-east-1.amazonaws.com/tgi:3.3"),
+            Wishes("test", ROLE, max_instances=3, target_per_copy=16),
+        ),
+    ],
+    ids=["one container", "copies that leave a GPU free", "components and scaling", "TGI, scaling"],
+)
+def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, target, wishes):
+    made = plan(**layout)
+    bundle = build_bundle(made, target, wishes)
+    problems = lint(bundle.files["cloudformation.yaml"], config=ManualArgs(regions=["us-east-1"]))
+    assert [str(problem) for problem in problems] == []
+    ast.parse(bundle.files["deploy_boto3.py"])
+    sent = json.loads(bundle.files["sagemaker.json"])
+    operations = [request["operation"] for request in sent]
+    resources = template_of(bundle)
+    component = "create_inference_component" in operations
+    assert component == (wishes.components or not made.fills_the_machine)
+    assert len(resources) == len(sent)
+    variant = resources["Config"]["Properties"]["ProductionVariants"][0]
+    assert ("ModelName" in variant) == (not component)
+    assert variant["InitialInstanceCount"] == made.instances
+    if component:
+        runtime = resources["Component"]["Properties"]["RuntimeConfig"]
+        assert runtime["CopyCount"] == made.instances * made.copies
+        needs = resources["Component"]["Properties"]["Specification"]
+        assert needs["ComputeResourceRequirements"]["NumberOfAcceleratorDevicesRequired"] == (
+            made.tensor_parallel
+        )
+
+
+def test_a_machine_takes_no_more_components_than_its_memory_holds():
+    """192 GiB of host memory, 3 copies: 0.9 * 192 * 1024 / 3 MiB each."""
+    made = plan(tensor_parallel=1, copies=3, max_model_len=2048)
+    requests = dict(endpoint_requests(made, container(), WISHES, one_copy_a_container=False))
+    needs = requests["create_inference_component"]["Specification"]["ComputeResourceRequirements"]
+    assert needs["MinMemoryRequiredInMb"] == int(0.9 * 192 * 1024 / 3)
+
+
+def container():
+    return Container("i", {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"InstanceType": "ml.g5.2xlarg"}, "'ml.g5.2xlarg' is not one that the service knows"),
+        ({"InitialInstanceCount": "2"}, "Invalid type for parameter"),
+        ({"Instances": 2}, "Unknown parameter"),
+        ({"ContainerStartupHealthCheckTimeoutInSeconds": 7200}, "at most 3600 is allowed"),
+        ({"RoutingConfig": {"RoutingStrategy": "FAST"}}, "'FAST' is not one"),
+    ],
+)
+def test_a_request_that_the_service_would_refuse_is_found_here(change, message):
+    variant = {"VariantName": "AllTraffic", "ModelName": "m", "InitialInstanceCount": 1}
+    variant |= {"InstanceType": "ml.g5.2xlarge"}
+    good = {"EndpointConfigName": "c", "ProductionVariants": [variant]}
+    check_request("create_endpoint_config", good)
+    with pytest.raises(InputError, match=message):
+        check_request("create_endpoint_config", good | {"ProductionVariants": [variant | change]})
+
+
+def test_a_start_longer_than_sagemaker_waits_is_refused():
+    with pytest.raises(InputError, match="of 7200 s: SageMaker takes 60 to 3600 s"):
+        Wishes("test", ROLE, startup_s=7200)
+
+
+def test_scaling_holds_the_concurrency_of_what_is_scaled():
+    """Whole machines: the slots of all their copies. Components: those of one."""
+    made = plan(tensor_parallel=2, instances=2, max_model_len=2048, slots=10)
+    by_machine = dict(
+        endpoint_requests(
+            made, container(), Wishes("e", ROLE, max_instances=5), one_copy_a_container=False
+        )
+    )
+    policy = by_machine["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
+    assert policy["TargetValue"] == 20.0
+    assert by_machine["register_scalable_target"]["MaxCapacity"] == 5
+    by_copy = dict(
+        endpoint_requests(
+            *(made, container(), Wishes("e", ROLE, max_instances=5, components=True)),
+            one_copy_a_container=False,
+        )
+    )
+    target = by_copy["register_scalable_target"]
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (4, 10)
+    policy = by_copy["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
+    assert policy["TargetValue"] == 10.0
+    assert "InferenceComponent" in str(policy["PredefinedMetricSpecification"])
+
+
+def test_each_server_gets_the_limits_in_its_own_words():
+    made = plan(tensor_parallel=4, max_model_len=4096, max_input_tokens=3840, slots=40)
+    tgi = build_bundle(made, Target("tgi"), WISHES)
+    assert parse_properties(tgi.files["tgi.env"]) == {
+        "HF_MODEL_ID": "meta-llama/Llama-2-7b-hf",
+        "SM_NUM_GPUS": "4",
+        "MAX_INPUT_LENGTH": "3840",
+        "MAX_TOTAL_TOKENS": "4096",
+        "MAX_BATCH_PREFILL_TOKENS": "4096",
+        "MAX_CONCURRENT_REQUESTS": "80",
+    }
+    assert "no image was named" in tgi.traps[0]
+    script = build_bundle(made, Target("vllm"), WISHES).files["vllm-serve.sh"]
+    for words in ("--tensor-parallel-size", "--max-num-seqs", "--max-model-len", "--dtype"):
+        assert words in script
+    old = build_bundle(made, Target("lmi", image="0.26.0-deepspeed0.12.6-cu121"), WISHES)
+    settings = parse_properties(old.files["serving.properties"])
+    assert settings["engine"] == "MPI"
+    assert settings["option.output_formatter"] == "jsonlines"
+
+
+def test_code_from_the_hub_is_never_allowed_unasked():
+    made = plan(max_model_len=2048)
+    for server in ("lmi", "tgi", "vllm"):
+        files = "".join(build_bundle(made, Target(server), WISHES).files.values()).lower()
+        assert "trust" not in files
+        asked = build_bundle(made, Target(server, trust_remote_code=True), WISHES)
+        assert "trust" in "".join(asked.files.values()).lower()
+
+
+def test_number_formats_without_a_setting_are_refused():
+    assert lmi_dtype("float8") == (None, "fp8")
+    assert lmi_dtype("int4") == (None, None)
+    with pytest.raises(InputError, match="int8 weights have no setting"):
+        lmi_dtype("int8")
+
+
+class TestImages:
+    def test_a_version_that_several_images_share_has_to_be_pinned(self):
+        assert find_image("lmi", "lmi28").vllm == "0.26.0"
+        assert find_image("lmi", "0.33.0").tag == "0.33.0-lmi15.0.0-cu128"
+        with pytest.raises(InputError, match=r"images have djl-serving 0.36.0: pin one of"):
+            find_image("lmi", "0.36.0")
+        with pytest.raises(InputError, match=r"no lmi image '0.99.0'"):
+            find_image("lmi", "0.99.0")
+
+    def test_addresses_are_those_of_the_region(self):
+        image = find_image("lmi", "lmi28")
+        assert image.uri("eu-west-1") == (
+            "763104351884.dkr.ecr.eu-west-1.amazonaws.com/djl-inference:0.36.0-lmi28.0.0-cu130"
+        )
+        assert ".amazonaws.com.cn/" in image.uri("cn-north-1", "1")
+
+    def test_every_row_has_its_source(self):
+        assert all(image.source for image in all_images())
+
+
+class TestArchive:
+    def write(self, folder):
+        folder.mkdir()
+        (folder / "serving.properties").write_text("option.model_id=x\n")
+        (folder / "model.py").write_text("pass\n")
+        (folder / "weights.bin").write_text("no")
+        return folder
+
+    def test_it_has_the_files_at_its_root_and_the_same_bytes_each_time(self, tmp_path):
+        folder = self.write(tmp_path / "model")
+        names = pack_model(folder, tmp_path / "a.tar.gz")
+        pack_model(folder, tmp_path / "b.tar.gz")
+        assert names == ["serving.properties", "model.py"]
+        with tarfile.open(tmp_path / "a.tar.gz") as tar:
+            assert tar.getnames() == names
+        assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+        assert unpack_properties(tmp_path / "a.tar.gz") == "option.model_id=x\n"
+        with pytest.raises(InputError, match="exists"):
+            pack_model(folder, tmp_path / "a.tar.gz")
+
+    def test_one_whose_files_lie_in_a_folder_is_refused(self, tmp_path):
+        folder = self.write(tmp_path / "model")
+        with tarfile.open(tmp_path / "deep.tar.gz", "w:gz") as tar:
+            tar.add(folder, arcname="model")
+        with pytest.raises(InputError, match="lies in a folder, where no container looks"):
+            unpack_properties(tmp_path / "deep.tar.gz")
+        with pytest.raises(InputError, match="cannot read"):
+            unpack_properties(folder / "model.py")
+        with pytest.raises(InputError, match=r"has no serving.properties"):
+            pack_model(tmp_path, tmp_path / "none.tar.gz")

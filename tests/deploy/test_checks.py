@@ -1,0 +1,161 @@
+"""What containers refuse, and what they do otherwise than it seems: one case each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.option_table import all_options, find_option
+from lmi_bench.deploy.properties import read_properties
+from lmi_bench.errors import InputError
+
+FILES = Path(__file__).parents[1] / "data" / "deploy"
+SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "jsonlines"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "mistake"),
+    [
+        (
+            {"option.max_rolling_batch": "32"},
+            "option.max_rolling_batch is not read; the key is option.max_rolling_batch_size",
+        ),
+        (
+            {"option.max_batch_delay": "5"},
+            "option.max_batch_delay is not read; the key is max_batch_delay",
+        ),
+        (
+            {"option.tensor_paralel_degree": "2"},
+            "unknown key option.tensor_paralel_degree; did you mean option.tensor_parallel_degree?",
+        ),
+        ({"option.dtpye": "fp16"}, "unknown key option.dtpye; did you mean option.dtype?"),
+        ({"dtype": "fp16"}, "unknown key dtype; did you mean option.dtype?"),
+        ({"option.zzz_new": "1"}, "unknown key option.zzz_new; if the engine knows it, --allow"),
+        (
+            {"option.max_rolling_batch_size": "many"},
+            "option.max_rolling_batch_size=many: expected a whole number",
+        ),
+        (
+            {"option.tensor_parallel_degree": "all"},
+            "expected a whole number of at least 1, or max",
+        ),
+        ({"option.dtype": "int4"}, "option.dtype=int4: expected one of fp32, fp16"),
+        ({"option.enforce_eager": "yes"}, "expected true or false"),
+        ({"option.speculative_config": "ngram"}, "expected JSON in one line"),
+        (
+            {"option.rolling_batch": "deepspeed"},
+            "option.rolling_batch=deepspeed does not exist since 0.35",
+        ),
+        (
+            {"batch_size": "8", "option.rolling_batch": "vllm"},
+            "batch_size=8 is dynamic batching and option.rolling_batch=vllm is not",
+        ),
+        (
+            {"option.async_mode": "true", "option.rolling_batch": "vllm"},
+            "option.async_mode=true excludes a rolling batch",
+        ),
+        (
+            {"option.max_num_seqs": "8", "option.max_rolling_batch_size": "16"},
+            "option.max_num_seqs=8 and option.max_rolling_batch_size=16 have to be equal",
+        ),
+        ({"option.rotary_scaling_factor": "2"}, "go together: give both or neither"),
+    ],
+)
+def test_a_mistake_is_one_line_with_what_to_write(settings, mistake):
+    (found,) = check_settings(settings).mistakes
+    assert mistake in found
+    with pytest.raises(InputError, match=r"^serving\.properties: "):
+        check_settings(settings).raise_mistakes("serving.properties")
+
+
+def test_every_mistake_is_named_at_once():
+    verdict = check_settings({"batch_size": "x", "option.nope": "1"})
+    with pytest.raises(InputError, match=r"f: 2 mistakes\n  batch_size=x.*\n  unknown key"):
+        verdict.raise_mistakes("f")
+
+
+@pytest.mark.parametrize(
+    ("engine", "rolling", "needed"),
+    [
+        ("Python", "lmi-dist", "engine=Python has no rolling batch lmi-dist.*engine=MPI"),
+        ("Python", "trtllm", "engine=MPI"),
+        ("MPI", "vllm", "engine=MPI has no rolling batch vllm.*engine=Python"),
+        ("MPI", "lmi-dist", None),
+        ("Python", "vllm", None),
+        ("MPI", "auto", None),
+    ],
+)
+def test_up_to_0_26_an_engine_has_its_own_rolling_batches(engine, rolling, needed):
+    settings = {"engine": engine, "option.rolling_batch": rolling, **SIZED}
+    verdict = check_settings(settings, era="A")
+    if needed is None:
+        assert verdict.mistakes == ()
+    else:
+        with pytest.raises(InputError, match=needed):
+            verdict.raise_mistakes("file")
+
+
+@pytest.mark.parametrize(
+    ("settings", "era", "trap"),
+    [
+        ({"option.model_loading_timeout": "7200"}, "A", "SageMaker waits at most 3600 s"),
+        ({"option.trust_remote_code": "true"}, "C", "runs Python code that comes with the weights"),
+        ({"option.rolling_batch": "auto"}, "C", "it is 32 since 0.35"),
+        ({"engine": "MPI"}, "C", "today Python is right"),
+        ({"option.rolling_batch": "lmi-dist"}, "C", "silently vLLM since 0.33"),
+        ({"option.output_formatter": "sse"}, "C", "no effect in async mode"),
+        ({"option.paged_attention": "true"}, "C", "is read only to 0.26"),
+        ({"option.max_model_len": "4096"}, "A", "output_formatter is not set: 0.26 then sends one"),
+        ({"option.quantize": "awq"}, "C", "Marlin kernels off"),
+    ],
+)
+def test_a_trap_is_told_and_is_no_mistake(settings, era, trap):
+    verdict = check_settings(settings, era=era)
+    assert verdict.mistakes == ()
+    assert any(trap in text for text in verdict.traps), verdict.traps
+
+
+def test_files_of_2023_are_right_then_and_full_of_traps_today():
+    for path in FILES.glob("*.properties"):
+        settings = read_properties(path)
+        assert check_settings(settings, era="A").mistakes == ()
+        assert check_settings(settings, era="C").mistakes == ()
+    paged = read_properties(FILES / "falcon_paged.properties")
+    traps = " ".join(check_settings(paged, era="C").traps)
+    for text in ("engine=MPI", "paged_attention", "output_formatter", "trust_remote_code"):
+        assert text in traps
+
+
+def test_a_new_argument_passes_where_it_is_allowed():
+    settings = {"option.brand_new": "1", **SIZED}
+    assert check_settings(settings, era="B", allowed=["brand_new"]).mistakes == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "era"),
+    [("0.24.0", "A"), ("0.26.0", "A"), ("0.27", "B"), ("0.34.0", "B"), ("0.36.0", "C")],
+)
+def test_versions_fall_into_three_eras(version, era):
+    assert era_of(version) == era
+
+
+def test_another_version_text_is_refused():
+    with pytest.raises(InputError, match="djl-serving version 'latest'"):
+        era_of("latest")
+
+
+def test_the_table_has_each_option_once_with_what_it_needs():
+    options = all_options()
+    assert len(options) > 100
+    for option in options.values():
+        assert option.meaning
+        assert option.eras
+        assert set(option.eras) <= set("ABC")
+        assert (option.kind == "enum") == bool(option.choices)
+    assert find_option("dtype") is options["option.dtype"]
+    assert options["option.dtype"].variable == "OPTION_DTYPE"
+    assert options["gpu.minWorkers"].variable == "SERVING_GPU_MINWORKERS"
+    with pytest.raises(InputError, match=r"did you mean option.quantize"):
+        find_option("quantise")

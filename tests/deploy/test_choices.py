@@ -1,0 +1,157 @@
+"""Backends, JumpStart's settings, and the same file on the bundled engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, choose_backend
+from lmi_bench.deploy.bundled_engine import bundled_settings
+from lmi_bench.deploy.environment import Setting
+from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
+from lmi_bench.errors import InputError
+from lmi_bench.scenario import EngineSection
+
+
+@pytest.mark.parametrize(
+    ("model", "instance", "era", "chosen"),
+    [
+        ("llama-2-7b", "ml.g5.12xlarge", "A", "LMI-Distributed"),
+        ("llama-2-7b", "ml.g5.12xlarge", "C", "vLLM"),
+        ("mixtral-8x7b", "ml.p4d.24xlarge", "B", "LMI-Distributed"),
+        ("llama-2-7b", "ml.inf2.48xlarge", "A", "NeuronX"),
+        ("llama-2-7b", "ml.inf2.48xlarge", "C", "vLLM"),
+    ],
+)
+def test_one_backend_is_chosen_and_every_one_has_its_reason(model, instance, era, chosen):
+    verdicts = choose_backend(find_model(model), find_instance(instance), era)
+    assert [v.backend for v in verdicts if v.verdict == CHOSEN] == [chosen]
+    assert verdicts[0].backend == chosen
+    assert all(v.reason for v in verdicts)
+    assert len(verdicts) == 7
+
+
+def verdict(backend, model, instance, era):
+    verdicts = choose_backend(find_model(model), find_instance(instance), era)
+    return next(v for v in verdicts if v.backend == backend)
+
+
+def test_a_mixture_of_experts_has_every_backend_but_neuronx():
+    assert verdict("NeuronX", "mixtral-8x7b", "ml.inf2.48xlarge", "A").verdict == OUT
+    assert verdict("NeuronX", "llama-2-7b", "ml.inf2.48xlarge", "A").verdict == CHOSEN
+    for backend in ("LMI-Distributed", "vLLM", "TensorRT-LLM"):
+        assert verdict(backend, "mixtral-8x7b", "ml.g5.48xlarge", "A").verdict != OUT
+
+
+def test_a_compiled_backend_names_the_gpu_it_is_compiled_for():
+    reason = verdict("TensorRT-LLM", "mistral-7b", "ml.g5.12xlarge", "A").reason
+    assert "for this GPU type alone (A10G)" in reason
+
+
+def test_a_gpu_without_bfloat16_is_told():
+    assert "has no bfloat16" in verdict("vLLM", "llama-2-7b", "ml.g4dn.12xlarge", "C").reason
+
+
+def test_auto_is_a_named_scheduler_in_every_version():
+    gpu = find_instance("ml.g5.12xlarge")
+    assert auto_resolves_to(gpu, "A") == "lmi-dist"
+    assert "vllm" in auto_resolves_to(gpu, "B")
+    assert "async" in auto_resolves_to(gpu, "C")
+
+
+@pytest.mark.parametrize(
+    ("instance", "shards"), [("ml.g5.2xlarge", 1), ("ml.g5.12xlarge", 4), ("ml.p4d.24xlarge", 8)]
+)
+def test_jumpstart_set_a_shard_for_each_gpu_and_the_whole_context(instance, shards):
+    """The posts: SM_NUM_GPUS 1, 4, 8 by instance; 4095 and 4096 tokens; 128 at once."""
+    shape = find_model("llama-2-7b")
+    assert jumpstart_environment(shape, find_instance(instance)) == {
+        "SM_NUM_GPUS": str(shards),
+        "MAX_INPUT_LENGTH": "4095",
+        "MAX_TOTAL_TOKENS": "4096",
+        "MAX_BATCH_PREFILL_TOKENS": "4096",
+        "MAX_CONCURRENT_REQUESTS": "128",
+    }
+    assert "states them" in provenance(shape)
+
+
+def test_falcon_7b_runs_on_one_gpu_alone():
+    """71 heads: no other degree divides them."""
+    environment = jumpstart_environment(find_model("falcon-7b"), find_instance("ml.g5.12xlarge"))
+    assert environment["SM_NUM_GPUS"] == "1"
+
+
+def bundled(simulated=False, **settings):
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    return bundled_settings(
+        {name: Setting(str(value), "file") for name, value in named.items()}, simulated=simulated
+    )
+
+
+def test_the_file_of_a_container_sets_the_bundled_engine():
+    found = bundled(
+        option__model_id="org/model",
+        option__tensor_parallel_degree="max",
+        option__max_rolling_batch_size=16,
+        option__max_rolling_batch_prefill_tokens=1024,
+        option__max_model_len=2048,
+        option__paged_attention="False",
+        option__dtype="fp16",
+        option__enable_prefix_caching="true",
+        option__speculative_config='{"method": "ngram", "num_speculative_tokens": 3}',
+        option__gpu_memory_utilization="0.8",
+        option__model_loading_timeout=600,
+        option__enforce_eager="true",
+        job_queue_size=100,
+    )
+    assert found.engine == {
+        "policy": "rolling",
+        "tensor_parallel": "max",
+        "max_rolling_batch_size": 16,
+        "max_rolling_batch_prefill_tokens": 1024,
+        "max_model_len": 2048,
+        "kv_layout": "contiguous",
+        "dtype": "bfloat16",
+        "prefix_caching": True,
+        "draft": "ngram",
+        "draft_tokens": 3,
+        "memory_share": 0.8,
+        "max_concurrent_requests": 116,  # 100 wait beside 16 that run
+    }
+    EngineSection(**found.engine)
+    assert (found.model, found.loading_timeout_s) == ("org/model", 600)
+    assert found.ignored == ("option.enforce_eager",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [
+        ({"batch_size": 8, "max_batch_delay": 50}, {"policy": "dynamic", "batch_size": 8}),
+        ({"option__rolling_batch": "disable"}, {"policy": "none"}),
+        ({"option__rolling_batch": "disable", "batch_size": 4}, {"policy": "dynamic"}),
+        ({"option__rolling_batch": "disable", "option__async_mode": "true"}, {"policy": "rolling"}),
+        ({"option__rolling_batch": "lmi-dist"}, {"policy": "rolling"}),
+        ({}, {"policy": "rolling"}),
+    ],
+)
+def test_batching_follows_the_containers_rules(settings, engine):
+    assert engine.items() <= bundled(**settings).engine.items()
+
+
+def test_a_simulated_engine_keeps_half_precision():
+    assert bundled(simulated=True, option__dtype="fp16").engine["dtype"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"option__trust_remote_code": "true"}, "never runs code that comes with a model"),
+        ({"option__quantize": "awq"}, "file: option.quantize=awq: the file's quantization"),
+        ({"option__speculative_config": '{"a": 1}'}, "neither a model nor the method ngram"),
+        ({"option__speculative_config": "{x"}, "is not JSON"),
+    ],
+)
+def test_what_would_be_something_else_here_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        bundled(**settings)

@@ -1,0 +1,102 @@
+"""When the native step is built, found again, or left to torch with one line that says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.cli.back_end import choose_back_end
+from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
+from lmi_bench.scenario_sections import EngineSection
+
+FAKE = """#!/bin/sh
+if [ "$1" = --version ]; then echo fake $VERSION; exit 0; fi
+echo built >> {log}
+{action}
+"""
+LINK = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+
+
+@pytest.fixture
+def fake_compiler(tmp_path):
+    """A compiler that notes each build."""
+
+    def make(action: str) -> Path:
+        path = tmp_path / "g++"
+        path.write_text(FAKE.format(log=tmp_path / "log", action=action))
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def builds(tmp_path) -> int:
+    log = tmp_path / "log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_a_library_is_built_once_and_again_for_another_compiler_or_flag(
+    tmp_path, fake_compiler, monkeypatch
+):
+    compiler, cache = str(fake_compiler(LINK)), tmp_path / "cache"
+    told = []
+    first = library(cache_dir=cache, compiler=compiler, tell=told.append)
+    assert library(cache_dir=cache, compiler=compiler, tell=told.append) == first
+    assert (builds(tmp_path), len(told)) == (1, 1)
+    assert library(cache_dir=cache, compiler=compiler, extra_flags=("-g",)) != first
+    monkeypatch.setenv("VERSION", "2")
+    assert library(cache_dir=cache, compiler=compiler) != first
+    assert builds(tmp_path) == 3
+    assert {path.suffix for path in cache.iterdir()} == {".so"}
+
+
+def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(tmp_path, fake_compiler):
+    compiler = str(fake_compiler("echo 'step.cpp:1: error: no such thing' >&2; exit 1"))
+    with pytest.raises(NativeUnavailableError, match="error: no such thing"):
+        library(cache_dir=tmp_path / "cache", compiler=compiler)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NativeUnavailableError, match=r"no C\+\+ compiler is installed"):
+        library(cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "family", "note"),
+    [
+        ({"backend": "torch"}, "Llama", "step back end torch"),
+        (
+            {"backend": "native", "quantize": "int8"},
+            "Llama",
+            "step back end torch; not native, because quantized weights run in torch",
+        ),
+        ({}, "Mixtral", "step back end torch; not native, because it has no step for mixtral"),
+    ],
+)
+def test_what_the_native_step_cannot_run_is_left_to_torch_with_the_reason(
+    make_model, settings, family, note
+):
+    folder = make_model(family).folder
+    back_end = choose_back_end(EngineSection(**settings), [folder], degree=1, block_size=64)
+    assert back_end.note.startswith(note)
+    assert back_end.facts()["back_end"] == "torch"
+
+
+def test_ranks_and_small_blocks_are_left_to_torch(make_model):
+    folder = make_model("Llama").folder
+    settings = EngineSection()
+    ranks = choose_back_end(settings, [folder], degree=2, block_size=64)
+    assert "a model split over ranks" in ranks.note
+    blocks = choose_back_end(settings, [folder], degree=1, block_size=8)
+    assert "KV blocks of 8 tokens are not a multiple of 16" in blocks.note
+
+
+def test_the_native_step_is_taken_and_named_where_it_runs(make_model, compiled):
+    folder = make_model("Llama").folder
+    back_end = choose_back_end(EngineSection(), [folder], degree=1, block_size=64)
+    assert back_end.note == "step back end native"
+    assert back_end.facts() == {"back_end": "native", "kernels": compiled.variants()[0]}

@@ -1,0 +1,128 @@
+"""The native step's greedy tokens are transformers' own, in any mix, on every set of kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from lmi_bench.engine.native_backend.executor import NativeExecutor
+from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout
+from tests.engine.torch_backend.parity import (
+    assert_equal_but_for_near_ties,
+    generate,
+    random_requests,
+)
+from tests.engine.torch_backend.test_greedy_parity import LLAMA3_ROPE, YARN
+
+MODELS = {
+    "MHA": ("Llama", {}),
+    "GQA": ("Llama", {"num_key_value_heads": 2}),
+    "MQA": ("Llama", {"num_key_value_heads": 1}),
+    "tied embeddings": ("Llama", {"tie_word_embeddings": True, "initializer_range": 0.1}),
+    "own head size": ("Llama", {"head_dim": 48, "num_key_value_heads": 2}),
+    "wide heads": ("Llama", {"head_dim": 80, "num_key_value_heads": 1}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2}),
+    "odd sizes": ("Llama", {"hidden_size": 112, "head_dim": 16, "intermediate_size": 90}),
+    "llama3 RoPE": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "yarn RoPE": ("Llama", {"rope_parameters": YARN}),
+    "dynamic RoPE": (
+        "Llama",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0},
+            "max_position_embeddings": 40,
+        },
+    ),
+    "sliding window": ("Mistral", {"sliding_window": 5}),
+    "window over a page": ("Mistral", {"sliding_window": 21}),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen3": ("Qwen3", {}),
+}
+
+
+def loader(compiled, variant="", threads=1):
+    def load(folder, **settings):
+        chosen = {**settings, "threads": threads}
+        return NativeExecutor.load(folder, compiled=compiled, variant=variant, **chosen)
+
+    return load
+
+
+@pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)
+def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
+    make_model, compiled, family, changes
+):
+    model = make_model(family, **changes)
+    requests = random_requests(1, 10)
+    outputs, _ = asyncio.run(generate(model.folder, requests, block_size=16, load=loader(compiled)))
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+@pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
+def test_every_set_of_kernels_gives_the_same_tokens(make_model, compiled, family, variant):
+    if variant not in compiled.variants():
+        pytest.skip(f"this processor has no {variant}")
+    model = make_model(family, **({"sliding_window": 21} if family == "Mistral" else {}))
+    requests = random_requests(4, 12)
+    outputs, _ = asyncio.run(
+        generate(model.folder, requests, block_size=16, load=loader(compiled, variant))
+    )
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("budget", [7, 32])
+def test_chunked_prefill_beside_decoding_changes_no_token(make_model, compiled, kv_heads, budget):
+    model = make_model("Llama", num_key_value_heads=kv_heads)
+    requests = random_requests(2, 16, delay_s=0.01)
+    outputs, _ = asyncio.run(
+        generate(
+            model.folder,
+            requests,
+            block_size=16,
+            load=loader(compiled, threads=2),
+            chunked_prefill=True,
+            max_rolling_batch_prefill_tokens=budget,
+        )
+    )
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+def test_preempted_requests_get_the_same_tokens(make_model, compiled):
+    model = make_model("Llama", num_key_value_heads=2)
+    requests = random_requests(3, 16, longest_prompt=10, longest_output=50)
+    settings = {"num_blocks": 8, "max_model_len": 64, "chunked_prefill": True}
+    outputs, stats = asyncio.run(
+        generate(model.folder, requests, block_size=16, load=loader(compiled), **settings)
+    )
+    assert stats.preemptions > 0
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_mix_of_settings_and_arrivals_gives_the_same_tokens(make_model, compiled, seed):
+    chance = random.Random(seed)
+    model = make_model("Llama", num_key_value_heads=2)
+    requests = random_requests(200 + seed, 14, longest_prompt=40, delay_s=0.004)
+    block_size = chance.choice([16, 32, 64])
+    outputs, _ = asyncio.run(
+        generate(
+            model.folder,
+            requests,
+            load=loader(compiled, threads=chance.choice([1, 2, 3])),
+            block_size=block_size,
+            num_blocks=-(-chance.randint(80, 300) // block_size) + 2,
+            max_model_len=96,
+            policy=chance.choice(list(BatchingPolicy)),
+            kv_layout=chance.choice(list(KvLayout)),
+            batch_size=chance.randint(1, 5),
+            max_batch_delay_s=0.002,
+            max_rolling_batch_size=chance.randint(1, 12),
+            max_rolling_batch_prefill_tokens=chance.randint(40, 120),
+            chunked_prefill=chance.random() < 0.5,
+            prefix_caching=chance.random() < 0.5,
+        )
+    )
+    assert_equal_but_for_near_ties(model, requests, outputs)
