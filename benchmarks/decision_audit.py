@@ -31,11 +31,14 @@ from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR
 from lmi_bench.analysis.calibrate import Cell, calibrate_profile
 from lmi_bench.analysis.latency import request_latency
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Workload, plan_copy
+from lmi_bench.analysis.measured_load import MeasuredLoad
 from lmi_bench.analysis.operating_point import Statistics, worst_ratio
 from lmi_bench.analysis.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommender import recommend
+from lmi_bench.analysis.recommendation import Recommendation
+from lmi_bench.analysis.recommender import best_fleets, prepare, recommend, screen
 from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -44,7 +47,10 @@ from lmi_bench.errors import InputError
 from lmi_bench.slo import Slo
 from lmi_bench.workload import LevelSpec, PlannedRequest
 
-JUDGED_REQUESTS = 300
+JUDGED_REQUESTS = 1000
+MEASURED_REQUESTS = 3000
+MOST_CELLS = 8
+FIRST_USERS = (1, 24)
 MOST_MACHINES = 400
 PLANNERS = ("lmi-bench", "cheapest that fits", "data sheet", "nearest cell")
 
@@ -105,22 +111,25 @@ def draw_world(number: int) -> World:
         return math.exp(chance.uniform(math.log(low), math.log(high)))
 
     machines = []
+    devices: dict[str, Accelerator] = {}
     for name in ("ml.g5.2xlarge", "ml.g6e.2xlarge", "ml.g5.12xlarge", "ml.p4d.24xlarge"):
         model = find_instance(name)
         device = model.accelerator
         assert device.bandwidth_bytes_per_s
         assert device.fp16_flop_per_s
         assert model.price_usd_per_hour
+        if device.name not in devices:  # the same device is the same in every machine
+            devices[device.name] = replace(
+                device,
+                name=f"{device.name}-{number}",
+                bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * between(0.6, 1.7),
+                fp16_flop_per_s=device.fp16_flop_per_s * between(0.6, 1.7),
+                memory_bytes=int(device.memory_bytes * between(0.9, 1.5)),
+            )
         machines.append(
             replace(
                 model,
-                accelerator=replace(
-                    device,
-                    name=f"{device.name}-{number}",
-                    bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * between(0.6, 1.7),
-                    fp16_flop_per_s=device.fp16_flop_per_s * between(0.6, 1.7),
-                    memory_bytes=int(device.memory_bytes * between(0.9, 1.5)),
-                ),
+                accelerator=devices[device.name],
                 price_usd_per_hour=model.price_usd_per_hour * between(0.5, 2.0),
             )
         )
@@ -275,22 +284,72 @@ def eight_cells(world: World, layouts: Sequence[Layout]) -> list[Cell]:
 Choice = tuple[Layout, int] | None
 
 
-def ask(world: World, profile: EngineProfile) -> Choice:
-    answer = recommend(
-        RecommendRequest(
-            world.workload,
-            profile,
-            rate_per_s=world.rate_per_s,
-            slos=world.slos,
-            instances=world.machines,
-            degrees=(1, 2, 4, 8),
-        )
+def question(
+    world: World, profile: EngineProfile, measured: Sequence[MeasuredLoad] = ()
+) -> RecommendRequest:
+    return RecommendRequest(
+        world.workload,
+        profile,
+        rate_per_s=world.rate_per_s,
+        slos=world.slos,
+        instances=world.machines,
+        degrees=(1, 2, 4, 8),
+        measured=tuple(measured),
     )
+
+
+def choice_of(world: World, answer: Recommendation) -> Choice:
     best = answer.recommended
     if best is None:
         return None
     machine = next(m for m in world.machines if m.instance_type == best.instance)
     return Layout(machine, best.tensor_parallel), best.instances
+
+
+def ask(world: World, profile: EngineProfile) -> Choice:
+    return choice_of(world, recommend(question(world, profile)))
+
+
+def measure_load(world: World, layout: Layout, rate_per_s: float) -> MeasuredLoad:
+    """One copy under random arrivals, with draws of its own."""
+    plan = world.plan(layout)
+    ramp = min(200, math.ceil(plan.steady.batch_at(rate_per_s)))
+    seed = 2_000_003 + 1000 * world.number + round(100 * rate_per_s)
+    level = simulate_level(
+        LevelSpec(0, rate_per_s=rate_per_s, num_requests=MEASURED_REQUESTS + ramp),
+        world.request,
+        world.config(plan),
+        HiddenEngine(plan.steady.model, world.effects, seed=seed),
+        seed=seed,
+    )
+    return MeasuredLoad(layout.engine_key, rate_per_s, level.records[ramp:])
+
+
+def measure_and_ask(world: World, layouts: Sequence[Layout]) -> Choice:
+    """What the planner tells its user to do: calibrate, then measure the loads that decide."""
+    first = first_layouts(world, layouts)
+    cells = [measure(world, layout, users) for layout in first for users in FIRST_USERS]
+    fitted = calibrate_profile(
+        EAGER_GPU_PRIOR, cells, fitted_on=f"world {world.number}", fitted_date="2026-11-21"
+    )
+    measured: list[MeasuredLoad] = []
+    prepared = prepare(question(world, fitted), lambda _text, _share: None)
+    while True:
+        answer = recommend(question(world, fitted, measured), prepared=prepared)
+        if len(cells) + len(measured) == MOST_CELLS or not answer.measure_next:
+            return choice_of(world, answer)
+        probe = answer.measure_next[0]
+        measured.append(measure_load(world, probe.layout, probe.rate_per_s))
+
+
+def first_layouts(world: World, layouts: Sequence[Layout]) -> list[Layout]:
+    """Before anything is measured: the two best layouts on unlike engines by the prior."""
+    request = question(world, EAGER_GPU_PRIOR)
+    screened, _ = screen(request, lambda _text, _share: None)
+    chosen: dict[object, Layout] = {}
+    for layout, _, _ in best_fleets(request, screened, []):
+        chosen.setdefault(layout.engine_key, layout)
+    return list(chosen.values())[:2] or list(layouts[:1])
 
 
 def believe_data_sheets(world: World) -> EngineProfile:
@@ -368,7 +427,7 @@ def audit_world(number: int) -> tuple[int, bool, dict[str, Outcome]] | None:
         EAGER_GPU_PRIOR, cells, fitted_on=f"world {number}", fitted_date="2026-11-21"
     )
     choosers: dict[str, Callable[[], Choice]] = {
-        "lmi-bench": lambda: ask(world, fitted),
+        "lmi-bench": lambda: measure_and_ask(world, layouts),
         "cheapest that fits": lambda: cheapest_that_fits(world, layouts),
         "data sheet": lambda: ask(world, believe_data_sheets(world)),
         "nearest cell": lambda: nearest_cell(world, layouts, cells),

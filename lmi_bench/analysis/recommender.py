@@ -19,10 +19,16 @@ import numpy as np
 from lmi_bench.analysis.availability import NO_SPARES
 from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
+from lmi_bench.analysis.decisive import decisive_probes
 from lmi_bench.analysis.fleet_attainment import look_at
 from lmi_bench.analysis.held_limits import held_slos
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
-from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
+from lmi_bench.analysis.operating_point import (
+    LATENCY_LOAD_LIMIT,
+    CopySimulation,
+    screen_batch,
+    unloaded_ratio,
+)
 from lmi_bench.analysis.ranking import (
     Fleet,
     final_order,
@@ -38,6 +44,9 @@ from lmi_bench.units import s_to_ms
 
 Progress = Callable[[str, float], None]
 
+Prepared = tuple[list[tuple[Layout, Engine]], list[Rejection]]
+"""Layouts with what a copy of each carries, and those that are out with the reason."""
+
 _SIMULATED_ENGINES = 8
 _SIMULATED_FLEETS = 12
 _LOOKED_AT = 2
@@ -47,13 +56,24 @@ _UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the
 _MOST_MACHINES = 1000
 
 
-def recommend(request: RecommendRequest, *, progress: Progress | None = None) -> Recommendation:
+def recommend(
+    request: RecommendRequest,
+    *,
+    progress: Progress | None = None,
+    prepared: Prepared | None = None,
+) -> Recommendation:
     """Answer the request; `progress` is told what is being done and which share is done.
+
+    prepared  of the same request with fewer measured levels, so that nothing is simulated twice
 
     Raises InputError where the request cannot be understood.
     """
     tell = progress or (lambda _text, _share: None)
-    layouts, rejected = prepare(request, tell)
+    layouts, out = prepared or prepare(request, tell)
+    rejected = list(out)
+    if prepared is not None:
+        for layout, engine in layouts:
+            engine.measured = _measured(request, layout)
     fleets = best_fleets(request, layouts, rejected)
     candidates = []
     for index, (layout, engine, machines) in enumerate(fleets):
@@ -79,6 +99,7 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
     else:
         nearest = _nearest(request, layouts)
     tell("done", 1.0)
+    chosen = _fleet_of(met[0], fleets) if met else None
     return Recommendation(
         recommended=met[0] if met else None,
         nearest=nearest,
@@ -86,13 +107,32 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
         rejected=tuple(rejected),
         question=_question(request),
         warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
+        measure_next=tuple(decisive_probes(request, layouts, chosen)),
     )
 
 
-def prepare(
-    request: RecommendRequest, tell: Progress
-) -> tuple[list[tuple[Layout, Engine]], list[Rejection]]:
+def _fleet_of(candidate: Candidate, fleets: list[Fleet]) -> Fleet:
+    """The fleet that a candidate was built from."""
+    return next(
+        fleet
+        for fleet in fleets
+        if (fleet[0].instance.instance_type, fleet[0].tensor_parallel)
+        == (candidate.instance, candidate.tensor_parallel)
+    )
+
+
+def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
     """Every layout that can run with what a copy of it carries, the best of them simulated."""
+    layouts, rejected = screen(request, tell)
+    finalists = best_engines(request, layouts)
+    for index, engine in enumerate(finalists):
+        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
+        simulate_capacity(request, engine)
+    return layouts, rejected
+
+
+def screen(request: RecommendRequest, tell: Progress) -> Prepared:
+    """Every layout that can run, with what a copy of it carries in closed form."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
@@ -108,12 +148,7 @@ def prepare(
     for layout, plan in possible:
         if layout.engine_key not in engines:
             engines[layout.engine_key] = _screened(request, layout, plan)
-    layouts = [(layout, engines[layout.engine_key]) for layout, _ in possible]
-    finalists = best_engines(request, layouts)
-    for index, engine in enumerate(finalists):
-        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
-        simulate_capacity(request, engine)
-    return layouts, rejected
+    return [(layout, engines[layout.engine_key]) for layout, _ in possible], rejected
 
 
 def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engine:
@@ -130,10 +165,10 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engi
         limited_by = f"SLO ({limited_by})"
     return Engine(
         plan=plan,
-        simulation=CopySimulation(plan, held, request.seed),
+        simulation=CopySimulation(plan, request.slos, request.seed),
         time_factor=factor,
         rate_per_s=steady.rate_per_s(batch),
-        central_ratio=steady.rate_per_s(central) / steady.rate_per_s(batch) if batch else 1.0,
+        central_per_s=steady.rate_per_s(central),
         concurrency=math.floor(batch + 1e-6),
         limited_by=limited_by,
         warnings=tuple(
@@ -142,6 +177,16 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engi
                 engine_version=request.engine_version,
             )
         ),
+        measured=_measured(request, layout),
+    )
+
+
+def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, bool], ...]:
+    """The rates that a copy like this was given, and whether it kept the SLOs at each."""
+    return tuple(
+        (load.rate_per_s, load.verdict(request.slos) == "kept")
+        for load in request.measured
+        if load.engine_key == layout.engine_key
     )
 
 
@@ -174,7 +219,12 @@ def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     random arrivals need it.
     """
     if request.open_loop and request.slos:
-        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.time_factor)
+        simulation = engine.simulation
+        held = held_slos(engine.plan.steady, request.slos, engine.time_factor)
+        engine.rate_per_s = simulation.sustained_rate(
+            engine.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * engine.time_factor
+        )
+        engine.central_per_s = simulation.sustained_rate(engine.central_per_s, request.slos)
 
 
 def best_fleets(
