@@ -21,10 +21,13 @@ def calibrate(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(help="Prior: a profile file, eager-prior, graph-prior ... [by the source]"),
+        typer.Option(
+            help="Prior: a profile file, eager-prior, graph-prior ... (default: by the source)"
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="A catalog name. [that of the source]")
+        str | None,
+        typer.Option("--model", "-m", help="A catalog name. (default: that of the source)"),
     ] = None,
     instance: Annotated[
         str | None, typer.Option(help="Machine of the levels, where the source does not say.")

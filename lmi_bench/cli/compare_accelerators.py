@@ -26,7 +26,9 @@ def compare_accelerators(
     ] = "float16",
     profile: Annotated[
         str | None,
-        typer.Option(help="A file of `calibrate`, or a shipped profile's name. [tgi-2023]"),
+        typer.Option(
+            help="A file of `calibrate`, or a shipped profile's name. (default: tgi-2023)"
+        ),
     ] = None,
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="Your prices, over the catalog's.")

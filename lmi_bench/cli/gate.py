@@ -14,11 +14,15 @@ def gate(
     run: Annotated[Path, typer.Argument(help="Run folder written by `sweep` or `import`.")],
     slo: Annotated[
         list[str] | None,
-        typer.Option(help="Such as ttft_p90<=1s; repeatable. [those of the run's scenario]"),
+        typer.Option(
+            help="Such as ttft_p90<=1s; repeatable. (default: those of the run's scenario)"
+        ),
     ] = None,
     at: Annotated[
         list[float] | None,
-        typer.Option(help="Gate this load only (users or req/s); repeatable. [every level]"),
+        typer.Option(
+            help="Gate this load only (users or req/s); repeatable. (default: every level)"
+        ),
     ] = None,
     failures: Annotated[
         str,

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from lmi_bench.cli.engine_options import ModelOptions, stated_settings
+from lmi_bench.cli.option_groups import spread_options
 from lmi_bench.errors import InputError
 
-_SAMPLING, _SCORES, _ENGINE = "Sampling", "Scores", "Engine"
+_SAMPLING, _SCORES = "Sampling", "Scores"
 
 
+@spread_options
 def generate(
+    *,
     model: Annotated[
         str, typer.Option("--model", "-m", help="A demo model or a Hugging Face folder.")
     ] = "demo-15m",
@@ -68,23 +72,7 @@ def generate(
             rich_help_panel=_SCORES,
         ),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_ENGINE)
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads.", rich_help_panel=_ENGINE)
-    ] = None,
+    model_options: ModelOptions,
 ) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
     from lmi_bench.cli.generate_run import Wish, run
@@ -103,10 +91,6 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=confidence,
     )
-    stated = {"dtype": dtype, "draft": draft, "draft_tokens": draft_tokens, "threads": threads}
-    settings = parse_scenario(
-        {"engine": {key: value for key, value in stated.items() if value is not None}},
-        source="generate",
-    ).engine
+    settings = parse_scenario({"engine": stated_settings(model_options)}, source="generate").engine
     wish = Wish(prompt, sampling, tuple(stop or ()), until_done=until_done, confidence=confidence)
     run(model, settings, wish, choices=tuple(choices or ()))

@@ -22,7 +22,7 @@ def plan_day(
     ] = None,
     peak: Annotated[
         float | None,
-        typer.Option(help="Highest load of the day, req/s. [the file's, or REC's rate]"),
+        typer.Option(help="Highest load of the day, req/s. (default: the file's, or REC's rate)"),
     ] = None,
     least_share: Annotated[
         float, typer.Option(help="Lowest load of a shape, as a share of its peak.")

@@ -28,7 +28,9 @@ def predict(
     ] = "float16",
     profile: Annotated[
         str | None,
-        typer.Option(help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. [tgi-2023]"),
+        typer.Option(
+            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. (default: tgi-2023)"
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the predictions to this file.")

@@ -22,7 +22,7 @@ def collectives(
     ranks: Annotated[int, typer.Option(help="Processes that add their arrays.")] = 2,
     transport: Annotated[
         list[str] | None,
-        typer.Option(help="shared-memory or gloo; repeatable. [both]"),
+        typer.Option(help="shared-memory or gloo; repeatable. (default: both)"),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds of each size; the median counts.")] = 5,
     out: Annotated[

@@ -24,7 +24,7 @@ def recommend(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A catalog name. [that of the run]"),
+        typer.Option("--model", "-m", help="A catalog name. (default: that of the run)"),
     ] = None,
     input_tokens: Annotated[
         int | None, typer.Option("--input-tokens", "--isl", help="Prompt length.")
@@ -106,7 +106,7 @@ def recommend(
     instance: Annotated[
         list[str] | None,
         typer.Option(
-            help="Consider only this instance, or local; repeatable. [catalog, or the run's]",
+            help="Consider only this instance, or local; repeatable. (default: all, or the run's)",
             rich_help_panel=_MACHINES,
         ),
     ] = None,
@@ -126,7 +126,7 @@ def recommend(
     profile: Annotated[
         str | None,
         typer.Option(
-            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. [tgi-2023]",
+            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. (default: tgi-2023)",
             rich_help_panel=_MACHINES,
         ),
     ] = None,
@@ -164,7 +164,7 @@ def recommend(
     committed: Annotated[
         int | None,
         typer.Option(
-            help="Machines that are committed to, used or not. [as many as are needed]",
+            help="Machines that are committed to, used or not. (default: as many as are needed)",
             rich_help_panel=_MACHINES,
         ),
     ] = None,

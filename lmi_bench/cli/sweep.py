@@ -7,19 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
+from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
+from lmi_bench.cli.option_groups import spread_options
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 
-_TARGET, _WORKLOAD, _LOAD, _ENGINE, _CLIENT, _RUN = (
+_TARGET, _WORKLOAD, _LOAD, _CLIENT, _RUN = (
     "Target",
     "Workload",
     "Load",
-    "Engine (bundled and simulated)",
     "Load generator",
     "Run",
 )
 
 
+@spread_options
 def sweep(
+    *,
     scenario: Annotated[
         str | None,
         typer.Argument(
@@ -38,7 +41,7 @@ def sweep(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Of an endpoint: openai, openai-chat, lmi or tgi. [found by asking]",
+            help="Of an endpoint: openai, openai-chat, lmi or tgi. (default: found by asking)",
             rich_help_panel=_TARGET,
         ),
     ] = None,
@@ -49,24 +52,6 @@ def sweep(
             "-m",
             help="A catalog name, a folder, or the name that the endpoint knows.",
             rich_help_panel=_TARGET,
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        str | None,
-        typer.Option(
-            "--tp",
-            help="Tensor-parallel degree, or max: all devices or cores.",
-            rich_help_panel=_TARGET,
-        ),
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        typer.Option(help="Copies of the model behind one router. [1]", rich_help_panel=_ENGINE),
-    ] = None,
-    router: Annotated[
-        str | None,
-        typer.Option(
-            help="Of replicas: round-robin, least-outstanding or random.", rich_help_panel=_ENGINE
         ),
     ] = None,
     api_key: Annotated[
@@ -248,91 +233,8 @@ def sweep(
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="Batching: rolling, dynamic or none.", rich_help_panel=_ENGINE),
-    ] = None,
-    kv_layout: Annotated[
-        str | None, typer.Option(help="KV cache: paged or contiguous.", rich_help_panel=_ENGINE)
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_batch_delay_ms: Annotated[
-        float | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_rolling_batch_size: Annotated[
-        int | None,
-        typer.Option(help="Most sequences in the rolling batch.", rich_help_panel=_ENGINE),
-    ] = None,
-    max_rolling_batch_prefill_tokens: Annotated[
-        int | None, typer.Option(help="Most prompt tokens of a step.", rich_help_panel=_ENGINE)
-    ] = None,
-    chunked_prefill: Annotated[
-        bool | None,
-        typer.Option(
-            "--chunked-prefill/--whole-prefill",
-            help="Mix prompt chunks with decoding instead of pausing it.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    max_concurrent_requests: Annotated[
-        int | None,
-        typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_ENGINE),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
-    ] = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="KV cache of the bundled engine: float32 or bfloat16. [as the weights]",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    num_blocks: Annotated[
-        int | None, typer.Option(help="KV-cache blocks. [from memory]", rich_help_panel=_ENGINE)
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a KV-cache block.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_ENGINE),
-    ] = None,
-    memory_share: Annotated[
-        float | None,
-        typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_ENGINE),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_ENGINE)
-    ] = None,
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Share computed blocks between prompts that begin alike.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_ENGINE),
-    ] = None,
-    draft_acceptance: Annotated[
-        float | None,
-        typer.Option(
-            help="Simulated: the chance (0 to 1) that a drafted token holds.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
+    model_options: ModelOptions,
+    batching: BatchingOptions,
     workers: Annotated[
         str,
         typer.Option(
@@ -343,29 +245,22 @@ def sweep(
     timestamps: Annotated[
         str | None,
         typer.Option(
-            help="Whose receive time counts: kernel or user. [kernel, where the host has it]",
+            help="Whose receive time counts: kernel (default where there is one) or user.",
             rich_help_panel=_CLIENT,
         ),
     ] = None,
     retries: Annotated[
         str | None,
         typer.Option(
-            help="aws-standard: try transient failures again as AWS's SDKs do, counted. [none]",
+            help="aws-standard: try transient failures again as AWS SDKs do. (default: none)",
             rich_help_panel=_CLIENT,
         ),
     ] = None,
     metrics_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="A replica's Prometheus page; repeatable. [the target's /metrics]",
+            help="A replica's Prometheus page; repeatable. (default: the target's /metrics)",
             rich_help_panel=_CLIENT,
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12, vllm-0.19.",
-            rich_help_panel=_ENGINE,
         ),
     ] = None,
     name: Annotated[
@@ -467,34 +362,11 @@ def sweep(
         "load.warmup_requests": warmup_requests,
         "client.timestamps": timestamps,
         "client.retries": retries,
-        "engine.policy": policy,
-        "engine.kv_layout": kv_layout,
-        "engine.batch_size": batch_size,
-        "engine.max_batch_delay_ms": max_batch_delay_ms,
-        "engine.max_rolling_batch_size": max_rolling_batch_size,
-        "engine.max_rolling_batch_prefill_tokens": max_rolling_batch_prefill_tokens,
-        "engine.chunked_prefill": chunked_prefill,
-        "engine.max_concurrent_requests": max_concurrent_requests,
-        "engine.dtype": dtype,
-        "engine.kv_dtype": kv_dtype,
-        "engine.profile": profile,
-        "engine.tensor_parallel": None
-        if tensor_parallel is None
-        else parse_degree(tensor_parallel),
-        "engine.replicas": replicas,
-        "engine.router": None if router is None else router.replace("-", "_"),
-        "engine.num_blocks": num_blocks,
-        "engine.block_size": block_size,
-        "engine.max_model_len": max_model_len,
-        "engine.memory_share": memory_share,
-        "engine.threads": threads,
-        "engine.prefix_caching": prefix_caching,
-        "engine.draft": draft,
-        "engine.draft_tokens": draft_tokens,
-        "engine.draft_acceptance": draft_acceptance,
         "seed": seed,
         "slo": None if not slo else tuple(slo),
     }
+    for setting, value in stated_settings(model_options, batching).items():
+        overrides[f"engine.{setting}"] = value
     access = Access(api_key, read_headers(header or ()))
     budget = Budget(price_per_hour, instance, max_spend)
     outcome = run(
@@ -532,15 +404,6 @@ def _numbers(flag: str, text: str) -> list[float | int]:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
         numbers.append(int(value) if value.is_integer() else value)
     return numbers
-
-
-def parse_degree(text: str) -> int | str:
-    """A tensor-parallel degree or `max`; raises InputError for anything else."""
-    if text == "max":
-        return text
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise InputError(f"--tp {text}: write a number of at least 1, or max")
 
 
 def parse_mix(text: str) -> list[dict[str, float]]:

@@ -19,14 +19,16 @@ def verify(
     share: Annotated[
         float | None,
         typer.Option(
-            help="Part of the planned load that the target carries. [1; one copy's of sim:]"
+            help="Part of the planned load on the target. (default: 1; one copy's of sim:)"
         ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="To send. [enough for every SLO's quantile, at least 300]")
+        int | None,
+        typer.Option(help="To send. (default: enough for every SLO's quantile, at least 300)"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="As the target knows it. [the plan's]")
+        str | None,
+        typer.Option("--model", "-m", help="As the target knows it. (default: the plan's)"),
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Of a URL that wants one.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and prompts.")] = 0,

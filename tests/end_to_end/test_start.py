@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup, TyperOption
+
+from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions
+from lmi_bench.cli.main import app
+from lmi_bench.scenario import EngineSection
 from tests.end_to_end.commands import lmi_bench, modules_loaded_by
 
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "boto3", "aiohttp", "scipy", "plotly")
@@ -38,3 +47,31 @@ def test_a_simulated_sweep_loads_no_torch(tmp_path):
 def test_every_command_explains_itself():
     for name in ("sweep", "recommend", "report", "serve"):
         assert name in lmi_bench(name, "--help").stdout
+
+
+def test_no_word_of_a_help_text_is_taken_for_markup():
+    # typer prints helps through rich, which drops what looks like a tag: "[from memory]"
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    helps = [
+        (name, parameter.name, parameter.help)
+        for name, command in group.commands.items()
+        for parameter in command.params
+        if isinstance(parameter, TyperOption) and parameter.help
+    ]
+    assert len(helps) > 100
+    assert [h for h in helps if Text.from_markup(h[2]).plain != h[2]] == []
+
+
+def test_shared_options_reach_every_command_that_starts_an_engine():
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    held = {field.name for field in fields(ModelOptions)}
+    batching = {field.name for field in fields(BatchingOptions)}
+    for name, wanted in (
+        ("sweep", held | batching),
+        ("serve", held | batching),
+        ("generate", held),
+    ):
+        assert wanted <= {parameter.name for parameter in group.commands[name].params}
+    assert held | batching == set(EngineSection.model_fields)

@@ -1,0 +1,175 @@
+"""The engine's settings as options, the same in every command that starts one.
+
+A field is named as the setting is in the scenario's `engine` section; None leaves it to the
+scenario and then to the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from lmi_bench.errors import InputError
+
+_MODEL, _BATCHING = "Engine: model", "Engine: batching"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is held in memory and computed."""
+
+    tensor_parallel: Annotated[
+        str | None,
+        typer.Option(
+            "--tp",
+            help="Tensor-parallel degree, or max: all devices or cores. (default: 1)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="KV cache of the bundled engine: float32 or bfloat16. (default: as the weights)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(help="KV-cache blocks. (default: from memory)", rich_help_panel=_MODEL),
+    ] = None
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV-cache block.", rich_help_panel=_MODEL)
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_MODEL),
+    ] = None
+    memory_share: Annotated[
+        float | None,
+        typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_MODEL),
+    ] = None
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_MODEL)
+    ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Drafted tokens that a step verifies. (default: 4)", rich_help_panel=_MODEL
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingOptions:
+    """Which requests run at once, over how many copies of the model."""
+
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Batching: rolling, dynamic or none.", rich_help_panel=_BATCHING),
+    ] = None
+    kv_layout: Annotated[
+        str | None, typer.Option(help="KV cache: paged or contiguous.", rich_help_panel=_BATCHING)
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_BATCHING)
+    ] = None
+    max_batch_delay_ms: Annotated[
+        float | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_BATCHING)
+    ] = None
+    max_rolling_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Most sequences in the rolling batch.", rich_help_panel=_BATCHING),
+    ] = None
+    max_rolling_batch_prefill_tokens: Annotated[
+        int | None, typer.Option(help="Most prompt tokens of a step.", rich_help_panel=_BATCHING)
+    ] = None
+    chunked_prefill: Annotated[
+        bool | None,
+        typer.Option(
+            "--chunked-prefill/--whole-prefill",
+            help="Mix prompt chunks with decoding instead of pausing it.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+    max_concurrent_requests: Annotated[
+        int | None,
+        typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_BATCHING),
+    ] = None
+    max_input_tokens: Annotated[
+        int | None, typer.Option(help="Longest prompt.", rich_help_panel=_BATCHING)
+    ] = None
+    max_batch_total_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens that the KV cache may hold.", rich_help_panel=_BATCHING),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            help="Copies of the model behind one router. (default: 1)", rich_help_panel=_BATCHING
+        ),
+    ] = None
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="Of replicas: round-robin, least-outstanding or random.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+    draft_acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Simulated: the chance (0 to 1) that a drafted token holds.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12, vllm-0.19.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+
+
+def stated_settings(*options: ModelOptions | BatchingOptions) -> dict[str, Any]:
+    """The stated ones, by their names in the scenario; raises InputError for a bad degree."""
+    stated = {
+        name: value
+        for group in options
+        for name, value in asdict(group).items()
+        if value is not None
+    }
+    if "tensor_parallel" in stated:
+        stated["tensor_parallel"] = _degree(stated["tensor_parallel"])
+    if "router" in stated:
+        stated["router"] = stated["router"].replace("-", "_")
+    return stated
+
+
+def _degree(text: str) -> int | str:
+    """A tensor-parallel degree or `max`."""
+    if text == "max":
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise InputError(f"--tp {text}: write a number of at least 1, or max")
