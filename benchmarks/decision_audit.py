@@ -31,7 +31,7 @@ from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR
 from lmi_bench.analysis.calibrate import Cell, calibrate_profile
 from lmi_bench.analysis.latency import request_latency
 from lmi_bench.analysis.layouts import CopyPlan, Layout, Workload, plan_copy
-from lmi_bench.analysis.measured_load import MeasuredLoad
+from lmi_bench.analysis.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.operating_point import Statistics, worst_ratio
 from lmi_bench.analysis.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.recommend_request import RecommendRequest
@@ -52,7 +52,7 @@ MEASURED_REQUESTS = 3000
 MOST_CELLS = 8
 FIRST_USERS = (1, 24)
 MOST_MACHINES = 400
-PLANNERS = ("lmi-bench", "cheapest that fits", "data sheet", "nearest cell")
+PLANNERS = ("lmi-bench", "all cells up front", "cheapest that fits", "data sheet", "nearest cell")
 
 
 class HiddenEngine:
@@ -310,19 +310,18 @@ def ask(world: World, profile: EngineProfile) -> Choice:
     return choice_of(world, recommend(question(world, profile)))
 
 
-def measure_load(world: World, layout: Layout, rate_per_s: float) -> MeasuredLoad:
+def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) -> MeasuredLoad:
     """One copy under random arrivals, with draws of its own."""
     plan = world.plan(layout)
-    ramp = min(200, math.ceil(plan.steady.batch_at(rate_per_s)))
-    seed = 2_000_003 + 1000 * world.number + round(100 * rate_per_s)
+    seed = 2_000_003 + 10 * world.number + index
     level = simulate_level(
-        LevelSpec(0, rate_per_s=rate_per_s, num_requests=MEASURED_REQUESTS + ramp),
+        LevelSpec(0, rate_per_s=rate_per_s, num_requests=MEASURED_REQUESTS),
         world.request,
         world.config(plan),
         HiddenEngine(plan.steady.model, world.effects, seed=seed),
         seed=seed,
     )
-    return MeasuredLoad(layout.engine_key, rate_per_s, level.records[ramp:])
+    return MeasuredLoad(layout.engine_key, rate_per_s, settled(level.records))
 
 
 def measure_and_ask(world: World, layouts: Sequence[Layout]) -> Choice:
@@ -339,7 +338,7 @@ def measure_and_ask(world: World, layouts: Sequence[Layout]) -> Choice:
         if len(cells) + len(measured) == MOST_CELLS or not answer.measure_next:
             return choice_of(world, answer)
         probe = answer.measure_next[0]
-        measured.append(measure_load(world, probe.layout, probe.rate_per_s))
+        measured.append(measure_load(world, probe.layout, probe.rate_per_s, len(measured)))
 
 
 def first_layouts(world: World, layouts: Sequence[Layout]) -> list[Layout]:
@@ -428,6 +427,7 @@ def audit_world(number: int) -> tuple[int, bool, dict[str, Outcome]] | None:
     )
     choosers: dict[str, Callable[[], Choice]] = {
         "lmi-bench": lambda: measure_and_ask(world, layouts),
+        "all cells up front": lambda: ask(world, fitted),
         "cheapest that fits": lambda: cheapest_that_fits(world, layouts),
         "data sheet": lambda: ask(world, believe_data_sheets(world)),
         "nearest cell": lambda: nearest_cell(world, layouts, cells),

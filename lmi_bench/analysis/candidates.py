@@ -11,6 +11,7 @@ from lmi_bench.analysis.capacity_belief import CapacityBelief
 from lmi_bench.analysis.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
 from lmi_bench.analysis.fleet_cost import FleetCost
 from lmi_bench.analysis.layouts import CopyPlan, Layout
+from lmi_bench.analysis.measured_load import Verdict
 from lmi_bench.analysis.operating_point import (
     LATENCY_LOAD_LIMIT,
     CopySimulation,
@@ -29,6 +30,9 @@ _SHOWN = tuple(
 )
 
 
+_BELOW = 0.97  # of a rate that was too much
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
     """One copy as the recommender knows it so far; shared by layouts of equal speed.
@@ -37,7 +41,8 @@ class Engine:
     rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
     central_per_s  the same with the SLOs held against the prediction itself
     concurrency    most users waiting at a copy within the SLOs; 0 if none
-    measured       rates of a copy that were measured, each with whether it kept the SLOs
+    measured       rates that a copy was given, each with whether it kept the SLOs
+    too_much_per_s rate at which a long simulation did not keep the SLOs
     """
 
     plan: CopyPlan
@@ -48,7 +53,8 @@ class Engine:
     concurrency: int
     limited_by: str
     warnings: tuple[str, ...]
-    measured: tuple[tuple[float, bool], ...] = ()
+    measured: tuple[tuple[float, Verdict], ...] = ()
+    too_much_per_s: float = math.inf
 
     def belief(self, *, keeps_slos: bool) -> CapacityBelief:
         """What a copy carries: the prediction, cut off by what was measured.
@@ -59,7 +65,10 @@ class Engine:
         low = self.rate_per_s / self.time_factor
         if keeps_slos:
             low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
-        return CapacityBelief.after(low, max(low, self.central_per_s), self.measured)
+        low = min(low, _BELOW * self.too_much_per_s)
+        median = max(low, min(self.central_per_s, self.too_much_per_s))
+        levels = ((rate, verdict == "kept") for rate, verdict in self.measured)
+        return CapacityBelief.after(low, median, levels)
 
     def load_limit_per_s(self, *, keeps_slos: bool) -> float:
         """What a copy may be loaded with."""

@@ -1,9 +1,14 @@
 """What one copy carries within the SLOs: a prediction with its doubt, cut off by measurements.
 
-The logarithm of the capacity is normal around the prediction. A level that was measured and kept
-the SLOs cuts off all capacities below its rate, one that did not those above:
+The logarithm of the capacity is normal around the prediction, and in some worlds, which have an
+effect that the model lacks, several times as wide:
 
-    P(capacity >= rate) = (F(missed) - F(rate)) / (F(missed) - F(kept))     kept < rate < missed
+    P(capacity >= rate) = (1 - ODD) * F(x / sd) + ODD * F(x / wide)      x = ln(median / rate)
+
+A level that was measured and kept the SLOs cuts off all capacities below its rate, one that did
+not those above:
+
+    P(capacity >= rate | levels) = (P(rate) - P(missed)) / (P(kept) - P(missed))
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ CONFIDENCE = 0.9
 
 _NORMAL = NormalDist()
 _LEAST_LOG_SD = 0.01
+_ODD, _WIDER, _WIDER_BY = 0.15, 3.0, 0.1
 _HALVINGS = 50
 
 
@@ -61,8 +67,9 @@ class CapacityBelief:
             return 0.0
         if self.low_per_s <= 0:  # even odds at most, and no way to tell how far below
             return 0.5 if rate_per_s <= self.median_per_s else 0.0
-        doubt = math.log(max(self.median_per_s, self.low_per_s) / rate_per_s) / self._log_sd
-        return _NORMAL.cdf(doubt)
+        room, sd = math.log(max(self.median_per_s, self.low_per_s) / rate_per_s), self._log_sd
+        wide = _WIDER * sd + _WIDER_BY
+        return (1 - _ODD) * _NORMAL.cdf(room / sd) + _ODD * _NORMAL.cdf(room / wide)
 
     def chance(self, rate_per_s: float) -> float:
         """P(capacity >= rate), given what was measured."""
@@ -89,9 +96,9 @@ class CapacityBelief:
         """
         if self.low_per_s <= 0:
             return self.kept_per_s
-        if not self.kept_per_s and self.missed_per_s == math.inf:
-            return self.low_per_s
         low = self.kept_per_s
+        if self.missed_per_s == math.inf:
+            low = max(low, self.low_per_s)
         high = min(self.missed_per_s, max(low, self.median_per_s))
         if high <= low:
             return low

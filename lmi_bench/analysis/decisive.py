@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterator, Sequence
 
 from lmi_bench.analysis.candidates import Engine
-from lmi_bench.analysis.layouts import Layout
+from lmi_bench.analysis.layouts import EngineKey, Layout
 from lmi_bench.analysis.probe import Probe
 from lmi_bench.analysis.recommend_request import RecommendRequest
 
-_LEAST_CHANCE = 0.05
-_LEAST_SAVING = 0.01  # of the recommended fleet's cost, times its chance
+MOST_MACHINES = 1000  # of a fleet that is worth planning
+_DECIDES_LATER = 0.3  # odds that a level on the line turns out to keep its SLOs
+_LEAST_CHANCE = 0.02
+_LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
 
 
 def decisive_probes(
@@ -41,8 +43,12 @@ def decisive_probes(
     cheaper: list[tuple[float, Probe]] = []
     for layout, engine in layouts:
         cheaper += _cheaper_fleets(request, layout, engine, cost)
+        cheaper += _undecided(request, layout, engine, cost)
     cheaper.sort(key=lambda pair: -pair[0])
-    probes = [probe for _, probe in cheaper]
+    by_engine: dict[EngineKey, Probe] = {}
+    for _, probe in cheaper:  # one copy tells the same of every machine that it can be had on
+        by_engine.setdefault(probe.layout.engine_key, probe)
+    probes = list(by_engine.values())
     if best is not None:
         probes += _confirming(request, *best)
     return probes
@@ -55,9 +61,7 @@ def _cheaper_fleets(
     assert request.rate_per_s is not None
     belief = engine.belief(keeps_slos=True)
     best: tuple[float, Probe] | None = None
-    machines = 0
-    while True:
-        machines += 1
+    for machines in range(1, MOST_MACHINES + 1):
         price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
         rate = request.rate_per_s / (machines * layout.copies)
         if price is None or price >= cost * (1 - 1e-9):
@@ -72,6 +76,22 @@ def _cheaper_fleets(
             break
     if best is not None and (cost == math.inf or best[0] >= _LEAST_SAVING):
         yield best
+
+
+def _undecided(
+    request: RecommendRequest, layout: Layout, engine: Engine, cost: float
+) -> Iterator[tuple[float, Probe]]:
+    """Levels that were too short to tell: once more at the same rate, to be pooled."""
+    assert request.rate_per_s is not None
+    for rate, verdict in engine.measured:
+        machines = max(1, round(request.rate_per_s / (rate * layout.copies)))
+        price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
+        serves = request.rate_per_s / (machines * layout.copies) <= rate * (1 + 1e-9)
+        if verdict != "open" or price is None or not serves or price >= cost * (1 - 1e-9):
+            continue
+        saved = 0.0 if cost == math.inf else cost - price
+        worth = 1.0 / price if cost == math.inf else saved / cost
+        yield _DECIDES_LATER * worth, Probe(layout, rate, machines, _DECIDES_LATER, saved)
 
 
 def _confirming(

@@ -135,22 +135,26 @@ class CopySimulation:
         that of two limits the stricter one never gets the higher rate. Returns 0.0 if no rate of
         the grid keeps them.
         """
-        most = min(_NEAR_SATURATION, most_share) * self._plan.steady.saturated_rate_per_s
         if guess_per_s <= 0:
             return 0.0
-        step = max(0, math.floor(math.log(guess_per_s / most) / math.log(_CLOSE) + 0.5))
+        saturated = self._plan.steady.saturated_rate_per_s
+        most = min(_NEAR_SATURATION, most_share) * saturated
+        # one grid for all limits, so that levels are shared, and the highest rate allowed on top
+        grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
+        rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
+        step = min(range(len(rates)), key=lambda index: abs(math.log(rates[index] / guess_per_s)))
 
         def keeps(step: int) -> bool:
-            return self._worst_ratio(most * _CLOSE**step, slos) <= 1
+            return self._worst_ratio(rates[step], slos) <= 1
 
         if keeps(step):
             while step > 0 and keeps(step - 1):
                 step -= 1
-            return most * _CLOSE**step
-        while step < _LOWEST_STEP:
+            return rates[step]
+        while step + 1 < len(rates):
             step += 1
             if keeps(step):
-                return most * _CLOSE**step
+                return rates[step]
         return 0.0
 
     def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:

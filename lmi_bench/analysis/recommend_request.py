@@ -36,6 +36,7 @@ class RecommendRequest:
                          routing of requests to copies
     blended_ratio, discount   of the blended price as published
     measured             levels of random arrivals that one copy was given
+    calibrated           the profile was fitted to levels of the user's own
     """
 
     workload: Workload
@@ -57,6 +58,7 @@ class RecommendRequest:
     routing: Routing = "random"
     look_long: bool = False
     measured: tuple[MeasuredLoad, ...] = ()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.users is not None:

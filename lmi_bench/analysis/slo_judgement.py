@@ -20,7 +20,7 @@ from lmi_bench.slo import Slo
 
 DECIDED = "decided"
 """`stopped_by` of a level that was cut short because it misses its SLOs whatever comes."""
-_MISSED_BY = ("timeout", "errors", DECIDED)
+MISSED_BY = ("timeout", "errors", DECIDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
     Raises InputError where no request has the metric at all.
     """
     ratio, binding = slo_ratio(run.records, slos, open_loop=run.spec.concurrency is None)
-    missed = run.stopped_by in _MISSED_BY
+    missed = run.stopped_by in MISSED_BY
     if missed and ratio <= 1:  # what would have been slow never ended
         ratio = math.inf
     return Judgement(not missed and ratio <= 1, ratio, binding, run.spec.num_requests)

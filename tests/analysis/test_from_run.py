@@ -10,7 +10,7 @@ import pytest
 
 from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.from_run import calibrate_on_runs, cells_from_run, run_dtype
+from lmi_bench.analysis.from_run import PlacedRun, calibrate_on_runs, cells_from_run, run_dtype
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
@@ -96,7 +96,9 @@ def test_a_profile_fitted_to_a_sweep_explains_it():
             EAGER_GPU_PRIOR.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3
         ),
     )
-    profile, accuracy = calibrate_on_runs(EAGER_GPU_PRIOR, [sweep_of(truth)], SHAPE, INSTANCE)
+    profile, accuracy = calibrate_on_runs(
+        EAGER_GPU_PRIOR, [PlacedRun(sweep_of(truth), INSTANCE)], SHAPE
+    )
     for name in ("bandwidth_share", "host_per_sequence_s"):
         found, true = getattr(profile.parameters, name), getattr(truth.parameters, name)
         assert abs(np.log(found / true)) <= 2 * profile.log_sd[name]
