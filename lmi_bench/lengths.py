@@ -1,8 +1,9 @@
-"""Lengths of prompts and answers, in tokens, as distributions.
+"""Lengths of prompts and answers, in tokens, and pauses, in seconds, as distributions.
 
-Grammar: fixed(N), uniform(LOW,HIGH), normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]); MEAN and
-STD are those of the lengths themselves. A draw is rounded and held within [1, MAX], MAX being four
-standard deviations above the mean unless given, so what a server must hold is known beforehand.
+Grammar: N or fixed(N), uniform(LOW,HIGH), normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]),
+empirical(N[:WEIGHT],...), and of pauses exponential(MEAN); MEAN and STD are those of the values
+themselves. A length is rounded and held within [1, MAX], MAX being four standard deviations above
+the mean unless given, so what a server must hold is known beforehand.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Literal
 
 from lmi_bench.errors import InputError
 
-Kind = Literal["fixed", "uniform", "normal", "lognormal"]
+Kind = Literal["fixed", "uniform", "normal", "lognormal", "empirical"]
 _TAIL = 4.0
 _PATTERN = re.compile(r"(fixed|uniform|normal|lognormal)\(\s*([0-9.,\s]+)\)")
 _ARGUMENTS = {"fixed": (1, 1), "uniform": (2, 2), "normal": (2, 3), "lognormal": (2, 3)}
+_EMPIRICAL = re.compile(r"empirical\(\s*([0-9.,:\s]+)\)")
+_PAUSES = re.compile(r"(fixed|exponential|uniform|lognormal)\(\s*([0-9.,\s]+)\)")
+_PAUSE_ARGUMENTS = {"fixed": 1, "exponential": 1, "uniform": 2, "lognormal": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,15 @@ class LengthDistribution:
 
     first, second  N and 0; lowest and highest; mean and standard deviation
     most           no draw is longer
+    values, weights  of an empirical one: the lengths seen, and how often each
     """
 
     kind: Kind
     first: float
     second: float
     most: int
+    values: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind == "uniform" and not 1 <= self.first <= self.second:
@@ -61,9 +68,82 @@ class LengthDistribution:
             return float(draw.randint(round(self.first), round(self.second)))
         if self.kind == "normal":
             return draw.gauss(self.first, self.second)
-        # of a lognormal with mean m and deviation s: variance of the log is ln(1 + (s / m)^2)
-        variance = math.log1p((self.second / self.first) ** 2)
-        return draw.lognormvariate(math.log(self.first) - variance / 2, math.sqrt(variance))
+        if self.kind == "empirical":
+            return float(draw.choices(self.values, self.weights)[0])
+        return _lognormal(draw, self.first, self.second)
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """A distribution of seconds; first, second: the value, the mean, the bounds, mean and std."""
+
+    kind: Literal["fixed", "exponential", "uniform", "lognormal"]
+    first: float
+    second: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Mean pause, seconds."""
+        return (self.first + self.second) / 2 if self.kind == "uniform" else self.first
+
+    def draw(self, draw: random.Random) -> float:
+        """One pause, seconds, at least 0."""
+        if self.kind == "fixed" or not self.first + self.second:
+            return self.first
+        if self.kind == "exponential":
+            return draw.expovariate(1 / self.first)
+        if self.kind == "uniform":
+            return draw.uniform(self.first, self.second)
+        return _lognormal(draw, self.first, self.second)
+
+
+def _lognormal(draw: random.Random, mean: float, deviation: float) -> float:
+    """A draw of given mean m and deviation s: the variance of its log is ln(1 + (s / m)^2)."""
+    variance = math.log1p((deviation / mean) ** 2)
+    return draw.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
+
+
+def parse_seconds(text: str) -> Pauses:
+    """Read a distribution of pauses; raises InputError with the grammar if it is none.
+
+    >>> parse_seconds("exponential(2)").mean_s
+    2.0
+    """
+    text = text.strip()
+    match = _PAUSES.fullmatch(text)
+    kind = match[1] if match else "fixed"
+    try:
+        numbers = [float(part) for part in (match[2] if match else text).split(",")]
+    except ValueError:
+        numbers = []
+    wrong = len(numbers) != _PAUSE_ARGUMENTS[kind] or min(numbers, default=-1) < 0
+    if (
+        wrong
+        or (kind == "uniform" and numbers[0] > numbers[1])
+        or (kind in ("exponential", "lognormal") and numbers[0] == 0)
+    ):
+        raise InputError(
+            f"seconds {text!r} are not understood; write a number, exponential(MEAN), "
+            "uniform(LOW,HIGH) or lognormal(MEAN,STD)"
+        )
+    return Pauses(kind, *numbers)  # type: ignore[arg-type]
+
+
+def _empirical(text: str) -> LengthDistribution | None:
+    """An empirical distribution; None where it is not understood."""
+    match = _EMPIRICAL.fullmatch(text)
+    if match is None:
+        return None
+    try:
+        pairs = [part.split(":") for part in match[1].split(",")]
+        values = tuple(int(pair[0]) for pair in pairs)
+        weights = tuple(float(pair[1]) if len(pair) > 1 else 1.0 for pair in pairs)
+    except ValueError:
+        return None
+    if any(len(pair) > 2 for pair in pairs) or min(values) < 1 or min(weights) <= 0:
+        return None
+    mean = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    return LengthDistribution("empirical", mean, 0.0, max(values), values, weights)
 
 
 def parse_lengths(text: str) -> LengthDistribution:
@@ -72,7 +152,11 @@ def parse_lengths(text: str) -> LengthDistribution:
     >>> parse_lengths("uniform(500,1000)")
     LengthDistribution(kind='uniform', first=500.0, second=1000.0, most=1000)
     """
-    match = _PATTERN.fullmatch(text.strip())
+    text = text.strip()
+    found = _empirical(text)
+    if found is not None:
+        return found
+    match = _PATTERN.fullmatch(f"fixed({text})" if text.isdecimal() else text)
     try:
         numbers = [float(part) for part in match[2].split(",")] if match else []
     except ValueError:
@@ -81,7 +165,7 @@ def parse_lengths(text: str) -> LengthDistribution:
     if match is None or not least <= len(numbers) <= most:
         raise InputError(
             f"lengths {text!r} are not understood; write fixed(N), uniform(LOW,HIGH), "
-            "normal(MEAN,STD[,MAX]) or lognormal(MEAN,STD[,MAX]), in tokens"
+            "normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]) or empirical(N:WEIGHT,...)"
         )
     first, second = numbers[0], numbers[1] if len(numbers) > 1 else 0.0
     longest = {"fixed": first, "uniform": second}.get(match[1], first + _TAIL * second)

@@ -40,18 +40,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise InputError where the model needs code of its own or has quantized weights."""
+    """Raise InputError where the model needs code of its own."""
     named = config.get("architectures") or [""]
     needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_OF_ITS_OWN
     if needs_code or config.get("trust_remote_code"):
         raise InputError(
             f"{folder / 'config.json'} asks for code of its own (auto_map, trust_remote_code): "
             "lmi-bench runs no code from a model folder; use a model that transformers itself knows"
-        )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise InputError(
-            f"{folder / 'config.json'}: weights quantized with {method!r} cannot be loaded"
         )
 
 

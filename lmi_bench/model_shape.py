@@ -78,6 +78,11 @@ class ModelShape:
         return self.experts > 0
 
     @property
+    def attention_window(self) -> int | None:
+        """Tokens that a position sees, itself included; None where a layer sees everything."""
+        return None if self.growing_layers else self.sliding_window
+
+    @property
     def growing_layers(self) -> int:
         """Layers whose cache grows with the whole context."""
         if self.full_attention_layers is None:

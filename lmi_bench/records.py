@@ -35,6 +35,9 @@ class Exchange:
     replica           which of several replicas had it, where that is known
     queue_s, prefill_s, decode_s  seconds in each part of the server, where it says so
     retries           sends after the first one, where failures are tried again
+    held_s            seconds that it waited, before `sent_s`, for a connection of a limited number
+    token_ids         ids of the answer, where the target has them
+    cached_tokens     of the prompt, found in the server's prefix cache, where it says so
     """
 
     sent_s: float
@@ -56,6 +59,9 @@ class Exchange:
     streamed: bool = True
     replica: int | None = None
     retries: int = 0
+    held_s: float = 0.0
+    token_ids: Sequence[int] = ()
+    cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -76,6 +82,10 @@ class RequestRecord:
     connect_s, tls_s, ttft_bound_s, first_answer_s, reasoning_tokens, streamed, retries, replica
             as in `Exchange`
     queue_s, prefill_s, decode_s  seconds in each part of the server, where the target says so
+    held_s  part of the dispatch delay that a cap asked for: on requests in flight, on connections
+    session, turn  of a conversation: which one, and the place in it, from 0
+    asked_tokens   length of the answer that was asked for; 0: not known
+    cached_tokens  as in `Exchange`
     """
 
     request_id: int
@@ -100,6 +110,11 @@ class RequestRecord:
     streamed: bool = True
     replica: int | None = None
     retries: int = 0
+    held_s: float = 0.0
+    session: int | None = None
+    turn: int = 0
+    asked_tokens: int = 0
+    cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -142,6 +157,11 @@ class RequestRecord:
             streamed=exchange.streamed,
             replica=exchange.replica,
             retries=exchange.retries,
+            held_s=exchange.held_s,
+            session=request.session,
+            turn=request.turn,
+            asked_tokens=request.output_tokens,
+            cached_tokens=exchange.cached_tokens,
         )
 
     @classmethod
@@ -166,6 +186,8 @@ class RequestRecord:
             input_tokens=request.input_tokens,
             status=error.kind,
             error=str(error),
+            session=request.session,
+            turn=request.turn,
         )
 
     def shifted(self, start_s: float) -> RequestRecord:

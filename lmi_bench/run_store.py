@@ -31,7 +31,7 @@ from lmi_bench.redaction import redact, redact_text
 
 SCHEMA_VERSION = 1
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
-SLO_ANSWER = "slo.json"
+SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,12 @@ class RunStore:
         """Save the highest load that a search found."""
         write_whole(self.path / SLO_ANSWER, redact(dict(answer), self._secrets))
 
+    def write_cloudwatch(self, levels: Sequence[Mapping[str, Any]]) -> None:
+        """Save what CloudWatch said of the levels; those known from before stay."""
+        known = {(line["level"], line["attempt"]): dict(line) for line in _cloudwatch(self.path)}
+        known |= {(line["level"], line["attempt"]): dict(line) for line in levels}
+        write_whole(self.path / CLOUDWATCH, redact(list(known.values()), self._secrets))
+
     def close(self) -> None:
         """Let other sweeps write the folder."""
         if self._lock_fd is not None:
@@ -219,6 +225,14 @@ class RunStore:
             optional["retries"] = record.retries
         if record.tls_s is not None:
             optional["tls_s"] = _ns(record.tls_s)
+        if record.held_s:
+            optional["held_s"] = _ns(record.held_s)
+        if record.asked_tokens:
+            optional["asked_tokens"] = record.asked_tokens
+        if record.cached_tokens is not None:
+            optional["cached_tokens"] = record.cached_tokens
+        if record.session is not None:
+            optional |= {"session": record.session, "turn": record.turn}
         return {
             "level": level,
             "attempt": attempt,
@@ -246,6 +260,11 @@ def load_run(path: Path) -> Run:
         raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
     manifest = _read_manifest(path)
     levels = list(_read_lines(path / LEVELS))
+    by_level = {(line["level"], line["attempt"]): line for line in levels}
+    for content in _cloudwatch(path):
+        line = by_level.get((content["level"], content["attempt"]))
+        if line is not None:
+            line["server"] = {**(line.get("server") or {}), "cloudwatch": content}
     records: dict[tuple[int, int], list[RequestRecord]] = {
         (level["level"], level["attempt"]): [] for level in levels
     }
@@ -265,6 +284,11 @@ def load_run(path: Path) -> Run:
         knees=json.loads(knees_path.read_bytes()) if knees_path.exists() else None,
         slo_answer=json.loads(answer_path.read_bytes()) if answer_path.exists() else None,
     )
+
+
+def _cloudwatch(path: Path) -> list[dict[str, Any]]:
+    file = path / CLOUDWATCH
+    return list(json.loads(file.read_bytes())) if file.exists() else []
 
 
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
@@ -298,6 +322,11 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
         connect_s=line.get("connect_s"),
         tls_s=line.get("tls_s"),
         retries=line.get("retries", 0),
+        held_s=line.get("held_s", 0.0),
+        asked_tokens=line.get("asked_tokens", 0),
+        cached_tokens=line.get("cached_tokens"),
+        session=line.get("session"),
+        turn=line.get("turn", 0),
     )
 
 

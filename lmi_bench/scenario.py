@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,224 +18,54 @@ import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from lmi_bench.errors import InputError
-from lmi_bench.lengths import parse_lengths
+from lmi_bench.scenario_sections import (
+    DEFAULT_CONCURRENCY,
+    ClientSection,
+    EngineSection,
+    LengthShare,
+    LoadSection,
+    PositiveSeconds,
+    SageMakerSection,
+    Section,
+    WorkloadSection,
+    seconds_or_none,
+)
 from lmi_bench.slo import parse_slo
 
-DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
+__all__ = [
+    "DEFAULT_CONCURRENCY",
+    "ClientSection",
+    "EngineSection",
+    "LengthShare",
+    "LoadSection",
+    "SageMakerSection",
+    "Scenario",
+    "WorkloadSection",
+    "is_endpoint",
+    "load_scenario",
+    "parse_scenario",
+    "scenario_json_schema",
+]
+
 DEFAULT_OPEN_LOOP_REQUESTS = 100
 """Requests of an open-loop level that names neither a number nor a duration."""
 
 AUTO = "auto"
 DEFAULT_MODEL = "demo-15m"
 SAGEMAKER_PREFIX = "sagemaker:"
-DEFAULT_TIMEOUT_S = 60.0
-SAGEMAKER_STREAMING_TIMEOUT_S = 480.0
-"""How long SageMaker lets a response stream take; without one it gives up after 60 s."""
+SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
+"""How long SageMaker lets an answer take that comes whole, and one that is streamed."""
+_FILES = ("dataset", "trace", "conversations")
+"""Fields of the workload that name a file."""
 _DERIVED = ("model", "timeout_s")
 """Fields whose default depends on the others."""
-
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def _as_list(value: object) -> object:
-    """One level may be written without brackets."""
-    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def _levels_or_auto(value: object) -> object:
-    """Levels as a list, or the word auto."""
-    if isinstance(value, str) and value != "auto":
-        raise ValueError("write levels such as [1, 2, 4], or auto")
-    return _as_list(value)
-
-
-def _raise_value_error(parse: Callable[[str], object], text: str) -> None:
-    """Check a text with its parser; pydantic gathers ValueErrors only."""
-    try:
-        parse(text)
-    except InputError as exc:
-        raise ValueError(str(exc)) from exc
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class LengthShare(_Section):
-    """One kind of request of a mixed workload; lengths in tokens, `share` relative to the rest."""
-
-    input_tokens: PositiveInt
-    output_tokens: PositiveInt
-    share: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-
-
-class WorkloadSection(_Section):
-    """What is asked, in tokens.
-
-    mix            several kinds of request at once; `input_tokens`, `output_tokens` then unused
-    dataset        JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`; a relative
-                   path counts from the scenario file
-    input_lengths  a distribution, such as normal(622,100) or uniform(500,1000), instead of
-                   input_tokens; likewise output_lengths
-    trace          recorded traffic: its lengths and, in an open loop, its times
-    ignore_eos     generate the asked number of tokens whatever the model says
-    reuse_prompts  send the same prompts in every run, which flatters a server's prefix cache
-    """
-
-    input_tokens: PositiveInt = 256
-    output_tokens: PositiveInt = 256
-    mix: tuple[LengthShare, ...] = ()
-    dataset: str | None = None
-    input_lengths: str | None = None
-    output_lengths: str | None = None
-    trace: str | None = None
-    ignore_eos: bool = True
-    reuse_prompts: bool = False
-
-    @model_validator(mode="after")
-    def _one_source(self) -> WorkloadSection:
-        drawn = self.input_lengths is not None or self.output_lengths is not None
-        given = {
-            "mix": bool(self.mix),
-            "dataset": self.dataset is not None,
-            "input_lengths or output_lengths": drawn,
-            "trace": self.trace is not None,
-        }
-        named = [name for name, there in given.items() if there]
-        if len(named) > 1:
-            raise ValueError(f"give either {' or '.join(named)}, not both")
-        for text in (self.input_lengths, self.output_lengths):
-            if text is not None:
-                _raise_value_error(parse_lengths, text)
-        return self
-
-
-class LoadSection(_Section):
-    """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
-
-    concurrency         levels, or auto: doubling until the server is full, finer round the knee
-    search              find the highest concurrency or rate that meets the SLOs; one value of
-                        `concurrency` or `rate_per_s` is then where it starts
-    burstiness          of gamma arrivals: 1 is Poisson, below it they come in bursts
-    ramp_s              an open loop's rate rises from 0 over the first seconds of a level
-    speed               of a trace: a level for each, 1 as recorded, 2 twice as fast
-    repeat              how often each level runs; with `until` at least
-    until               repeat until a metric is known well enough: `ttft_p90 +-5%`
-    requests_per_user   closed loop: a level sends concurrency times this many
-    requests_per_level  requests of every level instead
-    duration_s          a level hands out nothing after this long; with requests_per_level,
-                        whichever comes first
-    warmup_requests     sent before each level and left out of it
-    """
-
-    concurrency: Annotated[
-        tuple[PositiveInt, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
-    ] = None
-    rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
-    search: Literal["concurrency", "rate"] | None = None
-    arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
-    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    ramp_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    speed: Annotated[tuple[PositiveRate, ...], BeforeValidator(_as_list)] = (1.0,)
-    repeat: PositiveInt = 1
-    until: str | None = None
-    requests_per_user: PositiveInt = 3
-    requests_per_level: PositiveInt | None = None
-    duration_s: PositiveSeconds | None = None
-    warmup_requests: Annotated[int, Field(ge=0)] = 1
-
-    @model_validator(mode="after")
-    def _one_kind_of_load(self) -> LoadSection:
-        if self.concurrency is not None and self.rate_per_s is not None:
-            raise ValueError("give either concurrency or rate_per_s, not both")
-        for name in ("concurrency", "rate_per_s"):
-            if getattr(self, name) == ():
-                raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
-        if self.search is not None:
-            self._check_search(self.search)
-        if self.is_adaptive and (self.repeat > 1 or self.until is not None):
-            raise ValueError("repeat and until need listed levels, not auto or a search")
-        return self
-
-    def _check_search(self, over: str) -> None:
-        start = self.concurrency if over == "concurrency" else self.rate_per_s
-        other = self.rate_per_s if over == "concurrency" else self.concurrency
-        if other is not None:
-            raise ValueError(f"search over {over} picks its own levels; leave the others out")
-        if isinstance(start, tuple) and len(start) > 1:
-            raise ValueError(f"search over {over} takes one value to start from, got {len(start)}")
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether a rule picks the levels from those before."""
-        return self.search is not None or self.concurrency == "auto"
-
-    @property
-    def concurrency_levels(self) -> tuple[int, ...]:
-        """Levels of the closed loop; empty when the load is a rate or found as the sweep goes."""
-        if self.rate_per_s is not None or self.search is not None or self.concurrency == "auto":
-            return ()
-        return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
-
-
-class EngineSection(_Section):
-    """Settings of the bundled and of the simulated engine; an endpoint keeps its own.
-
-    None leaves a setting to the engine: the bundled one has its defaults, a simulated one those
-    of its profile; blocks and lengths follow from memory and model. The run's manifest records
-    what came of it.
-
-    max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
-    draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
-                      draft_tokens of it are verified in one step
-    draft_acceptance  of a simulated engine, which cannot find out: the chance (0 to 1) with which
-                      each drafted token holds
-    """
-
-    policy: Literal["none", "dynamic", "rolling"] = "rolling"
-    kv_layout: Literal["paged", "contiguous"] | None = None
-    batch_size: PositiveInt = 4
-    max_batch_delay_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
-    max_rolling_batch_size: PositiveInt | None = None
-    max_rolling_batch_prefill_tokens: PositiveInt | None = None
-    chunked_prefill: bool | None = None
-    max_concurrent_requests: PositiveInt | None = None
-    prefix_caching: bool | None = None
-    max_input_tokens: PositiveInt | None = None
-    max_batch_total_tokens: PositiveInt | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    kv_dtype: Literal["float32", "bfloat16"] | None = None
-    tensor_parallel: PositiveInt | Literal["max"] = 1
-    replicas: PositiveInt = 1
-    router: Literal["round_robin", "least_outstanding", "random"] = "round_robin"
-    num_blocks: PositiveInt | None = None
-    block_size: PositiveInt | None = None
-    max_model_len: PositiveInt | None = None
-    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    threads: PositiveInt | None = None
-    draft: Annotated[str, Field(min_length=1)] | None = None
-    draft_tokens: PositiveInt = 4
-    draft_acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
-    profile: str | None = None
-
-
-class SageMakerSection(_Section):
-    """Which part of a SageMaker endpoint, and where its runtime is if not at AWS."""
-
-    endpoint_url: str | None = None
-    inference_component: str | None = None
-    target_variant: str | None = None
-    custom_attributes: str | None = None
 
 
 def is_endpoint(target: str) -> bool:
@@ -247,33 +77,22 @@ def _default_model(fields: dict[str, Any]) -> str:
     return AUTO if is_endpoint(fields.get("target", "")) else DEFAULT_MODEL
 
 
-def _default_timeout_s(fields: dict[str, Any]) -> float:
-    streamed_by_sagemaker = fields.get("stream", True) and str(fields.get("target", "")).startswith(
-        SAGEMAKER_PREFIX
+def _default_timeout_s(fields: dict[str, Any]) -> float | None:
+    if not str(fields.get("target", "")).startswith(SAGEMAKER_PREFIX):
+        return None
+    return (
+        SAGEMAKER_STREAMING_TIMEOUT_S if fields.get("stream", True) else SAGEMAKER_UNARY_TIMEOUT_S
     )
-    return SAGEMAKER_STREAMING_TIMEOUT_S if streamed_by_sagemaker else DEFAULT_TIMEOUT_S
 
 
-class ClientSection(_Section):
-    """How the load generator sends to an endpoint and takes its times.
-
-    timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's where the
-                host has it
-    retries     aws-standard: as AWS's SDKs do, three attempts, counted, latency from the first
-    """
-
-    timestamps: Literal["kernel", "user"] | None = None
-    retries: Literal["aws-standard"] | None = None
-
-
-class Scenario(_Section):
+class Scenario(Section):
     """A whole sweep.
 
     target     `engine` (bundled, in this process), `sim:INSTANCE`, a URL, or `sagemaker:NAME`
     model      a catalog name, a folder, or the name that the endpoint knows; auto: what it serves
     protocol   wire format of an endpoint; auto: found by asking it
     stream     False asks an endpoint for whole answers: their total time alone is known
-    timeout_s  of one request; by default 60, and 480 for a stream from SageMaker
+    timeout_s  of one request; by default SageMaker's own (480 for a stream, else 60), else `none`
     """
 
     name: str = ""
@@ -286,7 +105,9 @@ class Scenario(_Section):
     load: LoadSection = LoadSection()
     client: ClientSection = ClientSection()
     engine: EngineSection = EngineSection()
-    timeout_s: PositiveSeconds | None = Field(default_factory=_default_timeout_s)
+    timeout_s: Annotated[PositiveSeconds | None, BeforeValidator(seconds_or_none)] = Field(
+        default_factory=_default_timeout_s
+    )
     seed: int = 0
     slo: tuple[str, ...] = ()
 
@@ -314,6 +135,19 @@ class Scenario(_Section):
         return self
 
     @model_validator(mode="after")
+    def _sessions_have_their_own_load(self) -> Scenario:
+        if self.workload.has_sessions:
+            if self.load.search is not None:
+                raise ValueError("a search over conversations is not supported; list the levels")
+        else:
+            for name in ("sessions_per_level", "max_sessions"):
+                if getattr(self.load, name) is not None:
+                    raise ValueError(f"{name} is of conversations; give turns or conversations")
+            if self.load.max_in_flight is not None and self.load.rate_per_s is None:
+                raise ValueError("max_in_flight caps a rate or conversations; give one of them")
+        return self
+
+    @model_validator(mode="after")
     def _a_trace_has_its_own_times(self) -> Scenario:
         if self.workload.trace is not None and self.load.search == "rate":
             raise ValueError("a search over rates makes its own arrivals; leave the trace out")
@@ -334,7 +168,7 @@ class Scenario(_Section):
         content = self.canonical()
         for free in ("name",) if self.load.is_adaptive else ("name", "slo"):
             del content[free]
-        for name in ("dataset", "trace"):
+        for name in _FILES:
             path = content["workload"][name]
             if path is not None:
                 digest = hashlib.sha256(_read_bytes(Path(path))).hexdigest()
@@ -368,6 +202,7 @@ class Scenario(_Section):
                 content["workload"]["mix"] = ()
                 content["workload"][dotted.split(".")[1].replace("tokens", "lengths")] = None
                 content["workload"]["trace"] = None
+                content["workload"]["conversations"] = None
             place[last] = value
         return parse_scenario(content)
 
@@ -410,7 +245,7 @@ def load_scenario(path: Path) -> Scenario:
     scenario = parse_scenario(content, source=str(path))
     relative = {
         f"workload.{name}": str(path.parent / given)
-        for name in ("dataset", "trace")
+        for name in _FILES
         if (given := getattr(scenario.workload, name)) is not None and not Path(given).is_absolute()
     }
     return scenario.with_overrides(relative) if relative else scenario

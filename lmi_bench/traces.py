@@ -1,8 +1,9 @@
 """Recorded traffic: when requests came and how long they were.
 
 Read by their columns: Azure's LLM inference traces (CSV with TIMESTAMP, ContextTokens,
-GeneratedTokens) and Mooncake's (JSON lines with timestamp in ms, input_length, output_length). The
-shared prefixes that Mooncake's hash_ids describe are not replayed: prompts are made afresh.
+GeneratedTokens) and Mooncake's (JSON lines with timestamp in ms, input_length, output_length, and
+hash_ids, one for each block of 512 tokens of the prompt: equal ids are equal text, so what requests
+shared is shared again).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,22 @@ from lmi_bench.units import ms_to_s
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of a prompt that one of Mooncake's hash ids stands for; the last block may be shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace; at_s: seconds after the first one."""
+    """One request of a trace.
+
+    at_s      seconds after the first one
+    hash_ids  of the blocks of its prompt, where the trace has them
+    """
 
     at_s: float
     input_tokens: int
     output_tokens: int
+    hash_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +77,7 @@ def read_trace(path: Path) -> Trace:
     if len(kept) < 2 or kept[-1].at_s == kept[0].at_s:
         raise InputError(f"{path} holds no two requests at different times: it has no rate")
     start_s = kept[0].at_s
-    return Trace(
-        tuple(TraceRequest(r.at_s - start_s, r.input_tokens, r.output_tokens) for r in kept)
-    )
+    return Trace(tuple(replace(request, at_s=request.at_s - start_s) for request in kept))
 
 
 def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
@@ -97,7 +103,12 @@ def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
 def _request(row: Mapping[str, Any]) -> TraceRequest:
     if "timestamp" in row:
         at_s = ms_to_s(float(row["timestamp"]))
-        return TraceRequest(at_s, int(row["input_length"]), int(row["output_length"]))
+        return TraceRequest(
+            at_s,
+            int(row["input_length"]),
+            int(row["output_length"]),
+            tuple(int(each) for each in row.get("hash_ids") or ()),
+        )
     stamp, _, rest = str(row["TIMESTAMP"]).partition(".")
     digits = "".join(c for c in rest if c.isdigit())[:9]  # Azure writes seven: too many to parse
     at_s = datetime.fromisoformat(stamp).timestamp() + (float(f"0.{digits}") if digits else 0.0)

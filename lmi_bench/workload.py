@@ -7,8 +7,8 @@ so both send the same requests by the same rule.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmi_bench.errors import InputError
@@ -25,6 +25,9 @@ class PlannedRequest:
     input_tokens      prompt length asked for; output_tokens: length to generate
     prompt_token_ids  the prompt for targets that take ids; empty: the target needs lengths only
     prompt_text       the same prompt as text, for targets that take text
+    messages          (role, text) of a conversation so far, for targets that take those; empty:
+                      the prompt is all that was said
+    session, turn     which conversation it belongs to, and its place in it, from 0
     """
 
     request_id: int
@@ -34,6 +37,9 @@ class PlannedRequest:
     prompt_token_ids: Sequence[int] = ()
     prompt_text: str = ""
     ignore_eos: bool = True
+    messages: Sequence[tuple[str, str]] = ()
+    session: int | None = None
+    turn: int = 0
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -54,6 +60,10 @@ class LevelSpec:
     repeat      how often the level ran before: the same lengths, but other prompts and arrivals
     burstiness  of gamma arrivals: 1 is Poisson, below it they come in bursts, above it evenly
     ramp_s      an open loop's rate rises from 0 over these first seconds
+    sessions       users or arrivals are conversations of several turns, a request each;
+                   num_sessions: how many of them, None where the level's time ends it
+    max_sessions   most conversations at once in an open loop
+    max_in_flight  most requests at once
     """
 
     index: int
@@ -66,6 +76,10 @@ class LevelSpec:
     repeat: int = 0
     burstiness: float = 1.0
     ramp_s: float = 0.0
+    sessions: bool = False
+    num_sessions: int | None = None
+    max_sessions: int | None = None
+    max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate_per_s is None):
@@ -91,7 +105,38 @@ class LevelSpec:
         """How people name the level: `concurrency 8`, `2.5 req/s`."""
         if self.concurrency is not None:
             return f"concurrency {self.concurrency}"
+        if self.sessions:
+            return f"{self.rate_per_s:g} sessions/s"
         return f"{self.rate_per_s:g} req/s"
+
+
+def of_sessions(
+    spec: LevelSpec,
+    num_turns: Callable[[int], int],
+    *,
+    num_sessions: int | None,
+    max_sessions: int | None = None,
+) -> LevelSpec:
+    """The level with conversations for requests.
+
+    num_turns     turns of a conversation, by its number
+    num_sessions  conversations; None: as many as it takes to send the level's requests, the last
+                  one whole
+    """
+    count, requests = 0, 0
+    if num_sessions is not None:
+        count, requests = num_sessions, sum(map(num_turns, range(num_sessions)))
+    elif spec.num_requests is not None:
+        while requests < spec.num_requests:
+            requests += num_turns(count)
+            count += 1
+    return replace(
+        spec,
+        sessions=True,
+        num_sessions=count or None,
+        num_requests=requests or None,
+        max_sessions=max_sessions,
+    )
 
 
 class ClosedLoop:

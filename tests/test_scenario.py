@@ -34,8 +34,24 @@ def _file(tmp_path: Path, text: str) -> Path:
 def test_the_shortest_scenario_is_whole(tmp_path):
     scenario = load_scenario(_file(tmp_path, SHORTEST))
     assert scenario.target == "engine"
-    assert scenario.timeout_s == 60.0
+    assert scenario.timeout_s is None
     assert [level.num_requests for level in levels_of(scenario)] == [3, 6, 12, 24]
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"target": "sagemaker:mine"}, 480.0),
+        ({"target": "sagemaker:mine", "stream": False}, 60.0),
+        ({"target": "sagemaker:mine", "timeout_s": 5}, 5.0),
+        ({"target": "http://host:8000"}, None),
+        ({"target": "sim:ml.g5.2xlarge"}, None),
+        ({}, None),
+    ],
+)
+def test_only_sagemaker_has_a_time_out_of_its_own(fields, seconds):
+    """Documented limits of an invocation: 60 s, and 8 minutes for a response stream."""
+    assert parse_scenario(fields).timeout_s == seconds
 
 
 def test_an_empty_file_is_the_default_scenario(tmp_path):

@@ -34,7 +34,10 @@ def test_an_azure_trace_counts_from_its_first_request(tmp_path):
 
 def test_a_mooncake_trace_is_in_milliseconds_and_put_in_order(tmp_path):
     trace = trace_of(tmp_path, MOONCAKE)
-    assert trace.requests == (TraceRequest(0.0, 7319, 490), TraceRequest(0.5, 6755, 500))
+    assert trace.requests == (
+        TraceRequest(0.0, 7319, 490, hash_ids=(0, 2)),
+        TraceRequest(0.5, 6755, 500, hash_ids=(0, 1)),
+    )
 
 
 def test_a_trace_is_stretched_to_another_rate(tmp_path):

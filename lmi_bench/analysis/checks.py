@@ -17,6 +17,9 @@ LITTLE_TOLERANCE = 0.02
 SINGLE_REQUEST_TOLERANCE = 0.05
 REPEAT_TOLERANCE = 0.08
 _DELIVERED_SHARE = 0.7
+OFFERED_TOLERANCE = 0.05
+LENGTH_TOLERANCE = 0.01
+PREFIX_HIT_TOLERANCE = 0.01
 
 
 def check_levels(levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -44,6 +47,8 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             + (f" ({kinds})" if kinds else "")
             + "; they are in no latency"
         )
+    warnings += _check_lengths(line, name)
+    warnings += _check_held(line, name)
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
     warnings += [f"{name}: {text}" for text in (line.get("server") or {}).get("warnings") or ()]
@@ -58,10 +63,45 @@ def level_name(line: Mapping[str, Any]) -> str:
     return f"{rate:g} req/s" if rate is not None else f"level {line.get('level', '?')}"
 
 
+def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
+    """Answers of other lengths than planned, and prompts that a cache knew before."""
+    warnings = []
+    found = line.get("unplanned_lengths")
+    if found:
+        asked, got = found["asked_tokens_mean"], found["output_tokens_mean"]
+        if abs(got - asked) > LENGTH_TOLERANCE * asked:
+            what = "shorter" if got < asked else "longer"
+            warnings.append(
+                f"{name}: {found['requests']} answers were not of the planned length: {got:.4g} "
+                f"tokens on average instead of {asked:.4g}; {what} answers are another workload"
+            )
+    cached = line.get("cached_prompt_frac") or 0.0
+    if cached > PREFIX_HIT_TOLERANCE and not line.get("cached_prompt_expected"):
+        warnings.append(
+            f"{name}: {cached:.1%} of the prompt tokens came from the server's prefix cache: TTFT "
+            "is lower than with prompts that it has not seen"
+        )
+    return warnings
+
+
+def _check_held(line: Mapping[str, Any], name: str) -> list[str]:
+    """Requests that a cap made wait: the load that was asked for was not offered."""
+    held, check = line.get("held"), line.get("generator") or {}
+    asked, achieved = check.get("asked_load"), check.get("achieved_load")
+    if not held or line.get("rate_per_s") is None or not asked or achieved is None:
+        return []
+    if achieved >= asked * (1 - OFFERED_TOLERANCE):
+        return []
+    return [
+        f"{name}: the cap held {held['requests']} requests back, {held['mean_ms']:.0f} ms on "
+        f"average: {achieved:.3g} of {asked:.3g} req/s were sent"
+    ]
+
+
 def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
     """throughput * latency, in requests in flight, cannot exceed the concurrency asked for."""
     asked, mean = line.get("concurrency"), line.get("mean_concurrency")
-    if asked is None or mean is None:
+    if asked is None or mean is None or line.get("sessions"):
         return []
     if mean > asked * (1 + LITTLE_TOLERANCE):
         return [
@@ -82,6 +122,8 @@ def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
 def _check_single_request(line: Mapping[str, Any], name: str) -> list[str]:
     """One user at a time: throughput = 1 / (mean latency per token), weighted by tokens."""
     throughput, mean = line.get("throughput_tokens_per_s"), line.get("mean_concurrency")
+    if line.get("sessions"):
+        return []  # who thinks leaves the endpoint idle
     if line.get("concurrency") != 1 or not throughput or not mean or line.get("errors"):
         return []
     if mean < 1 - SINGLE_REQUEST_TOLERANCE:

@@ -217,10 +217,57 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     }
     if run.engine is not None:  # of a target in this process; an endpoint does not say
         line["engine"] = dict(run.engine)
+    line |= _of_lengths(completed)
+    if spec.sessions:
+        line["sessions"] = summarise_sessions(run)
+    if spec.max_in_flight is not None:
+        line["max_in_flight"] = spec.max_in_flight
+    held_s = [record.held_s for record in run.records if record.held_s]
+    if held_s:
+        line["held"] = {"requests": len(held_s), "mean_ms": float(np.mean(held_s)) * MS_PER_S}
     by_replica = Counter(r.replica for r in run.records if r.replica is not None)
     if by_replica:
         line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
     return line
+
+
+def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Where answers were of other lengths than planned, and what the prefix cache knew."""
+    found: dict[str, Any] = {}
+    known = [record for record in completed if record.asked_tokens]
+    other = [record for record in known if record.output_tokens != record.asked_tokens]
+    if other:
+        found["unplanned_lengths"] = {
+            "requests": len(other),
+            "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
+            "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
+        }
+    told = [record for record in completed if record.cached_tokens is not None]
+    prompt_tokens = sum(record.input_tokens for record in told)
+    if prompt_tokens:
+        cached = sum(record.cached_tokens or 0 for record in told)
+        found["cached_prompt_frac"] = cached / prompt_tokens
+    return found
+
+
+def summarise_sessions(run: LevelRun) -> dict[str, Any]:
+    """A level's conversations: how many, how long, and what first and later turns waited for."""
+    records = [record for record in run.records if record.session is not None]
+    turns = Counter(record.session for record in records)
+    failed = {record.session for record in records if not record.ok}
+    open_loop = run.spec.concurrency is None
+    ttft_s: dict[bool, list[float]] = {True: [], False: []}
+    for record in records:
+        value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
+        if value_s is not None:
+            ttft_s[record.turn == 0].append(value_s)
+    return {
+        "started": len(turns),
+        "failed": len(failed),
+        "turns_mean": len(records) / len(turns) if turns else None,
+        "ttft_first_turn_ms": summarise_ms(ttft_s[True]),
+        "ttft_later_turns_ms": summarise_ms(ttft_s[False]),
+    }
 
 
 def _withdraw_hidden_p99(itl_ms: dict[str, Any], check: GeneratorCheck) -> None:
@@ -268,7 +315,7 @@ def _little_law_ratio(
     run: LevelRun, mean_concurrency: float | None, e2e_s: Sequence[float]
 ) -> float | None:
     """Mean concurrency over what Little's law makes of the load that was asked for."""
-    if mean_concurrency is None or not e2e_s:
+    if mean_concurrency is None or not e2e_s or run.spec.sessions:
         return None
     if run.spec.concurrency is not None:
         return mean_concurrency / run.spec.concurrency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ class LevelSizes:
     requests_per_user   closed loop: a level sends its concurrency times this many
     requests_per_level  requests of every level instead
     duration_s          a level hands out nothing after this long
+    as_sessions         makes a level's requests turns of conversations, where they are
     """
 
     requests_per_user: int = 3
@@ -27,6 +29,8 @@ class LevelSizes:
     arrivals: ArrivalProcess = "poisson"
     burstiness: float = 1.0
     ramp_s: float = 0.0
+    max_in_flight: int | None = None
+    as_sessions: Callable[[LevelSpec], LevelSpec] | None = None
 
     def requests(self, axis: LoadAxis, load: float) -> int | None:
         """Requests of a level at a load; None where its duration alone ends it."""
@@ -41,7 +45,7 @@ class LevelSizes:
     def level(self, index: int, axis: LoadAxis, load: float, num_requests: int | None) -> LevelSpec:
         """A level at a load."""
         by_concurrency = axis == "concurrency"
-        return LevelSpec(
+        spec = LevelSpec(
             index=index,
             concurrency=int(load) if by_concurrency else None,
             rate_per_s=None if by_concurrency else load,
@@ -51,4 +55,6 @@ class LevelSizes:
             num_requests=num_requests,
             duration_s=self.duration_s,
             warmup_requests=self.warmup_requests,
+            max_in_flight=self.max_in_flight,
         )
+        return spec if self.as_sessions is None else self.as_sessions(spec)

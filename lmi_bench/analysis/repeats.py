@@ -145,18 +145,28 @@ def pooled_run(run: Run) -> Run:
     A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Attempts that
     were invalid are left out unless all were.
     """
+    levels, records = pooled_attempts(run.levels, run.records)
+    return replace(run, levels=levels, records=records)
+
+
+def pooled_attempts(
+    lines: Sequence[dict[str, Any]], attempts: Sequence[tuple[RequestRecord, ...]]
+) -> tuple[list[dict[str, Any]], list[tuple[RequestRecord, ...]]]:
+    """The lines and the records of `pooled_run`. A search's levels stay as they are: it comes back
+    to a load with more requests, to confirm what it saw with few."""
     groups: dict[tuple[Any, Any], list[int]] = {}
-    for index, line in enumerate(run.levels):
+    for index, line in enumerate(lines):
         groups.setdefault((line.get("concurrency"), line.get("rate_per_s")), []).append(index)
-    if all(len(indices) == 1 for indices in groups.values()):
-        return run
+    once = all(len(indices) == 1 for indices in groups.values())
+    if once or len(attempts) < len(lines) or any("search" in line for line in lines):
+        return list(lines), list(attempts)
     levels, records = [], []
     for indices in groups.values():
-        kept = [i for i in indices if run.levels[i].get("valid", True)] or indices
-        line, pooled = _pool([run.levels[i] for i in kept], [run.records[i] for i in kept])
+        kept = [i for i in indices if lines[i].get("valid", True)] or indices
+        line, pooled = _pool([lines[i] for i in kept], [attempts[i] for i in kept])
         levels.append(line)
         records.append(pooled)
-    return replace(run, levels=levels, records=records)
+    return levels, records
 
 
 def _pool(

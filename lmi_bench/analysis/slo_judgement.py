@@ -12,14 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.special import bdtrc
+
 from lmi_bench.analysis.latency import QUANTILES, request_latency, samples_needed
-from lmi_bench.analysis.slo_values import level_statistic_ms, own_values_ms
+from lmi_bench.analysis.slo_values import (
+    level_statistic_ms,
+    own_values_ms,
+    request_values_ms,
+)
 from lmi_bench.errors import InputError
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.slo import Slo
 
 DECIDED = "decided"
 """`stopped_by` of a level that was cut short because it misses its SLOs whatever comes."""
+SURE_CHANCE = 0.01
 MISSED_BY = ("timeout", "errors", DECIDED)
 
 
@@ -30,12 +37,15 @@ class Judgement:
     ratio    largest of measured / limit; infinite where failed requests make it so
     binding  the SLO with that ratio
     planned  requests that the level was to send; None where its duration was fixed
+    sure     a miss that more requests would not have undone: so many over the limit come by
+             chance less than once in a hundred times where the SLO is met
     """
 
     passed: bool
     ratio: float
     binding: str
     planned: int | None
+    sure: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The value as a level's line holds it: JSON has no infinity, so null."""
@@ -44,6 +54,7 @@ class Judgement:
             "ratio": self.ratio if math.isfinite(self.ratio) else None,
             "binding": self.binding,
             "planned": self.planned,
+            "sure": self.sure,
         }
 
     @classmethod
@@ -55,6 +66,7 @@ class Judgement:
             ratio=math.inf if ratio is None else float(ratio),
             binding=content["binding"],
             planned=content["planned"],
+            sure=bool(content.get("sure", False)),
         )
 
 
@@ -67,7 +79,26 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
     missed = run.stopped_by in MISSED_BY
     if missed and ratio <= 1:  # what would have been slow never ended
         ratio = math.inf
-    return Judgement(not missed and ratio <= 1, ratio, binding, run.spec.num_requests)
+    passed = not missed and ratio <= 1
+    sure = not passed and any(_is_sure_miss(run, slo) for slo in slos)
+    return Judgement(passed, ratio, binding, run.spec.num_requests, sure)
+
+
+def _is_sure_miss(run: LevelRun, slo: Slo) -> bool:
+    """Whether chance alone hardly puts so many requests over an SLO's limit.
+
+    What a level that was cut short did not send counts as fast. Gaps between tokens depend on each
+    other, and a mean has no count: neither is ever sure.
+    """
+    if slo.statistic not in QUANTILES or slo.metric == "itl":
+        return False
+    values = request_values_ms(
+        run.records, slo.metric, open_loop=run.spec.concurrency is None, failures="infinite"
+    )
+    over = sum(float(value[0]) > slo.limit_ms for value in values)
+    of = max(len(values), run.spec.num_requests or 0)
+    chance = float(bdtrc(over - 1, of, 1 - QUANTILES[slo.statistic])) if over else 1.0
+    return chance < SURE_CHANCE
 
 
 def slo_ratio(

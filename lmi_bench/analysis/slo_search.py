@@ -2,9 +2,12 @@
 
 First a bracket, with levels of few requests and strides that grow with the distance from the limit;
 then the load at which measured / limit becomes 1 is interpolated (log over log), and a level just
-beyond it closes the bracket to 5 %. An end of the bracket that was only looked at with few requests
-is confirmed with enough. A pure function of the finished levels' lines, whose `search` holds the
-judgement (`slo_judgement`): a resumed search goes on as it would have gone.
+beyond it closes the bracket to 5 %; where the ratio jumps (a full batch, a full cache) the bracket
+is halved instead. Users are looked at with few requests a level; the end that passed is confirmed
+with enough, and so is the end that failed unless its miss is sure. A rate gets whole levels once
+there is a bracket, since a queue takes its time to grow. A pure function of the finished levels'
+lines, whose `search` holds the judgement (`slo_judgement`): a resumed search goes on as it would
+have gone.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ _PROBE_PER_USER, _MIN_PROBE = 2, 4
 _MIN_OPEN_PROBE = 20
 _PROBE_SPAN, _FULL_SPAN = 3.0, 10.0  # lengths of an open-loop level, in answers of the lowest load
 _FLAT = 0.05  # growth per growth of the load below which nothing can be extrapolated
+_CURVATURE, _SURPRISE = 2.0, 1.2  # a smooth curve may steepen so much within a bracket
 _MAX_LEVELS = 40
+START_USERS = 4.0
+"""First number of users: the lone user's answers, one after the other, take longest of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,11 @@ class Trial:
     def passed(self) -> bool:
         """Whether all SLOs were met."""
         return self.judgement.passed
+
+    @property
+    def settled(self) -> bool:
+        """Whether no further requests are needed to believe it."""
+        return self.full or self.judgement.sure
 
     @property
     def ratio(self) -> float:
@@ -73,7 +84,7 @@ class SloSearch:
     axis: LoadAxis
     slos: tuple[Slo, ...]
     sizes: LevelSizes
-    start: float = 1.0
+    start: float = START_USERS
     least: float = 1.0
     most: float = 4096.0
     tolerance: float = TOLERANCE
@@ -89,10 +100,12 @@ class SloSearch:
         if found.low is None:
             return self._seek_below(found.high, finished)
         if not self.is_closed(found):
-            load = self._between(found.low, found.high, finished)
-            return self._full_level(load, finished)
+            load = self._between(found.low, found.high, trials, finished)
+            if self.axis == "rate_per_s" or self._are_close(load, found.high.load):
+                return self._full_level(load, finished)  # a pass there is the answer
+            return self._probe_level(load, finished)
         for end in (found.low, found.high):
-            if not end.full:
+            if not end.settled:
                 return self._full_level(end.load, finished)
         return None
 
@@ -113,7 +126,9 @@ class SloSearch:
         """Whether the bracket is as narrow as asked, or as whole users allow."""
         if found.low is None or found.high is None:
             return False
-        low, high = found.low.load, found.high.load
+        return self._are_close(found.low.load, found.high.load)
+
+    def _are_close(self, low: float, high: float) -> bool:
         if self.axis == "concurrency" and high - low <= 1:
             return True
         return high <= low * (1 + self.tolerance) * (1 + 1e-4)
@@ -132,20 +147,29 @@ class SloSearch:
 
     def _seek_below(self, high: Trial, finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
         if high.load <= self.least:
-            return None if high.full else self._full_level(high.load, finished)
+            return None if high.settled else self._full_level(high.load, finished)
         far = not math.isfinite(high.ratio) or high.ratio > 1 / _FAR
         stride = _LONG_STRIDE if far else _STRIDE
         return self._probe_level(max(self.least, high.load / stride), finished)
 
-    def _between(self, low: Trial, high: Trial, finished: Sequence[Mapping[str, Any]]) -> float:
+    def _between(
+        self,
+        low: Trial,
+        high: Trial,
+        trials: Sequence[Trial],
+        finished: Sequence[Mapping[str, Any]],
+    ) -> float:
         """A load inside the bracket: the predicted boundary, or its far side to close in on it."""
         width = math.log(high.load / low.load)
         share = 0.5
-        if math.isfinite(high.ratio) and low.ratio > 0 and not self._was_poor(width, finished):
+        jumps = _jumps(low, high, trials)
+        if not jumps and low.ratio > 0 and not self._was_poor(width, finished):
             share = -math.log(low.ratio) / math.log(high.ratio / low.ratio)
         step = math.log1p(self.tolerance)
         place = share * width
-        if place <= step:
+        if jumps:
+            pass  # its place says nothing of the boundary, so there is no side to close in on
+        elif place <= step:
             place = min(step, width / 2)
         elif width - place <= step:
             place = width - min(step, width / 2)
@@ -192,6 +216,19 @@ class SloSearch:
             # shorter than some answers, a level beyond capacity would end before it is felt
             needed = max(needed, math.ceil(load * _answer_s(finished) * _FULL_SPAN))
         return needed
+
+
+def _jumps(low: Trial, high: Trial, trials: Sequence[Trial]) -> bool:
+    """Whether the ratio rises within the bracket as its rise below it does not foretell."""
+    if not math.isfinite(high.ratio) or low.ratio <= 0:
+        return True
+    before = [trial for trial in trials if trial.load < low.load and trial.ratio > 0]
+    if not before:
+        return False
+    growth = math.log(low.ratio / before[-1].ratio) / math.log(low.load / before[-1].load)
+    steepest = _CURVATURE * max(growth, _FLAT)
+    foretold: float = low.ratio * (high.load / low.load) ** steepest
+    return high.ratio > _SURPRISE * foretold
 
 
 def bracket(trials: Sequence[Trial]) -> Bracket:

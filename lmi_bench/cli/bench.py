@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
@@ -16,39 +15,32 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.compose import (
     EngineParts,
+    close_all,
     open_simulated_engine,
     open_torch_engine,
 )
 from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.quantizing import refuse_emulated
+from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.step_trace import StepTrace
-from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.prompts import (
-    DatasetPrompts,
-    Lengths,
     NoText,
     Prompts,
     PromptText,
-    SyntheticPrompts,
     TokenIds,
-    load_dataset,
-)
-from lmi_bench.loadgen.shaped_prompts import (
-    DrawnPrompts,
-    TracePrompts,
-    distributions,
-    mean_lengths,
 )
 from lmi_bench.loadgen.target import Target
 from lmi_bench.scenario import SAGEMAKER_PREFIX, Scenario
-from lmi_bench.traces import read_trace
 
 Main = Callable[[Target], Awaitable[Any]]
 SIMULATED_PREFIX = "sim:"
+_FIRST_MADE_UP_ID, _MADE_UP_IDS = 2_000, 32_000
 ENGINE_TARGET = "engine"
 
 
@@ -63,6 +55,7 @@ class Bench:
     secrets     values that must never reach a file
     open_target, metrics_url, metrics_headers  of a server elsewhere: a connection of one's own to
                 it, for worker processes, and where it may keep its metrics
+    cloudwatch  what CloudWatch says of an endpoint in each of these spans
     """
 
     scenario: Scenario
@@ -79,6 +72,7 @@ class Bench:
     count_instances: Callable[[], int | None] | None = None
     open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
     metrics_url: str | None = None
+    cloudwatch: Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None = None
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:
@@ -118,6 +112,11 @@ def open_bench(
 
 def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
     parts = open_torch_engine(scenario.model, scenario.engine)
+    try:
+        refuse_emulated(parts.quantized)
+    except InputError:
+        asyncio.run(close_all(parts.executors))
+        raise
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read its folder's
     special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))
@@ -146,11 +145,14 @@ def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | 
             "a simulated instance needs lengths, not text: give --input-tokens and "
             "--output-tokens, or a mix, instead of a data set"
         )
-    if scenario.engine.prefix_caching:
+    if scenario.workload.conversations is not None:
         raise InputError(
-            "--prefix-caching needs prompts with words, and a simulated instance knows only their "
-            "lengths: use --target engine, or a server"
+            "a simulated instance needs lengths, not text: give --turns with --input-tokens and "
+            "--output-tokens instead of recorded conversations"
         )
+    cached = bool(scenario.engine.prefix_caching)
+    # only a prefix cache looks at what is asked; ids above those that the executor makes up
+    words: PromptText = TokenIds(_MADE_UP_IDS, first_id=_FIRST_MADE_UP_ID) if cached else NoText()
     total = longest_request(scenario)
     parts = open_simulated_engine(
         scenario.model,
@@ -168,60 +170,11 @@ def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | 
         scenario=scenario,
         title=f"simulated {instance_type}, {parts.shape.name}",
         facts=parts.facts,
-        prompts=lambda salt: make_prompts(scenario, NoText(), None, salt),
+        prompts=lambda salt: make_prompts(scenario, words, None, salt),
         run=lambda main: run_virtual(run_in(main)),
         knee_facts=lambda levels: _simulated_facts(scenario, instance_type, parts, levels),
         notes=parts.notes,
         salted=False,
-    )
-
-
-def lengths_of(scenario: Scenario) -> list[Lengths]:
-    """The kinds of request of a synthetic workload."""
-    workload = scenario.workload
-    if workload.trace is not None:
-        return [mean_lengths(read_trace(Path(workload.trace)))]
-    if not workload.mix:
-        return [Lengths(*(round(each.mean) for each in distributions(workload)))]
-    return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
-
-
-def longest_request(scenario: Scenario) -> int:
-    """Most tokens, input and output, of one request."""
-    workload = scenario.workload
-    if workload.trace is not None:
-        requests = read_trace(Path(workload.trace)).requests
-        return max(request.input_tokens + request.output_tokens for request in requests)
-    if workload.mix:
-        return max(kind.input_tokens + kind.output_tokens for kind in workload.mix)
-    return sum(each.most for each in distributions(workload))
-
-
-def make_prompts(
-    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
-) -> Prompts:
-    """The scenario's prompts as this target takes them."""
-    workload = scenario.workload
-    if workload.dataset is not None:
-        return DatasetPrompts(
-            load_dataset(Path(workload.dataset)),
-            output_tokens=workload.output_tokens,
-            tokenizer=tokenizer,
-            seed=scenario.seed,
-            salt=salt,
-            ignore_eos=workload.ignore_eos,
-        )
-    options: dict[str, Any] = {
-        "seed": scenario.seed,
-        "salt": salt,
-        "ignore_eos": workload.ignore_eos,
-    }
-    if workload.trace is not None:
-        return TracePrompts(read_trace(Path(workload.trace)), text, **options)
-    if workload.input_lengths is not None or workload.output_lengths is not None:
-        return DrawnPrompts(*distributions(workload), text, **options)
-    return SyntheticPrompts(
-        lengths_of(scenario), text, seed=scenario.seed, salt=salt, ignore_eos=workload.ignore_eos
     )
 
 

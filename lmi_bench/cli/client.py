@@ -66,6 +66,14 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
             f"--workers {client.workers}: {bench.scenario.target} runs in this process; worker "
             "processes are for endpoints"
         )
+    load = bench.scenario.load
+    if client.workers not in (1, "auto") and (
+        bench.scenario.workload.has_sessions or load.max_in_flight is not None
+    ):
+        raise InputError(
+            f"--workers {client.workers}: conversations and caps are held in one process; leave "
+            "--workers out"
+        )
     urls, headers = client.metrics_urls, {}
     own = bench.metrics_url
     if not urls and own is not None and has_known_metrics(own, bench.metrics_headers):
@@ -74,4 +82,5 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     power = open_gpu_power() if host in _LOCAL_HOSTS else None
     if not urls and power is None:
         return None
-    return ServerWatch(urls, headers=headers, power=power)
+    alike = bench.scenario.workload.begins_alike
+    return ServerWatch(urls, headers=headers, power=power, shares_prefixes=alike)

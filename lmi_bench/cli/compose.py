@@ -21,6 +21,7 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import Reporter, progress
+from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
     NGRAM_DRAFT,
     check_same_vocabulary,
@@ -31,6 +32,7 @@ from lmi_bench.cli.speculation import (
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
@@ -58,6 +60,7 @@ class EngineParts:
     profile    of a simulated engine
     drafter    of speculative decoding
     router     which replica answers a request, where there are several
+    quantized  what quantizing did to the model's matrices; None where nothing was
     score      log-probabilities of given tokens behind others; before the engine is entered
     """
 
@@ -72,6 +75,7 @@ class EngineParts:
     tensor_parallel: int = 1
     router: str = "round_robin"
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
+    quantized: QuantizedBytes | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -104,6 +108,8 @@ class TorchNumbers(Executor, Protocol):
     kv_cache_bytes: int
     kv_dtype: str
     weights_description: str
+    weight_bytes: int
+    quantized: QuantizedBytes | None
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
         """Log-probabilities of given tokens behind others."""
@@ -156,6 +162,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "block_size": settings.block_size or DEFAULT_BLOCK_SIZE,
             "memory_share": share,
             "threads": max(1, cores // copies),
+            "quantize": quantize_settings(settings),
         },
     )
     executors, loaded, draft = copy.load(copies, settings.num_blocks)
@@ -176,6 +183,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             num_blocks=loaded.num_blocks,
             block_size=loaded.block_size,
             max_model_len=min(longest, loaded.num_blocks * loaded.block_size),
+            # a draft model reads the same blocks, and may see further back
+            attention_window=None if draft else loaded.model_shape.attention_window,
         ),
     )
     if config.max_model_len > longest:
@@ -201,6 +210,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "free_memory_bytes": loaded.free_memory_bytes,
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
+            **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
             "scheduler": _config_facts(config),
             **speculation_facts(settings),
         },
@@ -210,11 +220,13 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
             + (" a replica" if copies > 1 else ""),
+            *quantize_notes(loaded.quantized),
             *notes,
             *speculation_notes(settings),
         ),
-        drafter=drafter_for(settings),
+        drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         score=loaded.score,
+        quantized=loaded.quantized,
     )
 
 
@@ -252,6 +264,7 @@ class _TorchCopy:
                     loaded, draft = self._load_one(
                         num_blocks if first is None else first.num_blocks,
                         partial(_tell_bytes, report, title),
+                        report,
                     )
                     executors.append(loaded if draft is None else DraftingExecutor(loaded, draft))
                     if first is None:
@@ -263,12 +276,17 @@ class _TorchCopy:
         return tuple(executors), first, first_draft
 
     def _load_one(
-        self, num_blocks: int | None, report: Callable[[int, int], None]
+        self, num_blocks: int | None, report: Callable[[int, int], None], told: Reporter
     ) -> tuple[TorchNumbers, TorchNumbers | None]:
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
         from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 
-        options = {**self._options, "num_blocks": num_blocks, "progress": report}
+        options = {
+            **self._options,
+            "num_blocks": num_blocks,
+            "progress": report,
+            "told": told,
+        }
         loaded: TorchNumbers
         if self._degree > 1:
             loaded = ParallelExecutor.load(self._folder, tensor_parallel=self._degree, **options)
@@ -276,7 +294,7 @@ class _TorchCopy:
             loaded = TorchExecutor.load(self._folder, **options)
         if self._draft_folder is None:
             return loaded, None
-        options["num_blocks"] = loaded.num_blocks
+        options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
             draft = TorchExecutor.load(self._draft_folder, beside=beside, **options)
@@ -371,6 +389,11 @@ def open_simulated_engine(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
             "weights; leave it out, or choose both with --dtype"
         )
+    if settings.quantize != "none":
+        raise InputError(
+            f"--quantize {settings.quantize}: a simulated engine has no weights to round; its "
+            "format is chosen with --dtype"
+        )
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)
@@ -393,15 +416,15 @@ def open_simulated_engine(
     config = _scheduler_config(settings, derived)
     step_time = step_time_model_for(shape, instance, degree, dtype, profile)
     warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    draft_time = None
+    draft_time = draft_shape = None
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft = find_model(settings.draft)
-        if draft.vocab_size != shape.vocab_size:
+        draft_shape = find_model(settings.draft)
+        if draft_shape.vocab_size != shape.vocab_size:
             raise InputError(
-                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+                f"draft {draft_shape.name} has {draft_shape.vocab_size:,} token ids, {shape.name} "
                 f"{shape.vocab_size:,}: a draft's token ids must mean the same"
             )
-        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
+        draft_time = step_time_model_for(draft_shape, instance, degree, dtype, profile)
         warnings.append(f"the memory of the draft {settings.draft} is not counted")
     return EngineParts(
         executors=tuple(
@@ -434,7 +457,7 @@ def open_simulated_engine(
             *speculation_notes(settings),
             *(f"warning: {text}" for text in warnings),
         ),
-        drafter=drafter_for(settings, simulated=True),
+        drafter=drafter_for(settings, shape, draft_shape, simulated=True),
         tensor_parallel=degree,
         router=settings.router,
     )

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.errors import InputError
 
 _MODEL, _BATCHING = "Engine: model", "Engine: batching"
@@ -56,6 +57,44 @@ class ModelOptions:
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_MODEL)
     ] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights of the bundled engine: none, int8, awq-int4, awq-int3, smoothquant or "
+            "fp8; LMI's awq is awq-int4.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    smoothquant_alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="How much of the outliers moves into the weights, 0 to 1. (default: 0.8)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    smoothquant_per_token: Annotated[
+        bool | None,
+        typer.Option(
+            "--smoothquant-per-token/--smoothquant-per-tensor",
+            help="A scale for each row of activations, or one from calibration.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    smoothquant_per_channel: Annotated[
+        bool | None,
+        typer.Option(
+            "--smoothquant-per-channel/--smoothquant-per-matrix",
+            help="A scale for each output of a weight, or one for all.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Text or JSON lines that awq and smoothquant look at. (default: built in)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
     draft: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +105,15 @@ class ModelOptions:
     draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Drafted tokens that a step verifies. (default: 4)", rich_help_panel=_MODEL
+            help="Most drafted tokens that a step verifies. (default: 4)", rich_help_panel=_MODEL
+        ),
+    ] = None
+    draft_adaptive: Annotated[
+        bool | None,
+        typer.Option(
+            "--draft-adaptive/--draft-fixed",
+            help="Guess fewer tokens, or none, where few guesses hold. (default: adaptive)",
+            rich_help_panel=_MODEL,
         ),
     ] = None
 
@@ -161,6 +208,8 @@ def stated_settings(*options: ModelOptions | BatchingOptions) -> dict[str, Any]:
     }
     if "tensor_parallel" in stated:
         stated["tensor_parallel"] = _degree(stated["tensor_parallel"])
+    if "quantize" in stated:
+        stated["quantize"] = parse_scheme(stated["quantize"]).value
     if "router" in stated:
         stated["router"] = stated["router"].replace("-", "_")
     return stated

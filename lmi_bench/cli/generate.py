@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,8 @@ from lmi_bench.cli.engine_options import ModelOptions, stated_settings
 from lmi_bench.cli.option_groups import spread_options
 from lmi_bench.errors import InputError
 
-_SAMPLING, _SCORES = "Sampling", "Scores"
+_SAMPLING, _SCORES = "Sampling", "Scores and checks"
+_ENDS = ("eos_token", "stop_sequence", "length", "context_full")
 
 
 @spread_options
@@ -72,6 +74,24 @@ def generate(
             rich_help_panel=_SCORES,
         ),
     ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--questions",
+            metavar="FILE.jsonl",
+            help="Answer questions of known answer (prompt, choices, answer a line) instead: how "
+            "sure the model is, and how often right.",
+            rich_help_panel=_SCORES,
+        ),
+    ] = None,
+    expect_end: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expect-end",
+            help=f"Exit 1 unless the text ended so: {', '.join(_ENDS)}; repeatable.",
+            rich_help_panel=_SCORES,
+        ),
+    ] = None,
     model_options: ModelOptions,
 ) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
@@ -81,6 +101,9 @@ def generate(
 
     if choices is not None and len(choices) < 2:
         raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")
+    unknown = [end for end in expect_end or () if end not in _ENDS]
+    if unknown:
+        raise InputError(f"--expect-end {unknown[0]}: use {', '.join(_ENDS)}")
     sampling = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -92,5 +115,13 @@ def generate(
         logprobs=confidence,
     )
     settings = parse_scenario({"engine": stated_settings(model_options)}, source="generate").engine
-    wish = Wish(prompt, sampling, tuple(stop or ()), until_done=until_done, confidence=confidence)
-    run(model, settings, wish, choices=tuple(choices or ()))
+    wish = Wish(
+        prompt,
+        sampling,
+        tuple(stop or ()),
+        until_done=until_done,
+        confidence=confidence,
+        expected_ends=tuple(expect_end or ()),
+    )
+    code = run(model, settings, wish, choices=tuple(choices or ()), questions=questions)
+    raise typer.Exit(code)

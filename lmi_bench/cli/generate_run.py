@@ -7,26 +7,35 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from lmi_bench.cli.compose import EngineParts, close_all, open_torch_engine
-from lmi_bench.cli.console import note, print_table
+from lmi_bench.analysis.confidence import confidence
+from lmi_bench.cli.compose import EngineParts, open_torch_engine
+from lmi_bench.cli.console import note, warn
+from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
+from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.server.answer import Answer, Prompt
+from lmi_bench.engine.server.answer import Prompt
+from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
 from lmi_bench.scenario import EngineSection
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be generated. `prompt` is the text, or - for stdin."""
+    """What is to be generated. `prompt` is the text, or - for stdin.
+
+    expected_ends  finish reasons that count as a success; empty: all
+    """
 
     prompt: str
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()
     until_done: bool = False
     confidence: bool = False
+    expected_ends: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -39,43 +48,82 @@ class Totals:
     first_token_s: float | None = None
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_string: str | None = None
 
 
-def run(model: str, settings: EngineSection, wish: Wish, *, choices: Sequence[str]) -> None:
-    """Generate, or rank `choices`; raises InputError before a model is loaded."""
+def run(
+    model: str,
+    settings: EngineSection,
+    wish: Wish,
+    *,
+    choices: Sequence[str] = (),
+    questions: Path | None = None,
+) -> int:
+    """Generate, or rank `choices`, or hold answers against the truth; returns the exit code.
+
+    Raises InputError before a model is loaded.
+    """
+    if questions is not None:
+        labelled = read_questions(questions)
+        parts = open_torch_engine(model, settings)
+        assert parts.tokenizer is not None  # a torch engine has read its folder's
+        asyncio.run(calibrate(parts, parts.tokenizer, labelled))
+        return EXIT_DONE
     text = sys.stdin.read() if wish.prompt == "-" else wish.prompt
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     parts = open_torch_engine(model, settings)
+    for line in quantize_notes(parts.quantized):
+        note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
     if choices:
-        asyncio.run(_rank(parts, parts.tokenizer, text, choices))
-        return
+        asyncio.run(rank(parts, parts.tokenizer, text, choices))
+        return EXIT_DONE
     totals = asyncio.run(_generate(parts, parts.tokenizer, text, wish))
     speed = totals.tokens / totals.seconds if totals.seconds else 0.0
     first_ms = (totals.first_token_s or 0.0) * 1e3
     noun = "request" if totals.requests == 1 else "requests"
+    emulated = parts.quantized is not None and parts.quantized.emulated
+    timing = f" and {totals.seconds:.2f} s: {speed:.1f} tok/s, first token after {first_ms:.0f} ms"
     note(
-        f"{totals.tokens} tokens in {totals.requests} {noun} and {totals.seconds:.2f} s: "
-        f"{speed:.1f} tok/s, first token after {first_ms:.0f} ms, ended by {totals.finish_reason}"
+        f"{totals.tokens} tokens in {totals.requests} {noun}{'' if emulated else timing}, ended "
+        f"by {totals.finish_reason}"
     )
     if wish.confidence and totals.logprobs:
         joint = math.fsum(totals.logprobs)
         note(
             f"confidence {confidence(totals.logprobs):.3f} = exp(mean log-probability) of "
             f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
-            "overconfident: compare, do not trust"
+            "overconfident: compare, do not trust (--questions shows by how much)"
         )
+    end = explain_end(totals, wish.sampling.max_new_tokens)
+    if wish.expected_ends and totals.finish_reason not in wish.expected_ends:
+        warn(f"{end}; --expect-end {' or '.join(wish.expected_ends)} is not what happened")
+        return EXIT_FAILED
+    note(end)
+    return EXIT_DONE
 
 
-def confidence(logprobs: Sequence[float]) -> float:
-    """exp(mean log-probability): the geometric mean of the tokens' probabilities, 0 to 1."""
-    return math.exp(math.fsum(logprobs) / len(logprobs))
+def explain_end(totals: Totals, max_new_tokens: int) -> str:
+    """Why the text ends where it does, and what to do if that is not its end."""
+    match totals.finish_reason:
+        case "length":
+            return (
+                f"cut off: --max-new-tokens {max_new_tokens} were used up and the model had not "
+                "ended; raise it, or ask on with --until-done"
+            )
+        case "stop_sequence":
+            return f"ended by the stop text {totals.stop_string!r}, not by the model"
+        case "context_full":
+            return "cut off: the model's context is full"
+        case reason:
+            return f"ended by the model ({reason})"
 
 
 async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: Wish) -> Totals:
     """Print the text as it comes."""
     totals = Totals()
+    chain = _Chain(tokenizer, wish.stop_strings)
     token_ids = tokenizer.encode(text)
     sampling = replace(wish.sampling, eos_token_ids=tokenizer.eos_token_ids)
     async with parts.engine() as engine:
@@ -90,11 +138,11 @@ async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: W
                 totals.finish_reason = "context_full"
                 break
             asked = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
-            prompt = Prompt(token_ids, asked, wish.stop_strings)
-            token_ids = token_ids + await _one_request(engine, tokenizer, prompt, totals)
+            prompt = Prompt(token_ids, asked)
+            token_ids = token_ids + await _one_request(engine, prompt, chain, totals)
             if not wish.until_done or totals.finish_reason != "length":
                 break
-    sys.stdout.write("\n")
+    chain.finish()
     stats = engine.stats()
     if stats.draft_acceptance_frac is not None:
         note(
@@ -105,76 +153,60 @@ async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: W
 
 
 async def _one_request(
-    engine: ServingEngine, tokenizer: Tokenizer, prompt: Prompt, totals: Totals
+    engine: ServingEngine, prompt: Prompt, chain: _Chain, totals: Totals
 ) -> list[int]:
     """Stream one request to stdout; returns its token ids."""
     generation = engine.submit(prompt.token_ids, prompt.sampling)
-    answer = Answer(generation, prompt, tokenizer.detokenizer())
+    token_ids: list[int] = []
     try:
-        async for pieces in answer.chunks():
-            sys.stdout.write("".join(piece.text for piece in pieces))
-            sys.stdout.flush()
+        async for event in generation:
+            for number, token_id in enumerate(event.token_ids):
+                token_ids.append(token_id)
+                if event.logprobs is not None:
+                    totals.logprobs.append(event.logprobs[number])
+                chain.push(token_id)
+                if chain.stop_string is not None:
+                    break
+            if chain.stop_string is not None:
+                break
     finally:
-        answer.close()
+        generation.stop("cancelled")  # nothing where it has ended
     totals.requests += 1
-    totals.tokens += len(answer.pieces)
-    totals.logprobs += [piece.logprob for piece in answer.pieces if piece.logprob is not None]
-    totals.finish_reason = answer.finish_reason
+    totals.tokens += len(token_ids)
+    totals.stop_string = chain.stop_string
+    stopped = chain.stop_string is not None
+    totals.finish_reason = "stop_sequence" if stopped else generation.finish_reason
     if generation.finished_s is not None:
         totals.seconds += generation.finished_s - generation.submitted_s
     if totals.first_token_s is None and generation.first_token_s is not None:
         totals.first_token_s = generation.first_token_s - generation.submitted_s
-    return [piece.token_id for piece in answer.pieces]
+    return token_ids
 
 
-async def _rank(
-    parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]
-) -> None:
-    """Print the choices, the likeliest first."""
-    score = parts.score
-    assert score is not None  # a torch engine scores
-    prompt_ids = tokenizer.encode(text)
-    rows = []
-    try:
-        for choice in choices:
-            continuation = continuation_ids(tokenizer, text, prompt_ids, choice)
-            longest = parts.config.max_model_len
-            if len(prompt_ids) + len(continuation) > longest:
-                raise CapacityError(
-                    f"prompt and choice have {len(prompt_ids) + len(continuation):,} tokens, the "
-                    f"model's context {longest:,}: shorten them"
-                )
-            rows.append((choice, await score(prompt_ids, continuation)))
-    finally:
-        await close_all(parts.executors)
-    rows.sort(key=lambda row: math.fsum(row[1]), reverse=True)
-    print_table(
-        "Choices by joint log-probability",
-        [
-            {
-                "choice": choice.strip(),
-                "tokens": len(logprobs),
-                "joint log-probability": f"{math.fsum(logprobs):.3f}",
-                "confidence": f"{confidence(logprobs):.3f}",
-            }
-            for choice, logprobs in rows
-        ],
-        left=("choice",),
-    )
+class _Chain:
+    """The text of all requests as one: a character or a stop text may lie across their borders."""
 
+    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...]) -> None:
+        self._decoder = tokenizer.detokenizer()
+        self._stops = StopStringFilter(stop_strings)
 
-def continuation_ids(
-    tokenizer: Tokenizer, text: str, prompt_ids: Sequence[int], choice: str
-) -> list[int]:
-    """The tokens of a choice behind the prompt.
+    @property
+    def stop_string(self) -> str | None:
+        """The stop text that ended it, if one did."""
+        return self._stops.matched
 
-    As the whole text is tokenized, where the prompt's tokens stay the same in it; else on its own.
-    Raises InputError for a choice without a token.
-    """
-    whole = tokenizer.encode(text + choice)
-    if len(whole) > len(prompt_ids) and whole[: len(prompt_ids)] == list(prompt_ids):
-        return whole[len(prompt_ids) :]
-    alone = tokenizer.encode(choice, add_special_tokens=False)
-    if not alone:
-        raise InputError(f"choice {choice!r} has no token: give a text")
-    return alone
+    def push(self, token_id: int) -> None:
+        """Write what a token completes."""
+        self._write(self._stops.push(self._decoder.push((token_id,))))
+
+    def finish(self) -> None:
+        """Write what was held back, and end the line."""
+        if self.stop_string is None:
+            self._write(self._stops.push(self._decoder.finish()))
+        if self.stop_string is None:
+            self._write(self._stops.flush())
+        self._write("\n")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -11,15 +11,15 @@ from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.next_level import auto_levels
 from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
-from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
-from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of
+from lmi_bench.analysis.slo_search import SEARCH_KEY, START_USERS, SloSearch
+from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.scenario import Scenario
 from lmi_bench.slo import parse_slo
 from lmi_bench.workload import LevelSpec
 
-MOST_RATE_PER_S, LEAST_RATE_PER_S = 10_000.0, 0.001
+START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class LevelRule:
 
 def level_rule(scenario: Scenario) -> LevelRule:
     """The rule of a scenario's load section."""
-    load = scenario.load
+    load, summarise_one = scenario.load, _summarise(scenario)
     if not load.is_adaptive:
         levels = levels_of(scenario)
         if load.repeat > 1 or load.until is not None:
             until = None if load.until is None else parse_until(load.until)
             rule = repeat_rule(levels, repeats=load.repeat, until=until)
-            return LevelRule(rule, None, StopRules(), summarise_level)
-        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_level)
+            return LevelRule(rule, None, StopRules(), summarise_one)
+        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = LevelSizes(
         requests_per_user=load.requests_per_user,
@@ -56,10 +56,12 @@ def level_rule(scenario: Scenario) -> LevelRule:
         arrivals=load.arrivals,
         burstiness=load.burstiness,
         ramp_s=load.ramp_s,
+        max_in_flight=load.max_in_flight,
+        as_sessions=session_levels(scenario),
     )
     if load.search is None:
         rules = StopRules(ends_sweep=False)
-        return LevelRule(auto_levels(sizes, slos=slos), None, rules, summarise_level)
+        return LevelRule(auto_levels(sizes, slos=slos), None, rules, summarise_one)
     search = _search(scenario, sizes)
 
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
@@ -68,18 +70,27 @@ def level_rule(scenario: Scenario) -> LevelRule:
         return CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None).add
 
     def summarise(run: LevelRun) -> dict[str, Any]:
-        return {**summarise_level(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
+        return {**summarise_one(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
 
     rules = StopRules(ends_sweep=False, watch=watch)
     return LevelRule(search.next_level, None, rules, summarise, search)
+
+
+def _summarise(scenario: Scenario) -> Callable[[LevelRun], dict[str, Any]]:
+    """A level's line; it says so where prompts begin alike on purpose, so that a cache may hit."""
+    workload = scenario.workload
+    if not workload.begins_alike:
+        return summarise_level
+    return lambda run: {**summarise_level(run), "cached_prompt_expected": True}
 
 
 def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:
     load = scenario.load
     slos = tuple(parse_slo(text) for text in scenario.slo)
     start = load.concurrency if load.search == "concurrency" else load.rate_per_s
-    first = float(start[0]) if isinstance(start, tuple) else 1.0
     axis: LoadAxis = "concurrency" if load.search == "concurrency" else "rate_per_s"
+    usual = START_USERS if axis == "concurrency" else START_RATE_PER_S
+    first = float(start[0]) if isinstance(start, tuple) else usual
     if axis == "concurrency":
         return SloSearch(axis, slos, sizes, start=first)
     return SloSearch(axis, slos, sizes, start=first, least=LEAST_RATE_PER_S, most=MOST_RATE_PER_S)

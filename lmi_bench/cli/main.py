@@ -11,6 +11,7 @@ from lmi_bench import __version__
 from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.compare_accelerators import compare_accelerators
+from lmi_bench.cli.deploy import deploy
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.generate import generate
@@ -45,6 +46,7 @@ app.command()(gate)
 app.command()(export)
 app.command("import")(import_results)
 app.command()(serve)
+app.add_typer(deploy)
 app.add_typer(profile)
 app.command()(generate)
 app.command()(predict)

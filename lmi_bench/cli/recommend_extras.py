@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,11 +89,21 @@ def measure_next_lines(answer: Recommendation) -> Iterator[str]:
         yield (
             f"measure next, {purpose} (keeps the SLOs with a chance of {probe.chance:.0%}): one "
             f"copy on one {instance} at TP {degree}: lmi-bench sweep URL {lengths} --rate "
-            f"{probe.rate_per_s:.4g} --requests {_PROBE_REQUESTS} --out RUN; add RUN to the runs "
-            "and recommend again"
+            f"{_rounded_up(probe.rate_per_s)} --requests-per-level {_PROBE_REQUESTS} --out RUN; "
+            "add RUN to the runs and recommend again"
         )
     if answer.recommended is not None:
         yield "before buying, replay the load on the fleet: lmi-bench verify REC.json --target URL"
+
+
+def _rounded_up(rate_per_s: float) -> str:
+    """A rate to four digits, never below it: a level decides on its own rate and lower ones.
+
+    >>> _rounded_up(20 / 7), _rounded_up(3.0)
+    ('2.858', '3')
+    """
+    step = 10.0 ** (math.floor(math.log10(rate_per_s)) - 3)
+    return f"{math.ceil(rate_per_s / step - 1e-9) * step:.4g}"
 
 
 def _place(candidate: Candidate) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import os
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.bench import Bench, Main, longest_request, make_prompts
+from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.compose import find_tokenizer
+from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText
@@ -57,6 +60,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
             headers=headers,
             stream=scenario.stream,
             timestamps=scenario.client.timestamps,
+            connections=scenario.client.connections,
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,
@@ -74,6 +78,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
     Raises InputError without AWS credentials, or where there is no such endpoint in service.
     """
     from lmi_bench.loadgen.aws_access import open_aws_access
+    from lmi_bench.loadgen.cloudwatch import open_cloudwatch, read_levels
     from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
     from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
 
@@ -112,6 +117,11 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         "target_variant": settings.target_variant,
         "headers": sorted(access.headers),
     }
+    cloudwatch = None
+    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH"):
+        variant = settings.target_variant or str(found.facts.get("variant", "AllTraffic"))
+        client = open_cloudwatch(aws.session, aws.region)
+        cloudwatch = functools.partial(read_levels, client, invocation.endpoint_name, variant)
     keys = aws.credentials.get_frozen_credentials()
     return _bench(
         scenario,
@@ -123,6 +133,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
             stream=scenario.stream,
             headers=access.headers,
             timestamps=scenario.client.timestamps,
+            connections=scenario.client.connections,
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
@@ -130,6 +141,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         notes=found.notes,
         usd_per_hour=found.price_usd_per_hour,
         count_instances=found.count_instances,
+        cloudwatch=cloudwatch,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
 
@@ -184,6 +196,7 @@ def _bench(
     secrets: tuple[str, ...],
     usd_per_hour: float | None = None,
     count_instances: Callable[[], int | None] | None = None,
+    cloudwatch: Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None = None,
     metrics_url: str | None = None,
     metrics_headers: Mapping[str, str] | None = None,
 ) -> Bench:
@@ -215,6 +228,7 @@ def _bench(
         salted=not scenario.workload.reuse_prompts,
         usd_per_hour=usd_per_hour,
         count_instances=count_instances,
+        cloudwatch=cloudwatch,
         open_target=opened,
         metrics_url=metrics_url,
         metrics_headers=metrics_headers or {},

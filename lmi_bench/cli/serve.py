@@ -20,13 +20,14 @@ EXECUTORS = ("torch", "simulated")
 def serve(
     *,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--model",
             "-m",
-            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name too.",
+            help="torch: a demo model or a Hugging Face folder; simulated: a catalog name too. "
+            "(default: that of the serving.properties, or demo-15m)",
         ),
-    ] = "demo-15m",
+    ] = None,
     executor: Annotated[
         str, typer.Option(help="torch computes; simulated takes the predicted time of each step.")
     ] = "torch",
@@ -49,6 +50,18 @@ def serve(
             "AWS_SECRET_ACCESS_KEY.",
         ),
     ] = False,
+    serving_properties: Annotated[
+        Path | None,
+        typer.Option(
+            "--serving-properties",
+            metavar="PATH",
+            help="Settings of an LMI container: the file, its folder, or a model.tar.gz.",
+        ),
+    ] = None,
+    model_loading_timeout: Annotated[
+        int | None,
+        typer.Option(help="Seconds after which loading is given up. (default: none)"),
+    ] = None,
     model_options: ModelOptions,
     batching: BatchingOptions,
     step_trace: Annotated[
@@ -66,11 +79,14 @@ def serve(
     predicted timing of that instance and needs no GPU. TGI's limits are read from the
     environment where no flag states them: MAX_CONCURRENT_REQUESTS, MAX_TOTAL_TOKENS,
     MAX_INPUT_TOKENS (or MAX_INPUT_LENGTH), MAX_BATCH_PREFILL_TOKENS, MAX_BATCH_TOTAL_TOKENS.
+    With --serving-properties, or where OPTION_ variables are set, the settings are read as an LMI
+    container reads them instead: a flag first, then the file, then the environment.
     """
     from lmi_bench.cli.console import note
     from lmi_bench.cli.serve_run import run
+    from lmi_bench.cli.serving_file import is_lmi_environment, read_serving_file
     from lmi_bench.cli.tgi_env import limits_from_environment
-    from lmi_bench.scenario import parse_scenario
+    from lmi_bench.scenario import DEFAULT_MODEL, parse_scenario
 
     if executor not in EXECUTORS:
         raise InputError(f"--executor {executor}: use one of {', '.join(EXECUTORS)}")
@@ -79,18 +95,27 @@ def serve(
     if executor == "torch" and instance is not None:
         raise InputError(f"--instance {instance} goes with --executor simulated")
     stated = stated_settings(model_options, batching)
-    for setting, (variable, value) in limits_from_environment(os.environ).items():
-        if setting not in stated:  # a flag wins
-            stated[setting] = value
-            note(f"{variable}={value} from the environment")
+    if serving_properties is not None or is_lmi_environment(os.environ):
+        found = read_serving_file(
+            serving_properties, os.environ, simulated=executor == "simulated", note=note
+        )
+        stated = {**found.engine, **stated}  # a flag wins
+        model = model or found.model
+        model_loading_timeout = model_loading_timeout or found.loading_timeout_s
+    else:
+        for setting, (variable, value) in limits_from_environment(os.environ).items():
+            if setting not in stated:
+                stated[setting] = value
+                note(f"{variable}={value} from the environment")
     settings = parse_scenario({"engine": stated}, source="serve").engine
     run(
-        model,
+        model or DEFAULT_MODEL,
         settings,
         instance=instance,
         host=host,
         port=port,
         lmi_replies=lmi_replies,
         require_signature=require_signature,
+        loading_timeout_s=model_loading_timeout,
         trace=step_trace,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compose import EngineParts, open_simulated_engine, open_torch_engine
 from lmi_bench.cli.console import note, say, warn
+from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.engine.server.app import Listening, build_app, serve
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
@@ -30,12 +31,14 @@ def run(
     port: int,
     lmi_replies: str = "rolling",
     require_signature: bool = False,
+    loading_timeout_s: int | None = None,
     trace: Path | None = None,
 ) -> None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
     lmi_replies        whose replies the LMI routes imitate, one of LMI_REPLIES
     require_signature  on SageMaker's paths, by the key in this process's environment
+    loading_timeout_s  after which loading is given up and the process ends; None: never
     trace              file for a Chrome trace of steps and requests
     """
     if lmi_replies not in LMI_REPLIES:
@@ -45,11 +48,12 @@ def run(
         check = credentials_check(
             os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         )
-    if instance is None:
-        parts = open_torch_engine(model, settings)
-    else:
-        longest = find_model(model).max_positions
-        parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
+    with loading_deadline(model, loading_timeout_s):
+        if instance is None:
+            parts = open_torch_engine(model, settings)
+        else:
+            longest = find_model(model).max_positions
+            parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
     for line in parts.notes:
         note(line)
     tracer = None if trace is None else StepTrace(trace)
@@ -82,3 +86,9 @@ async def _serve(
             lmi_reply=LMI_REPLIES[lmi_replies],
         )
         await serve(app, host, port, on_ready=on_ready, engine=engine)
+        engine.audit()
+        stats = engine.stats()
+        note(
+            f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
+            f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
+        )

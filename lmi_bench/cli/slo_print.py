@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.report.slo_text import goodput_rows, meets_all
@@ -20,6 +21,9 @@ class SloOptions:
     failures: FailureRule = "exclude"
 
 
+AS_STATED = SloOptions()
+
+
 def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
     """Print goodput and each SLO by level; whether every level missed a stated SLO."""
     if not slos and not options.limits:
@@ -32,5 +36,12 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
         for line, records in zip(run.levels, run.records, strict=True)
     )
     if missed:
-        say(f"SLO missed at every level: {', '.join(map(str, slos))}")
+        needed = requests_needed(slos)
+        if all(len(records) < needed for records in run.records):
+            say(
+                f"no level is known to meet {', '.join(map(str, slos))}: that needs {needed} "
+                f"requests a level (--requests-per-level {needed})"
+            )
+        else:
+            say(f"SLO missed at every level: {', '.join(map(str, slos))}")
     return missed

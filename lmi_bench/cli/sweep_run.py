@@ -17,10 +17,11 @@ from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
+from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
-from lmi_bench.cli.slo_print import SloOptions, print_slos
+from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
@@ -29,49 +30,89 @@ from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
-from lmi_bench.report.text import engine_lines, generator_line, knee_rows, level_rows
+from lmi_bench.report.text import (
+    engine_lines,
+    generator_line,
+    knee_rows,
+    level_block,
+    level_rows,
+    replica_lines,
+    session_rows,
+)
 from lmi_bench.run_store import MANIFEST, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
 
 
 @dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What a sweep is told beside its scenario.
+
+    slo    limits of a good request, and how failed requests count in the SLOs' latencies
+    trace  file for a Chrome trace of the engine in this process
+    cloudwatch_wait_s  how long a SageMaker endpoint's last minutes are waited for
+    """
+
+    access: Access = NO_ACCESS
+    budget: Budget = NO_BUDGET
+    slo: SloOptions = AS_STATED
+    client: Client = AUTO_CLIENT
+    trace: Path | None = None
+    cloudwatch_wait_s: float = DEFAULT_WAIT_S
+
+
+@dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """How a sweep ended, for the exit code."""
+    """How a sweep ended, for the exit code. `failed`: no request was answered."""
 
     interrupted: bool = False
     slo_missed: bool = False
-    nothing_answered: bool = False
+    failed: bool = False
 
 
 def run(
     scenario_or_url: str | None,
     overrides: Mapping[str, Any],
+    options: SweepOptions,
     *,
-    timeout: str | None,
     out: Path | None,
     resume: bool,
-    access: Access = NO_ACCESS,
-    budget: Budget = NO_BUDGET,
-    goodput: str = "",
-    failures: str = "exclude",
-    trace: Path | None = None,
-    client: Client = AUTO_CLIENT,
 ) -> SweepOutcome:
-    """Run a sweep and print its answer; raises InputError before anything is written.
+    """Run a sweep and print its answer; raises InputError before anything is written."""
+    scenario = read_scenario(scenario_or_url, overrides)
+    return run_scenario(scenario, options, out=out, resume=resume)
 
-    goodput   limits of a good request, as `parse_goodput` reads them
-    failures  exclude or infinite: how failed requests count in the SLOs' latencies
-    trace     file for a Chrome trace of the engine in this process
-    """
-    limits = tuple(parse_goodput(goodput)) if goodput else ()
-    slo_options = SloOptions(limits, read_failures(failures))
-    scenario = read_scenario(scenario_or_url, overrides, timeout=timeout)
+
+def read_slo_options(goodput: str, failures: str) -> SloOptions:
+    """Limits of a single request as `parse_goodput` reads them; failures: exclude or infinite."""
+    return SloOptions(tuple(parse_goodput(goodput)) if goodput else (), read_failures(failures))
+
+
+def run_scenario(
+    scenario: Scenario, options: SweepOptions, *, out: Path | None, resume: bool
+) -> SweepOutcome:
+    """Run one scenario and print its answer; raises InputError before anything is written."""
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
-    interrupted = False
-    tracer = None if trace is None else StepTrace(trace)
-    bench = open_bench(scenario, access, trace=tracer)
-    scenario = bench.scenario
+    tracer = None if options.trace is None else StepTrace(options.trace)
+    bench = open_bench(scenario, options.access, trace=tracer)
+    folder = out or _default_folder(bench.scenario)
+    try:
+        with tracer or nullcontext():
+            knees, answer = _measure(bench, options, folder, resume=resume)
+        return _conclude(folder, scenario, options, knees, answer)
+    except KeyboardInterrupt:
+        levels = load_run(folder).levels if (folder / MANIFEST).exists() else []
+        _print_levels(levels)
+        kept = f"{len(levels)} finished level(s) kept in {folder}"
+        note(f"interrupted: {kept}; continue with --resume --out {folder}")
+        return SweepOutcome(interrupted=True)
+
+
+def _measure(
+    bench: Bench, options: SweepOptions, folder: Path, *, resume: bool
+) -> tuple[list[Knee], SloAnswer | None]:
+    """Run the levels and save what they say; the folder then holds all of it."""
+    budget, scenario = options.budget, bench.scenario
     rule = level_rule(scenario)
     spend = Spend(
         budget.price(bench.usd_per_hour),
@@ -79,46 +120,51 @@ def run(
         count_instances=bench.count_instances,
         note=note,
     )
-    server = open_server_watch(bench, client)
-    folder = out or _default_folder(scenario)
-    with tracer or nullcontext(), _open_store(folder, scenario, bench, resume=resume) as store:
+    server = open_server_watch(bench, options.client)
+    limits = [str(limit) for limit in options.slo.limits]
+    with _open_store(folder, scenario, bench, limits, resume=resume) as store:
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
-        try:
-            _run_levels(bench, store, rule, spend, client, server)
-        except KeyboardInterrupt:
-            interrupted = True
-        levels = list(store.levels)
-        knees: list[Knee] = []
-        answer: SloAnswer | None = None
-        if levels and not interrupted:
-            answer = _search_answer(folder, rule, store, seed=scenario.seed)
-            knees = _find_knees(folder, bench)
-            store.write_knees([knee.to_dict() for knee in knees])
-    if interrupted:
-        _print_levels(levels)
-        kept = f"{len(levels)} finished level(s) kept in {folder}"
-        note(f"interrupted: {kept}; continue with --resume --out {folder}")
-        return SweepOutcome(interrupted=True)
-    if levels and all(line["requests"] == line["errors"] for line in levels):
-        _print_levels(levels)
+        _run_levels(bench, store, rule, spend, options.client, server)
+        if not store.levels:
+            return [], None
+        answer = _search_answer(folder, rule, store, seed=scenario.seed)
+        knees = _find_knees(folder, bench)
+        store.write_knees([knee.to_dict() for knee in knees])
+        seen = read_cloudwatch(bench, store.levels, wait_s=options.cloudwatch_wait_s)
+        if seen:
+            store.write_cloudwatch(seen)
+        return knees, answer
+
+
+def _conclude(
+    folder: Path,
+    scenario: Scenario,
+    options: SweepOptions,
+    knees: list[Knee],
+    answer: SloAnswer | None,
+) -> SweepOutcome:
+    """Print what was measured."""
+    run = load_run(folder)
+    if run.levels and all(line["requests"] == line["errors"] for line in run.levels):
+        _print_levels(run.levels)
         warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
-        return SweepOutcome(nothing_answered=True)
-    pooled = pooled_run(load_run(folder))
+        return SweepOutcome(failed=True)
+    pooled = pooled_run(run)
     _print_measured(pooled.levels, knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
-    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], slo_options)
+    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], options.slo)
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
+    if pooled.levels:
+        say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return SweepOutcome(slo_missed=missed)
 
 
-def read_scenario(
-    scenario_or_url: str | None, overrides: Mapping[str, Any], *, timeout: str | None = None
-) -> Scenario:
+def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:
     """The scenario of a file, a URL or neither, with the flags laid over it."""
     overrides = dict(overrides)
     if scenario_or_url is None:
@@ -131,19 +177,13 @@ def read_scenario(
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
     else:
         scenario = load_scenario(Path(scenario_or_url))
-    if timeout is not None:
-        overrides["timeout_s"] = _timeout_s(timeout)
-    scenario = scenario.with_overrides(overrides)
-    if timeout == "none":
-        scenario = parse_scenario({**scenario.model_dump(), "timeout_s": None})
-    return scenario
+    return scenario.with_overrides(overrides)
 
 
-def _timeout_s(text: str) -> float | None:
-    if text == "none":
-        return None
+def read_timeout(text: str) -> float | str:
+    """Seconds, or the word none, as a scenario takes them."""
     try:
-        return float(text)
+        return text if text == "none" else float(text)
     except ValueError:
         raise InputError(f"--timeout: {text!r} is neither a number of seconds nor none") from None
 
@@ -154,7 +194,9 @@ def _default_folder(scenario: Scenario) -> Path:
     return Path("runs") / f"{stamp}-{model}"
 
 
-def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool) -> RunStore:
+def _open_store(
+    folder: Path, scenario: Scenario, bench: Bench, limits: list[str], *, resume: bool
+) -> RunStore:
     command = ["lmi-bench", *sys.argv[1:]]
     canonical = scenario.canonical()
     if resume and (folder / MANIFEST).exists():
@@ -164,7 +206,12 @@ def _open_store(folder: Path, scenario: Scenario, bench: Bench, *, resume: bool)
         note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
     manifest = build_manifest(
-        canonical, scenario.hash(), target=bench.facts, command=command, salt=bench.new_salt()
+        canonical,
+        scenario.hash(),
+        target=bench.facts,
+        command=command,
+        salt=bench.new_salt(),
+        goodput=limits,
     )
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
@@ -247,6 +294,15 @@ def _first_error(folder: Path) -> str:
     return ""
 
 
+def _best_level(levels: list[dict[str, Any]], knees: list[Knee]) -> dict[str, Any]:
+    """The level to paste: that of the recommended knee, else the one with the most tokens/s."""
+    knee = next((knee for knee in knees if knee.recommended), None)
+    for line in levels:
+        if knee is not None and line.get(knee.axis) == knee.load:
+            return line
+    return max(levels, key=lambda line: line.get("throughput_tokens_per_s") or 0.0)
+
+
 def _print_levels(levels: list[dict[str, Any]]) -> None:
     print_table("Levels", level_rows(levels))
 
@@ -259,7 +315,8 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         knee_rows([knee.to_dict() for knee in knees]),
         left=("rule", "cause", "change", "why"),
     )
-    for text in engine_lines(levels):
+    print_table("Conversations", session_rows(levels), left=("level",))
+    for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)
     for line in levels:
         if not line["valid"]:

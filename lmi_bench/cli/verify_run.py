@@ -47,14 +47,13 @@ def run(replay: Replay, *, json_file: Path | None) -> int:
     outcome = sweep_run.run(
         None,
         _overrides(replay, plan, candidate, share),
-        timeout=None,
+        sweep_run.SweepOptions(access=Access(replay.api_key)),
         out=folder,
         resume=False,
-        access=Access(replay.api_key),
     )
     if outcome.interrupted:
         return EXIT_INTERRUPTED
-    if outcome.nothing_answered:
+    if outcome.failed:
         return EXIT_FAILED
     line = load_run(folder).levels[-1]
     figures = list(compare_figures(candidate, line, share=share))

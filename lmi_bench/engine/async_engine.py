@@ -15,7 +15,7 @@ from types import TracebackType
 
 from lmi_bench.clock import settle
 from lmi_bench.engine.engine_stats import EngineStats
-from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
     StepBatch,
@@ -255,9 +255,17 @@ class AsyncEngine:
             peak_running=stats.peak_running,
             prefix_tokens=stats.prefix_tokens,
             prefix_hit_tokens=stats.prefix_hit_tokens,
+            drafts=stats.drafts,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
         )
+
+    def audit(self) -> None:
+        """Hold the books of the KV cache against the running requests.
+
+        Raises EngineError for a block that is in two hands or in none.
+        """
+        self._scheduler.audit()
 
     async def _run(self) -> None:
         try:
@@ -275,6 +283,8 @@ class AsyncEngine:
         overlap = self._executor.max_in_flight > 1
         steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
         async with asyncio.TaskGroup() as group:
+            if isinstance(self._executor, WatchedExecutor):
+                group.create_task(_raise_when_lost(self._executor))
             while True:
                 await settle()  # requests that arrive at this instant join this step
                 self._news.clear()
@@ -340,6 +350,10 @@ class AsyncEngine:
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation._end(now_s, None, error)
+
+
+async def _raise_when_lost(executor: WatchedExecutor) -> None:
+    raise await executor.lost()
 
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:

@@ -8,9 +8,10 @@ Source: Leviathan et al. 2023, arXiv:2211.17192.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
-from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.scheduling.batch import (
     DRAFTED,
     BatchEntry,
@@ -19,7 +20,7 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
 )
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
+from lmi_bench.errors import EngineError, InputError
 
 
 @dataclass(slots=True)
@@ -81,6 +82,19 @@ class DraftingExecutor:
             await self._target.close()
         finally:
             await self._draft.close()
+
+    async def lost(self) -> EngineError:
+        """What either executor has lost; never where neither has parts of its own."""
+        watched = [e for e in (self._target, self._draft) if isinstance(e, WatchedExecutor)]
+        waiting = [asyncio.ensure_future(executor.lost()) for executor in watched]
+        if not waiting:
+            await asyncio.get_running_loop().create_future()
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
     async def _follow(self, batch: StepBatch) -> None:
         """Run the draft over the step's prompts and guess for its verified rows."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
+from lmi_bench.errors import EngineError
 
 
 class Executor(Protocol):
@@ -32,4 +33,13 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """Give back what the executor holds; no step may follow."""
+        ...
+
+
+@runtime_checkable
+class WatchedExecutor(Protocol):
+    """An executor with parts that can end by themselves, such as processes."""
+
+    async def lost(self) -> EngineError:
+        """Return when a part that it cannot do without has ended, also between steps."""
         ...

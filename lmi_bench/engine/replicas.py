@@ -32,6 +32,10 @@ class ServingEngine(Protocol):
         """Counts at this moment, over all replicas."""
         ...
 
+    def audit(self) -> None:
+        """Hold the books of the KV cache against the requests; see AsyncEngine.audit."""
+        ...
+
     @property
     def error(self) -> EngineError | None:
         """Why nothing can be answered any more, None while it can."""
@@ -93,6 +97,11 @@ class ReplicaGroup:
         finally:
             for future in waiting:
                 future.cancel()
+
+    def audit(self) -> None:
+        """Hold each replica's books against its requests; see AsyncEngine.audit."""
+        for engine in self._engines:
+            engine.audit()
 
     def stats(self) -> EngineStats:
         """Counts at this moment, added up; `peak_running` is the sum of the replicas' peaks."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from lmi_bench.loadgen.measure import Measured, measure
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.workload import ClosedLoop, PlannedRequest
 
@@ -22,6 +23,7 @@ async def run_closed_loop(
     start_s: float,
     spacing_s: float = 0.0,
     timeout_s: float | None = 60.0,
+    guard: StallGuard | None = None,
     on_ended: Callable[[Measured], bool] = lambda _: True,
 ) -> list[Measured]:
     """Let the users work through their requests; returns them in request order.
@@ -40,7 +42,9 @@ async def run_closed_loop(
         if delay_s > 0:
             await asyncio.sleep(delay_s)
         while (index := users.next_index(loop.time() - start_s)) is not None:
-            measured = await measure(target, request_at(index), due_s, timeout_s=timeout_s)
+            measured = await measure(
+                target, request_at(index), due_s, timeout_s=timeout_s, guard=guard
+            )
             ended.append(measured)
             if not on_ended(measured):
                 users.stop()

@@ -25,6 +25,9 @@ READ_BYTES = 65536
 """Kept below 128 KiB, above which each buffer becomes a memory mapping of its own."""
 MAX_ANSWER_BYTES = 256 * 2**20
 _CONTROL_BYTES = 64
+_MORE_FOLLOWS = frozenset((b"\n\n\r\n", b"}\n\r\n"))
+"""Last bytes of a read that end a chunk of events, not a response: that of a chunked one ends with
+an empty line, CR LF CR LF."""
 
 Address = tuple[socket.AddressFamily, tuple[str, int]]
 """Family, and (IP address, port)."""
@@ -65,7 +68,7 @@ class TlsLayer:
 class Connection:
     """A connected socket that carries one request at a time.
 
-    reads       what came for the present request
+    reads       what came for the present request; num_bytes: their bytes
     status      of the last whole response
     sent_by_ns  when all of the present request was in the kernel's hands; 0: not yet
     connect_s   what opening it took, the TLS handshake included; tls_s: the handshake alone
@@ -87,8 +90,10 @@ class Connection:
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._unsent = b""
-        self._num_bytes = 0
+        self._num_fed = 0
+        self._chunked = False
         self._complete = False
+        self.num_bytes = 0
         self.fd = sock.fileno()
         self.connect_s = connect_s
         self.tls_s = tls_s
@@ -104,7 +109,9 @@ class Connection:
         The future holds a TargetError if the response fails.
         """
         self.reads = []
-        self._num_bytes = 0
+        self.num_bytes = 0
+        self._num_fed = 0
+        self._chunked = False
         self._complete = False
         self._parser = httptools.HttpResponseParser(self)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -125,6 +132,11 @@ class Connection:
             self._waiter = None
 
     # Called by the C parser of the response.
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a chunked body of a connection without TLS: the only one read the short way."""
+        if self._tls is None and name.lower() == b"transfer-encoding":
+            self._chunked = value.strip().lower() == b"chunked"
+
     def on_message_complete(self) -> None:
         """The response is whole; an interim one (100 to 199) is followed by the real one."""
         if self._parser is not None and (status := self._parser.get_status_code()) >= 200:
@@ -142,6 +154,11 @@ class Connection:
             self._fail("broken_stream", f"the connection broke: {exc.strerror}")
             return
         now_ns = monotonic_ns()
+        if self._chunked and data[-4:] in _MORE_FOLLOWS and self.num_bytes < MAX_ANSWER_BYTES:
+            # Not the end: the parser gets it with the bytes that may be, in one call.
+            self.reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
+            self.num_bytes += len(data)
+            return
         ended = not data
         if self._tls is not None:
             try:
@@ -155,16 +172,20 @@ class Connection:
             if parser is None:  # nobody asked for it
                 self.close()
                 return
-            self.reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
+            reads = self.reads
+            reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
+            self.num_bytes += len(data)
+            if self._num_fed < len(reads) - 1:
+                data = b"".join([read[2] for read in reads[self._num_fed :]])
+            self._num_fed = len(reads)
             try:
                 parser.feed_data(data)
             except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
                 self._fail("malformed_frame", f"not an HTTP/1.1 response: {exc}")
                 return
-            self._num_bytes += len(data)
             if self._complete:
                 self._finish()
-            elif self._num_bytes > MAX_ANSWER_BYTES:
+            elif self.num_bytes > MAX_ANSWER_BYTES:
                 self._fail(
                     "malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes"
                 )

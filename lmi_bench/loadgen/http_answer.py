@@ -6,7 +6,7 @@ Works on what was kept while the response came in, when the clock no longer matt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import httptools
@@ -27,7 +27,11 @@ NS_PER_S = 1e9
 _Stamp = tuple[float, float, float, bool]
 """When a read's bytes came; by how much that may be too late; by how much the read was late, or a
 bound of it; whether the kernel's time was wanted and not to be had. Seconds."""
-_FAILED_REASONS = ("error", "abort")
+_FAILED_REASONS: Mapping[str, TargetErrorKind] = {
+    "error": "server_error",
+    "abort": "cancelled",
+    "cancelled": "cancelled",
+}
 
 
 class _Response:
@@ -89,6 +93,7 @@ class _Collector:
         self.finish_reason: str | None = None
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.error: WireEvent | None = None
         self.reasoning_tokens = 0
         self.first_answer_s: float | None = None
@@ -105,6 +110,8 @@ class _Collector:
             self.input_tokens = event.input_tokens
         if event.output_tokens is not None:
             self.output_tokens = event.output_tokens
+        if event.cached_tokens is not None:
+            self.cached_tokens = event.cached_tokens
         self.ended = event.end
         if event.error is not None:
             self.error = event
@@ -148,6 +155,7 @@ def decode_answer(
     clock_bound_ns: int = 0,
     stream: bool = True,
     whole: bool = True,
+    held_s: float = 0.0,
 ) -> Exchange:
     """The exchange of a response.
 
@@ -180,6 +188,8 @@ def decode_answer(
             first_answer_s=collector.first_answer_s,
             reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
+            held_s=held_s,
+            cached_tokens=collector.cached_tokens,
         )
 
     try:
@@ -295,10 +305,9 @@ def _judge(collector: _Collector) -> None:
     if error is not None:
         kind = error.error_kind if error.error_kind in TARGET_ERROR_KINDS else "server_error"
         raise TargetError(cast("TargetErrorKind", kind), f"in the stream: {error.error}")
-    if collector.finish_reason in _FAILED_REASONS:
-        raise TargetError(
-            "server_error", f"the server ended the answer with {collector.finish_reason!r}"
-        )
+    failed = _FAILED_REASONS.get(collector.finish_reason or "")
+    if failed is not None:
+        raise TargetError(failed, f"the server ended the answer with {collector.finish_reason!r}")
     if not collector.ended and collector.finish_reason is None:
         raise TargetError(
             "broken_stream",

@@ -41,6 +41,7 @@ _CONNECTS_AT_ONCE = 64
 _SPARE_DESCRIPTORS = 64
 
 Timestamps = Literal["kernel", "user"]
+Connections = Literal["reuse", "per-request"] | int
 Sign = Callable[[bytes], Mapping[str, str]]
 """Headers that depend on a request's body and on the time, such as its signature."""
 
@@ -55,10 +56,8 @@ class _Response:
     connect_s: float | None
     tls_s: float | None
     status: int
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(read[2]) for read in self.reads)
+    held_s: float
+    num_bytes: int
 
     @property
     def looks_failed(self) -> bool:
@@ -80,6 +79,8 @@ class HttpTarget:
     sign        called with each body just before it is sent
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
                 the kernel's where the host has it
+    connections "reuse": as many as there are requests at once; "per-request": a new one for each;
+                a number: at most so many, for which requests wait
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class HttpTarget:
         connect_timeout_s: float = 10.0,
         timestamps: Timestamps | None = None,
         tls_context: ssl.SSLContext | None = None,
+        connections: Connections = "reuse",
     ) -> None:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
@@ -111,6 +113,8 @@ class HttpTarget:
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
         self._address: Address | None = None
+        self._connections = connections
+        self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._signals = ReceiveSignals(self.timestamps)
@@ -128,7 +132,11 @@ class HttpTarget:
         InputError when the process may not open that many.
         """
         _refuse_virtual_time()
+        if isinstance(self._connections, int):
+            connections = min(connections, self._connections)
         _allow_descriptors(connections)
+        if self._connections == "per-request":
+            return
         self._idle = [connection for connection in self._idle if connection.reusable]
         missing = connections - len(self._idle)
         gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
@@ -203,8 +211,18 @@ class HttpTarget:
         await self.close()
 
     async def _respond(self, request: PlannedRequest) -> _Response:
+        if self._gate is None:
+            return await self._respond_now(request, 0.0)
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        async with self._gate:
+            return await self._respond_now(request, loop.time() - asked_s)
+
+    async def _respond_now(self, request: PlannedRequest, held_s: float) -> _Response:
         body = self._format.request_body(request, model=self._model, stream=self._stream)
         connection, connect_s = await self._take()
+        if self._connections == "per-request":
+            held_s = connect_s or 0.0  # its opening was asked for
         if self._sampler is None:
             self._sample_clock()
         head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
@@ -213,8 +231,16 @@ class HttpTarget:
 
         def response() -> _Response:
             tls_s = None if connect_s is None else connection.tls_s
-            sent_by_ns, status = connection.sent_by_ns, connection.status
-            return _Response(connection.reads, sent_ns, sent_by_ns, connect_s, tls_s, status)
+            return _Response(
+                connection.reads,
+                sent_ns,
+                connection.sent_by_ns,
+                connect_s,
+                tls_s,
+                connection.status,
+                held_s,
+                connection.num_bytes,
+            )
 
         try:
             await ended
@@ -226,7 +252,7 @@ class HttpTarget:
             self._drop(connection)
             exc.exchange = self._decode(response(), whole=False)
             raise
-        if connection.reusable:
+        if connection.reusable and self._connections != "per-request":
             self._idle.append(connection)
         else:
             self._drop(connection)
@@ -306,6 +332,7 @@ class HttpTarget:
             clock_bound_ns=self._clock.error_bound_ns,
             stream=self._stream,
             whole=whole,
+            held_s=response.held_s,
         )
 
     def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:

@@ -80,4 +80,5 @@ def _exchange(request: PlannedRequest, generation: Generation) -> Exchange:
         prefill_s=generation.prefill_s,
         decode_s=generation.decode_s,
         replica=generation.replica,
+        token_ids=tuple(token_id for event in events for token_id in event.token_ids),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -15,18 +16,24 @@ from typing import Protocol, runtime_checkable
 
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.loadgen.closed_loop import run_closed_loop
+from lmi_bench.loadgen.dialogues import Dialogues, first_numbers
+from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.level_parts import WHOLE, LevelPart, Share, merge_parts
 from lmi_bench.loadgen.measure import Measured
 from lmi_bench.loadgen.open_loop import run_open_loop
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.self_check import LoopWatch
+from lmi_bench.loadgen.session_loop import PlannedSession, SessionLoop
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
-PREPARED_REQUESTS = 4096
-"""Most requests that are made before a level starts; the rest are made as they are sent."""
+PREPARED_REQUESTS = 16_384
+PREPARED_TOKENS = 4_000_000
+"""Most requests, and prompt tokens, that are made before a level starts; the rest are made as they
+are sent, which keeps the loop from its sockets for a while each."""
 REPORT_EVERY_S = 0.05
 OPEN_LOOP_CONNECTIONS = 64
 """Connections opened before an open-loop level; more are opened as they are needed."""
@@ -116,6 +123,8 @@ class LevelRunner:
         self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
+        self._guard = StallGuard() if timeout_s is None else None
+        self._cap = None if spec.max_in_flight is None else InFlightCap(spec.max_in_flight)
         self._share = share
         self._num_requests = share.num_requests(spec)
         self._users = share.users(spec)
@@ -166,7 +175,9 @@ class LevelRunner:
             self._start_s = await start()
             with watch.watching():
                 self._report("running")
-                if self._spec.concurrency is not None:
+                if self._spec.sessions:
+                    measured = await self._sessions(spacing_s, seed)
+                elif self._spec.concurrency is not None:
                     measured = await self._closed(spacing_s)
                 else:
                     measured = await self._open(seed)
@@ -192,10 +203,17 @@ class LevelRunner:
         self._stop()
 
     def _prepare(self) -> None:
+        if self._spec.sessions:
+            return  # what a turn says depends on the answers before it
         known = self._num_requests or 2 * self._users
+        tokens = 0
         for index in range(min(known, PREPARED_REQUESTS)):
             number = self._share.number(self._spec, index)
-            self._prepared[number] = self._prompts.request(self._spec, number)
+            request = self._prompts.request(self._spec, number)
+            self._prepared[number] = request
+            tokens += request.input_tokens
+            if tokens > PREPARED_TOKENS:
+                break
 
     def _request(self, number: int) -> PlannedRequest:
         prepared = self._prepared.pop(number, None)
@@ -203,6 +221,7 @@ class LevelRunner:
 
     def _connections(self) -> int:
         most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users
+        most = min(most, self._spec.max_in_flight or most)
         return most if self._num_requests is None else min(most, self._num_requests)
 
     async def _warm_up(self) -> None:
@@ -219,6 +238,7 @@ class LevelRunner:
             lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
             timeout_s=self._timeout_s,
+            guard=self._guard,
         )
 
     async def _closed(self, spacing_s: float) -> list[Measured]:
@@ -235,6 +255,7 @@ class LevelRunner:
             start_s=self._start_s + self._share.index * spacing_s,
             spacing_s=self._share.of * spacing_s,
             timeout_s=self._timeout_s,
+            guard=self._guard,
             on_ended=self._ended,
         )
 
@@ -246,30 +267,63 @@ class LevelRunner:
             self._arrivals(seed),
             start_s=self._start_s,
             timeout_s=self._timeout_s,
+            guard=self._guard,
+            cap=self._cap,
             on_ended=self._ended,
             stop=stop,
         )
 
+    async def _sessions(self, spacing_s: float, seed: int) -> list[Measured]:
+        """Conversations, all in this process."""
+        spec, source = self._spec, self._prompts
+        if not isinstance(source, Dialogues):
+            raise ValueError("a level of conversations needs dialogues, not single prompts")
+        loop = SessionLoop(
+            self._target,
+            start_s=self._start_s,
+            timeout_s=self._timeout_s,
+            guard=self._guard,
+            cap=self._cap,
+            duration_s=spec.duration_s,
+            on_ended=self._ended,
+        )
+        self._stop = loop.stop
+        begins = (
+            functools.partial(source.begin, spec, session, first)
+            for session, first in first_numbers(source.num_turns, spec.num_sessions)
+        )
+        if spec.concurrency is not None:
+            planned = (PlannedSession(begin) for begin in begins)
+            return await loop.run_closed(planned, self._users, spacing_s=spacing_s)
+        times = self._times(seed, spec.num_sessions)
+        return await loop.run_open(
+            (PlannedSession(begin, at_s) for begin, at_s in zip(begins, times, strict=False)),
+            max_sessions=spec.max_sessions,
+        )
+
     def _arrivals(self, seed: int) -> Iterator[PlannedRequest]:
+        if self._spec.arrivals == "trace":
+            yield from self._recorded()
+            return
+        for number, arrival_s in enumerate(self._times(seed, self._spec.num_requests)):
+            if number % self._share.of != self._share.index:
+                continue
+            yield replace(self._request(number), arrival_s=arrival_s)
+
+    def _times(self, seed: int, count: int | None) -> Iterator[float]:
+        """When an open loop's requests or conversations are due, after the level's start."""
         spec = self._spec
         if spec.rate_per_s is None:
             raise ValueError("an open loop needs a rate")
-        if spec.arrivals == "trace":
-            yield from self._recorded()
-            return
-        times = arrival_times_s(
+        return arrival_times_s(
             spec.rate_per_s,
             process=spec.arrivals,
             seed=seed + spec.repeat,
-            num_requests=spec.num_requests,
+            num_requests=count,
             duration_s=spec.duration_s,
             burstiness=spec.burstiness,
             ramp_s=spec.ramp_s,
         )
-        for number, arrival_s in enumerate(times):
-            if number % self._share.of != self._share.index:
-                continue
-            yield replace(self._request(number), arrival_s=arrival_s)
 
     def _recorded(self) -> Iterator[PlannedRequest]:
         """The trace's requests, each due when its prompt says."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.loadgen.dialogues import num_turns
 from lmi_bench.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
 from lmi_bench.traces import Trace, read_trace
-from lmi_bench.workload import LevelSpec
+from lmi_bench.workload import LevelSpec, of_sessions
 
 NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
 """The level to run after the finished ones (their lines in levels.jsonl); None ends the sweep."""
@@ -36,6 +37,7 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
                 num_requests=num_requests,
                 duration_s=load.duration_s,
                 warmup_requests=load.warmup_requests,
+                max_in_flight=load.max_in_flight,
             )
         )
     for rate_per_s in load.rate_per_s or ():
@@ -52,9 +54,32 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
                 num_requests=num_requests,
                 duration_s=load.duration_s,
                 warmup_requests=load.warmup_requests,
+                max_in_flight=load.max_in_flight,
             )
         )
-    return levels
+    as_sessions = session_levels(scenario)
+    return levels if as_sessions is None else [as_sessions(level) for level in levels]
+
+
+def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | None:
+    """What makes a level one of conversations; None where requests stand alone.
+
+    A level holds sessions_per_level of them; else as many as give requests_per_level, or
+    requests_per_user for each user.
+    """
+    load = scenario.load
+    if not scenario.workload.has_sessions:
+        return None
+    turns = num_turns(scenario.workload, scenario.seed)
+
+    def as_sessions(spec: LevelSpec) -> LevelSpec:
+        count = load.sessions_per_level
+        by_user = load.requests_per_level is None and load.duration_s is None
+        if count is None and spec.concurrency is not None and by_user:
+            count = spec.concurrency * load.requests_per_user
+        return of_sessions(spec, turns, num_sessions=count, max_sessions=load.max_sessions)
+
+    return as_sessions
 
 
 def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
@@ -70,6 +95,7 @@ def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
             num_requests=min(most, load.requests_per_level or most),
             duration_s=load.duration_s,
             warmup_requests=load.warmup_requests,
+            max_in_flight=load.max_in_flight,
         )
         for index, rate_per_s in enumerate(rates)
     ]

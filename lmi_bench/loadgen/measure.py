@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_bench.errors import TargetError
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import Exchange, RequestRecord
 from lmi_bench.workload import PlannedRequest
@@ -42,6 +43,7 @@ class Measured:
     """A request that ended: its record, made at once or on first use.
 
     ended_s     when its user was free again; never before it was due
+    held_s      part of its dispatch delay that a cap asked for
     num_tokens  tokens that came, or the number of reads where nothing is decoded yet
     """
 
@@ -50,6 +52,11 @@ class Measured:
     ended_s: float
     num_tokens: int
     outcome: RequestRecord | Answer
+    held_s: float = 0.0
+
+    def hold(self, seconds: float) -> None:
+        """A cap made the request wait so long before it was sent."""
+        self.held_s += seconds
 
     @property
     def known_status(self) -> str:
@@ -65,7 +72,9 @@ class Measured:
                 self.outcome = RequestRecord.failed(self.request, self.due_s, exc)
             else:
                 self.outcome = RequestRecord.completed(self.request, self.due_s, exchange)
-        return self.outcome
+        if not self.held_s:
+            return self.outcome
+        return replace(self.outcome, held_s=self.outcome.held_s + self.held_s)
 
 
 def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
@@ -74,18 +83,27 @@ def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
 
 
 async def measure(
-    target: Target, request: PlannedRequest, due_s: float, *, timeout_s: float | None = 60.0
+    target: Target,
+    request: PlannedRequest,
+    due_s: float,
+    *,
+    timeout_s: float | None = 60.0,
+    guard: StallGuard | None = None,
 ) -> Measured:
     """Send one request; a failure is a result, a cancellation from outside passes through.
 
     timeout_s  seconds from sending to the end of the answer; None waits for ever
+    guard      gives up what the whole level waits for
     """
     loop = asyncio.get_running_loop()
     # Not isinstance: a runtime protocol check takes longer than all else here.
     send_undecoded: SendUndecoded | None = getattr(target, "send_undecoded", None)
     sent_s = loop.time()
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with limit:
+            if guard is not None:
+                guard.began(limit, request.output_tokens)
             if send_undecoded is not None:
                 answer = await send_undecoded(request)
                 return Measured(
@@ -94,15 +112,29 @@ async def measure(
             exchange = await target.send(request)
     except TimeoutError as exc:
         partial = getattr(exc.__cause__, "exchange", None)
-        error = TargetError(
-            "timeout", f"no complete answer within {timeout_s:g} s", exchange=partial
-        )
+        error = TargetError("timeout", _why_late(timeout_s, guard, partial), exchange=partial)
         record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
     except TargetError as exc:
         record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
     else:
         record = RequestRecord.completed(request, due_s, exchange)
+    finally:
+        if guard is not None:
+            guard.ended(limit, loop.time() - sent_s)
     return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
+
+
+def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchange | None) -> str:
+    """Which deadline was missed: the first token's, or that of the whole answer."""
+    came = 0 if partial is None else sum(partial.token_counts)
+    if guard is not None and guard.gave_up_after_s is not None:
+        return (
+            f"stuck after {came} tokens: no answer of the level ended for "
+            f"{guard.gave_up_after_s:g} s; --timeout sets a limit of one's own"
+        )
+    if not came:
+        return f"no first token within {timeout_s:g} s"
+    return f"no complete answer within {timeout_s:g} s, {came} tokens came"
 
 
 def _free_s(record: RequestRecord, now_s: float) -> float:

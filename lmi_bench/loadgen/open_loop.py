@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.measure import Measured, measure
+from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.workload import PlannedRequest
 
@@ -20,6 +22,8 @@ async def run_open_loop(
     *,
     start_s: float,
     timeout_s: float | None = 60.0,
+    guard: StallGuard | None = None,
+    cap: InFlightCap | None = None,
     on_ended: Callable[[Measured], bool] = lambda _: True,
     stop: asyncio.Event | None = None,
 ) -> list[Measured]:
@@ -28,6 +32,7 @@ async def run_open_loop(
     Due times are absolute, so one late send does not push the next.
 
     plan      in order of arrival; consumed as time goes on
+    cap       on the requests in flight, if any
     on_ended  called as each request ends; False: send no more, let the rest finish
     stop      set from outside: likewise
     """
@@ -35,7 +40,8 @@ async def run_open_loop(
     stop = stop or asyncio.Event()
 
     async def one(request: PlannedRequest, due_s: float) -> Measured:
-        measured = await measure(target, request, due_s, timeout_s=timeout_s)
+        send = measure if cap is None else cap.measure
+        measured = await send(target, request, due_s, timeout_s=timeout_s, guard=guard)
         if not on_ended(measured):
             stop.set()
         return measured
@@ -44,13 +50,13 @@ async def run_open_loop(
     async with asyncio.TaskGroup() as group:
         for request in plan:
             due_s = start_s + request.arrival_s
-            if await _stopped_before(stop, due_s - loop.time()):
+            if await stopped_before(stop, due_s - loop.time()):
                 break
             tasks.append(group.create_task(one(request, due_s)))
     return [task.result() for task in tasks]
 
 
-async def _stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
+async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
     """Wait `delay_s`, or less if the level is stopped; whether it was."""
     if delay_s <= 0:
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import orjson
 
@@ -122,10 +122,30 @@ class Prompts(Protocol):
         ...
 
 
-class PromptText(Protocol):
-    """Makes a prompt of so many tokens; `draw` is seeded for the one prompt."""
+_Value = TypeVar("_Value")
+Part = tuple[int, random.Random]
+"""Tokens of a part of a prompt, and what they are drawn with."""
 
-    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest: ...
+
+class PromptText(Protocol):
+    """Makes a prompt of so many tokens; `draw` is seeded for the one prompt.
+
+    shared  parts that it begins with, drawn alike wherever they are to be the same
+    """
+
+    def fill(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    ) -> PlannedRequest: ...
+
+
+def _drawn(
+    values: Sequence[_Value], count: int, draw: random.Random, shared: Sequence[Part]
+) -> list[_Value]:
+    """So many values: the shared parts first, as far as they go, then the prompt's own."""
+    drawn: list[_Value] = []
+    for part, part_draw in shared:
+        drawn += part_draw.choices(values, k=min(part, count - len(drawn)))
+    return drawn + draw.choices(values, k=count - len(drawn))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +160,9 @@ class Lengths:
 class NoText:
     """For targets that need lengths only, such as a simulated engine."""
 
-    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
+    def fill(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    ) -> PlannedRequest:
         return request
 
 
@@ -151,16 +173,21 @@ class TokenIds:
     vocab_size: int
     first_id: int = 0
 
-    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
-        ids = draw.choices(range(self.first_id, self.vocab_size), k=request.input_tokens)
+    def fill(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    ) -> PlannedRequest:
+        ids = _drawn(range(self.first_id, self.vocab_size), request.input_tokens, draw, shared)
         return replace(request, prompt_token_ids=tuple(ids))
 
 
 class CommonWords:
     """Text for a server whose tokenizer is not at hand: about one token a word."""
 
-    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
-        return replace(request, prompt_text=" ".join(draw.choices(_WORDS, k=request.input_tokens)))
+    def fill(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    ) -> PlannedRequest:
+        words = _drawn(_WORDS, request.input_tokens, draw, shared)
+        return replace(request, prompt_text=" ".join(words))
 
 
 class ExactText:
@@ -176,9 +203,11 @@ class ExactText:
         self._ids = _stable_ids(tokenizer)
         self._num_special = len(tokenizer.encode(""))
 
-    def fill(self, request: PlannedRequest, draw: random.Random) -> PlannedRequest:
+    def fill(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    ) -> PlannedRequest:
         wanted = request.input_tokens
-        ids = draw.choices(self._ids, k=max(1, wanted - self._num_special))
+        ids = _drawn(self._ids, max(1, wanted - self._num_special), draw, shared)
         for _ in range(_MAX_ADJUSTMENTS):
             text = self._tokenizer.decode(ids)
             seen = list(self._tokenizer.encode(text))
@@ -205,6 +234,7 @@ class SyntheticPrompts:
         seed: int,
         salt: str = "",
         ignore_eos: bool = True,
+        shared_prefix: int = 0,
     ) -> None:
         if not lengths:
             raise InputError("a workload needs at least one kind of request")
@@ -214,6 +244,7 @@ class SyntheticPrompts:
         self._seed = seed
         self._salt = salt
         self._ignore_eos = ignore_eos
+        self._shared_prefix = shared_prefix
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
@@ -226,7 +257,8 @@ class SyntheticPrompts:
             ignore_eos=self._ignore_eos,
         )
         draw = random.Random(f"{self._seed}/{self._salt}/{level_place(level)}/{number}")
-        return self._text.fill(planned, draw)
+        shared = prefix_parts(self._shared_prefix, self._seed, self._salt)
+        return self._text.fill(planned, draw, shared)
 
     def _kind(self, number: int) -> int:
         if len(self._block) == 1:
@@ -321,6 +353,11 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
     if not entries:
         raise InputError(f"{path} holds no prompt: write one JSON object a line")
     return entries
+
+
+def prefix_parts(tokens: int, seed: int, salt: str) -> list[Part]:
+    """The beginning that all prompts of a run have in common; none of no tokens."""
+    return [(tokens, random.Random(f"{seed}/{salt}/prefix"))] if tokens else []
 
 
 def level_place(level: LevelSpec) -> str:

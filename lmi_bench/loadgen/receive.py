@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 _PR_SET_TIMERSLACK = 29
 _FD_SETSIZE = 1024
+_READABLE = getattr(select, "EPOLLIN", 1)
 
 
 class Stream(Protocol):
@@ -117,7 +118,7 @@ if sys.platform == "linux":
             for fd, event in self._epoll.poll(wait_s, len(streams) + 64):
                 stream = streams.get(fd)
                 if stream is not None:
-                    if event == select.EPOLLIN:
+                    if event == _READABLE:
                         stream.on_readable(bound_ns)
                         continue
                     if event & select.EPOLLOUT:

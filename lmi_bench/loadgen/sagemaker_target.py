@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.aws_access import AwsAccess, Signer
-from lmi_bench.loadgen.http_target import HttpTarget, Timestamps
+from lmi_bench.loadgen.http_target import Connections, HttpTarget, Timestamps
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.sagemaker import SageMakerFormat
 
-UNARY_TIMEOUT_S = 60.0
-STREAMING_TIMEOUT_S = 480.0
-"""How long SageMaker lets an invocation take, and one with a response stream."""
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _MAX_ATTRIBUTES_CHARS = 1024
 
@@ -73,6 +70,7 @@ class SageMakerTarget(HttpTarget):
         stream: bool = True,
         headers: Mapping[str, str] | None = None,
         timestamps: Timestamps | None = None,
+        connections: Connections = "reuse",
     ) -> None:
         operation = "invocations-response-stream" if stream else "invocations"
         url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
@@ -86,6 +84,7 @@ class SageMakerTarget(HttpTarget):
             stream=stream,
             sign=self._signer.sign,
             timestamps=timestamps,
+            connections=connections,
         )
 
     async def open_level(self, connections: int) -> None:

@@ -83,7 +83,7 @@ def check_level(
 
     watch  of the busiest worker, where there are several
     """
-    delays_s = sorted(max(0.0, record.sent_s - record.due_s) for record in records)
+    delays_s = sorted(max(0.0, record.sent_s - record.due_s - record.held_s) for record in records)
     asked, achieved = _loads(spec, records)
     check = GeneratorCheck(
         dispatch_delay_p50_s=quantile(delays_s, 0.5),
@@ -100,7 +100,7 @@ def check_level(
     reason = (
         _plan_too_small(spec)
         or _late(records, check)
-        or _missed_rate(spec, check)
+        or _missed_rate(spec, records, check)
         or _limited(check)
     )
     return replace(check, valid=reason is None, reason=reason)
@@ -111,6 +111,8 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
 
     All users are at it from the last one's first send to the last send of all.
     """
+    if spec.sessions:  # how many are in flight is left to think times and answers
+        return spec.rate_per_s or float(spec.concurrency or 1), None
     sent_s = sorted(record.sent_s for record in records)
     if spec.rate_per_s is not None:
         due_s = [record.due_s for record in records]
@@ -173,6 +175,13 @@ def _receive_facts(
 def _plan_too_small(spec: LevelSpec) -> str | None:
     if spec.concurrency is None or spec.num_requests is None:
         return None
+    if spec.sessions:
+        if spec.num_sessions is None or spec.num_sessions >= spec.concurrency:
+            return None
+        return (
+            f"plan: {spec.num_sessions} conversations cannot keep {spec.concurrency} users busy; "
+            f"hold at least {spec.concurrency} a level"
+        )
     if spec.num_requests >= spec.concurrency:
         return None
     return (
@@ -191,7 +200,7 @@ def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None
         return None
     late = f"requests left {s_to_ms(check.dispatch_delay_p99_s):.1f} ms late (p99; median latency "
     late += f"{s_to_ms(median_s):.1f} ms"
-    own_s = sorted(max(0.0, r.sent_s - r.due_s - (r.connect_s or 0.0)) for r in records)
+    own_s = sorted(max(0.0, r.sent_s - r.due_s - r.held_s - (r.connect_s or 0.0)) for r in records)
     if quantile(own_s, 0.99) <= limit_s:
         return (
             f"server: {late}) because it took so long to accept their connections; raise its "
@@ -203,9 +212,13 @@ def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None
     )
 
 
-def _missed_rate(spec: LevelSpec, check: GeneratorCheck) -> str | None:
+def _missed_rate(
+    spec: LevelSpec, records: Sequence[RequestRecord], check: GeneratorCheck
+) -> str | None:
     if spec.rate_per_s is None or check.achieved_load is None:
         return None
+    if any(record.held_s for record in records):
+        return None  # a cap held requests back, as it was told to: the checks say so
     if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None
     return (

@@ -66,6 +66,7 @@ class ServerWatch:
     urls     of the metrics pages; may be empty where only power is read
     headers  that a page wants to see
     power    of accelerators in this machine
+    shares_prefixes  prompts begin alike on purpose, so hits of a prefix cache are no surprise
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ServerWatch:
         headers: Mapping[str, str] | None = None,
         every_s: float = EVERY_S,
         power: PowerMeter | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         for url in urls:
             if not url.startswith(("http://", "https://")):
@@ -83,6 +85,7 @@ class ServerWatch:
         self._headers = dict(headers or {})
         self._every_s = every_s
         self._power = power
+        self._shares_prefixes = shares_prefixes
         self._replicas: list[_Replica] = []
         self._failed: dict[str, str] = {}
         self._stop = threading.Event()
@@ -122,7 +125,7 @@ class ServerWatch:
         found: dict[str, Any] = {}
         heard = [replica for replica in self._replicas if replica.before and replica.after]
         if heard:
-            found |= _of_servers(heard, records)
+            found |= _of_servers(heard, records, surprised=not self._shares_prefixes)
         if self._failed:
             found["unreachable"] = dict(self._failed)
         if self._power is not None:
@@ -165,7 +168,9 @@ def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
         return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
 
 
-def _of_servers(replicas: Sequence[_Replica], records: Sequence[RequestRecord]) -> dict[str, Any]:
+def _of_servers(
+    replicas: Sequence[_Replica], records: Sequence[RequestRecord], *, surprised: bool
+) -> dict[str, Any]:
     grown = add_up([replica.grown for replica in replicas])
     found: dict[str, Any] = {"sources": [replica.url for replica in replicas]}
     for name in ("running", "waiting", "kv_usage_frac"):
@@ -188,7 +193,7 @@ def _of_servers(replicas: Sequence[_Replica], records: Sequence[RequestRecord]) 
     if grown.get("prefix_cache_queries"):
         rate = grown.get("prefix_cache_hits", 0.0) / grown["prefix_cache_queries"]
         found["prefix_cache_hit_rate"] = rate
-        if rate > MAX_PREFIX_HIT_RATE:
+        if surprised and rate > MAX_PREFIX_HIT_RATE:
             warnings.append(
                 f"{rate:.1%} of the prompt tokens came from the server's prefix cache: TTFT is "
                 "lower than with prompts it has not seen; leave --reuse-prompts out"

@@ -9,9 +9,9 @@ import random
 from dataclasses import replace
 
 from lmi_bench.lengths import LengthDistribution, parse_lengths
-from lmi_bench.loadgen.prompts import Lengths, PromptText, level_place
+from lmi_bench.loadgen.prompts import Lengths, Part, PromptText, level_place, prefix_parts
 from lmi_bench.scenario import WorkloadSection
-from lmi_bench.traces import Trace
+from lmi_bench.traces import MOONCAKE_BLOCK_TOKENS, Trace, TraceRequest
 from lmi_bench.workload import LevelSpec, PlannedRequest
 
 
@@ -45,12 +45,14 @@ class DrawnPrompts:
         seed: int,
         salt: str = "",
         ignore_eos: bool = True,
+        shared_prefix: int = 0,
     ) -> None:
         self._lengths = (input_lengths, output_lengths)
         self._text = text
         self._seed = seed
         self._salt = salt
         self._ignore_eos = ignore_eos
+        self._shared_prefix = shared_prefix
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
@@ -63,7 +65,8 @@ class DrawnPrompts:
             ignore_eos=self._ignore_eos,
         )
         words = random.Random(f"{self._seed}/{self._salt}/{level_place(level)}/{number}")
-        return self._text.fill(planned, words)
+        shared = prefix_parts(self._shared_prefix, self._seed, self._salt)
+        return self._text.fill(planned, words, shared)
 
 
 class TracePrompts:
@@ -77,12 +80,14 @@ class TracePrompts:
         seed: int,
         salt: str = "",
         ignore_eos: bool = True,
+        shared_prefix: int = 0,
     ) -> None:
         self._trace = trace
         self._text = text
         self._seed = seed
         self._salt = salt
         self._ignore_eos = ignore_eos
+        self._shared_prefix = shared_prefix
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; beyond the trace's end its lengths begin anew."""
@@ -98,4 +103,14 @@ class TracePrompts:
         if level.rate_per_s is not None and number >= 0:
             planned = replace(planned, arrival_s=self._trace.due_s(place, level.rate_per_s))
         words = random.Random(f"{self._seed}/{self._salt}/{level_place(level)}/{number}")
-        return self._text.fill(planned, words)
+        return self._text.fill(planned, words, self._shared(level, number, recorded))
+
+    def _shared(self, level: LevelSpec, number: int, recorded: TraceRequest) -> list[Part]:
+        """Its recorded blocks: those of one id say the same, at every request of a level."""
+        if not recorded.hash_ids or number < 0:
+            return prefix_parts(self._shared_prefix, self._seed, self._salt)
+        place = f"{self._seed}/{self._salt}/{level_place(level)}"
+        return [
+            (MOONCAKE_BLOCK_TOKENS, random.Random(f"{place}/block {each}"))
+            for each in recorded.hash_ids
+        ]

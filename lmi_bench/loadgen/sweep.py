@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from lmi_bench.clock import is_virtual
 from lmi_bench.errors import LmiBenchError
 from lmi_bench.loadgen.level_runner import LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.levels import NextLevel, in_order
@@ -71,8 +73,10 @@ async def run_sweep(
     stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     while stopped_by is None and (spec := next_level(lines)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
-        # A search looks at each answer as it ends, which it can do in this process only.
-        watched = rules.watch(spec) is not None
+        started_at = datetime.now(UTC)
+        # A search looks at each answer as it ends, a conversation goes on from it: both in this
+        # process only, and a cap counts what is in flight here.
+        watched = rules.watch(spec) is not None or spec.sessions or spec.max_in_flight is not None
         count = 1 if workers is None or watched else workers.count_for(spec, lines)
         try:
             if workers is not None and count > 1:
@@ -108,6 +112,7 @@ async def run_sweep(
             "attempt": attempt,
             "stopped_by": run.stopped_by,
             **summarise(run),
+            **_by_the_wall_clock(started_at),
         }
         if store is not None:
             store.append_level(run.records, line)
@@ -115,6 +120,14 @@ async def run_sweep(
         on_level(run, line)
         stopped_by = _stopped_by(lines) if rules.ends_sweep else None
     return SweepResult(lines, stopped_by)
+
+
+def _by_the_wall_clock(started_at: datetime) -> dict[str, str]:
+    """When a level ran, warm-up included, for looking it up in other logs; none in virtual time."""
+    if is_virtual():
+        return {}
+    times = {"started_at": started_at, "ended_at": datetime.now(UTC)}
+    return {name: at.isoformat(timespec="milliseconds") for name, at in times.items()}
 
 
 def _stopped_by(lines: Sequence[Mapping[str, Any]]) -> str | None:

@@ -217,29 +217,41 @@ def slo_table(
     lines: Lines,
     records: Sequence[Sequence[RequestRecord]] | None,
     texts: Sequence[str],
+    limits: Sequence[str] = (),
 ) -> Table | None:
-    """Each SLO of the scenario against each level, and the goodput under all of them."""
-    slos = _readable(texts)
-    if not slos:
+    """Each SLO against each level, the share of requests that meet it, and the goodput.
+
+    limits  of a good request, where they are not the SLOs
+    """
+    slos, goods = _readable(texts), _readable(limits)
+    if not slos and not goods:
         return None
-    columns = (
-        load_column(axis),
-        *(Column(str(slo)) for slo in slos),
-        Column("share", "Goodput"),
-        Column("req/s", "Goodput"),
-    )
+    columns = [load_column(axis)]
+    for slo in slos:
+        columns += [Column("level", str(slo)), Column("of requests", str(slo))]
+    columns += [Column("share", "Goodput"), Column("req/s", "Goodput")]
     rows = []
     for index, line in enumerate(lines):
-        verdicts = tuple(_verdict_cell(line, slo) for slo in slos)
-        good = (Cell(MISSING), Cell(MISSING))
-        if records is not None and index < len(records) and records[index]:
-            result = goodput(records[index], slos, open_loop=line.get("concurrency") is None)
-            good = (
-                Cell(share(result.share), f"{result.good} of {result.requests} requests"),
-                Cell(number(result.per_s)),
-            )
-        rows.append(Row((load_cell(axis, line), *verdicts, *good)))
-    return Table("Service-level objectives", columns, tuple(rows))
+        kept = records[index] if records is not None and index < len(records) else ()
+        open_loop = line.get("concurrency") is None
+        cells = [load_cell(axis, line)]
+        for slo in slos:
+            cells += [_verdict_cell(line, slo), _goodput_cells(kept, [slo], open_loop)[0]]
+        rows.append(Row((*cells, *_goodput_cells(kept, goods or slos, open_loop))))
+    what = ", ".join(str(slo) for slo in goods or slos)
+    note = f"Goodput: requests that meet {what} each; a failed request meets nothing."
+    return Table("Service-level objectives", tuple(columns), tuple(rows), note)
+
+
+def _goodput_cells(
+    records: Sequence[RequestRecord], slos: Sequence[Slo], open_loop: bool
+) -> tuple[Cell, Cell]:
+    """Share of the requests that meet all of these, and how many a second."""
+    if not records:
+        return Cell(MISSING), Cell(MISSING)
+    found = goodput(records, slos, open_loop=open_loop)
+    hint = f"{found.good} of {found.requests} requests"
+    return Cell(share(found.share), hint), Cell(number(found.per_s))
 
 
 def _readable(texts: Sequence[str]) -> list[Slo]:

@@ -9,10 +9,21 @@ from typing import Any, Protocol
 from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.knee import find_knees
 from lmi_bench.analysis.latency import QUANTILES
+from lmi_bench.analysis.repeats import pooled_attempts
 from lmi_bench.analysis.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
 from lmi_bench.report.formats import load_name, number, plain
+from lmi_bench.report.more_tables import (
+    engine_table,
+    power_table,
+    search_headline,
+    search_table,
+    server_table,
+    sessions_table,
+    spread_table,
+    steady_table,
+)
 from lmi_bench.report.run_tables import (
     RULE_TITLES,
     generator_table,
@@ -36,31 +47,43 @@ class RunLike(Protocol):
     @property
     def levels(self) -> list[dict[str, Any]]: ...
     @property
-    def records(self) -> Sequence[Sequence[RequestRecord]]: ...
+    def records(self) -> Sequence[tuple[RequestRecord, ...]]: ...
     @property
     def knees(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def slo_answer(self) -> dict[str, Any] | None: ...
 
 
 def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
     """Everything the report says about one run."""
-    lines = run.levels
-    records = run.records or None
-    curve = sweep_curve(lines, records)
+    pooled, pooled_records = pooled_attempts(run.levels, run.records or [])
+    records = pooled_records or None
+    curve = sweep_curve(pooled, records)
     axis = curve.axis
-    lines = sorted(lines, key=lambda line: (line.get(axis) or 0, line.get("attempt") or 0))
+    lines = sorted(pooled, key=lambda line: (line.get(axis) or 0, line.get("attempt") or 0))
     knees = run.knees
     if knees is None:
-        knees = [knee.to_dict() for knee in find_knees(run.levels, records=records)]
+        knees = [knee.to_dict() for knee in find_knees(pooled, records=records)]
     chosen = next((knee for knee in knees if knee.get("recommended")), None)
     marked = chosen.get(axis) if chosen else None
     scenario = _mapping(run.manifest.get("scenario"))
-    by_line = {id(line): each for line, each in zip(run.levels, run.records or [], strict=False)}
+    by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
+    found = search_headline(run.slo_answer)
+    more = (
+        search_table(axis, lines),
+        spread_table(axis, lines),
+        sessions_table(axis, lines),
+        steady_table(axis, lines),
+        engine_table(axis, lines),
+        server_table(axis, lines),
+        power_table(axis, lines),
+    )
     return RunView(
         anchor=anchor,
         label=label,
         subtitle=_subtitle(run.manifest, scenario),
         simulated=is_simulated(run.manifest),
-        headlines=_headlines(curve, knees),
+        headlines=(*([] if found is None else [found]), *_headlines(curve, knees)),
         levels=levels_table(axis, lines, marked),
         details=statistics_tables(axis, lines),
         knees=knees_table(axis, knees),
@@ -69,8 +92,10 @@ def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
             lines,
             [by_line.get(id(line), ()) for line in lines] if records else None,
             [str(text) for text in scenario.get("slo") or ()],
+            [str(text) for text in run.manifest.get("goodput") or ()],
         ),
         generator=generator_table(axis, lines),
+        more=tuple(table for table in more if table is not None),
         warnings=tuple(check_levels(lines)),
         environment=environment_facts(run.manifest),
         scenario_yaml=_yaml(scenario),

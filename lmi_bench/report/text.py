@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.knee import Knee
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain
 from lmi_bench.report.values import ReportView, RunView, Table
@@ -40,6 +41,40 @@ def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         }
         for line in levels
     ]
+
+
+def session_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Conversations as console rows, a level each; none where requests stood alone."""
+    return [
+        {
+            "level": level_name(line),
+            "conversations": count(found["started"]),
+            "failed": count(found["failed"]),
+            "turns mean": number(found["turns_mean"]),
+            "TTFT ms first turn mean": _statistic(found, "ttft_first_turn_ms", "mean"),
+            "p90": _statistic(found, "ttft_first_turn_ms", "p90"),
+            "TTFT ms later turns mean": _statistic(found, "ttft_later_turns_ms", "mean"),
+            "later p90": _statistic(found, "ttft_later_turns_ms", "p90"),
+        }
+        for line in levels
+        if (found := line.get("sessions"))
+    ]
+
+
+def replica_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How the requests of each level were shared out among replicas, where there are several."""
+    lines = []
+    for line in levels:
+        server = line.get("server") or {}
+        shares = line.get("requests_by_replica") or server.get("requests_by_replica")
+        if shares:
+            text = ", ".join(
+                f"{name}: {MISSING if n is None else f'{n:g}'}" for name, n in shares.items()
+            )
+            skew = server.get("skew")
+            text += "" if skew is None else f"; busiest {skew:.2f} times the mean"
+            lines.append(f"requests by replica at {_load_name(line)}: {text}")
+    return lines
 
 
 def engine_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -189,6 +224,8 @@ def _run_markdown(run: RunView) -> list[str]:
     parts += [table_markdown(run.levels), table_markdown(run.knees)]
     if run.slos is not None:
         parts.append(table_markdown(run.slos))
+    for table in run.more:
+        parts += [f"### {_line(table.caption)}", table_markdown(table)]
     return parts
 
 

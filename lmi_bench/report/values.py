@@ -125,6 +125,7 @@ class RunView:
     knees: Table
     slos: Table | None
     generator: Table
+    more: tuple[Table, ...]
     warnings: tuple[str, ...]
     environment: tuple[Facts, ...]
     scenario_yaml: str

@@ -29,6 +29,7 @@ class WireEvent:
     finish_reason  the server's own word, on the event that ends the generation
     input_tokens   the server's count of the prompt; likewise output_tokens, of the whole answer
                    so far
+    cached_tokens  tokens of the prompt that the server found in its prefix cache, where it says so
     error          the server's message: the request failed although the status was 200
     error_kind     the bucket of that error, one of `errors.TARGET_ERROR_KINDS`
     reasoning      its tokens are thought, not yet answer
@@ -41,6 +42,7 @@ class WireEvent:
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
     error: str | None = None
     error_kind: str | None = None
     reasoning: bool = False

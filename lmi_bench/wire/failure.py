@@ -14,14 +14,16 @@ _MAX_MESSAGE_CHARS = 500
 def status_kind(status: int) -> TargetErrorKind:
     """The bucket of an HTTP status that is not 2xx.
 
-    429 is throttling, 503 overload, another 4xx the client's fault and everything else the
-    server's; 424 is the server's although its number says otherwise, since LMI and SageMaker use
-    it for a model that failed.
+    429 is throttling, 503 overload, 499 a request that somebody on the way gave up, another 4xx the
+    client's fault and everything else the server's; 424 is the server's although its number says
+    otherwise, since LMI and SageMaker use it for a model that failed.
     """
     if status == 429:
         return "throttled"
     if status == 503:
         return "overloaded"
+    if status == 499:
+        return "cancelled"
     if 400 <= status < 500 and status != 424:
         return "client_error"
     return "server_error"

@@ -96,7 +96,7 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
 
 
 class OpenAiChatFormat(_OpenAiFormat):
-    """`/v1/chat/completions`: the prompt as one user message; the server adds its template."""
+    """`/v1/chat/completions`: all that was said; the server adds its template."""
 
     name: ClassVar[str] = "openai-chat"
     path: ClassVar[str] = "/v1/chat/completions"
@@ -108,7 +108,8 @@ class OpenAiChatFormat(_OpenAiFormat):
                 f"request {request.request_id} has no prompt_text: "
                 "the openai-chat protocol takes no token ids"
             )
-        messages = [{"role": "user", "content": request.prompt_text}]
+        said = request.messages or (("user", request.prompt_text),)
+        messages = [{"role": role, "content": text} for role, text in said]
         return orjson.dumps(
             {"model": model, "messages": messages, "max_completion_tokens": request.output_tokens}
             | _generation_fields(request, stream=stream)
@@ -136,15 +137,18 @@ def _error_event(chunk: dict[str, Any]) -> WireEvent:
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
     usage = chunk.get("usage")
-    input_tokens = output_tokens = None
+    input_tokens = output_tokens = cached_tokens = None
     if usage is not None:
+        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         input_tokens = usage.get("prompt_tokens")
         output_tokens = usage.get("completion_tokens")
     choices = chunk["choices"]
     if choices is None and usage is None:
         raise TypeError("neither choices nor usage")
     if not choices:
-        return WireEvent(input_tokens=input_tokens, output_tokens=output_tokens)
+        return WireEvent(
+            input_tokens=input_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens
+        )
     choice = choices[0]
     unstreamed = "message" in choice or (
         chunk.get("object") == "text_completion" and choice.get("finish_reason") and usage
@@ -160,6 +164,7 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
         finish_reason=choice.get("finish_reason"),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
         reasoning=bool(thought) and not text,
         end=bool(unstreamed),
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.analysis.checks import check_level, check_levels
+from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.workload import LevelSpec
 
 
 def line(concurrency=4, throughput=100.0, mean_concurrency=3.9, **more):
@@ -64,3 +67,28 @@ def test_throughput_may_dip_as_repeats_do_and_not_more(last, warned):
     assert bool(warnings) is warned
     if warned:
         assert "falls from 200 tok/s at concurrency 4 to 150 at concurrency 8" in warnings[0]
+
+
+def test_answers_of_another_length_than_planned_are_another_workload():
+    """Two of three stopped at 10 of 40 tokens: 20 on average."""
+    records = [
+        RequestRecord(i, 0.0, 0.0, (1.0,), (n,), output_tokens=n, asked_tokens=40)
+        for i, n in enumerate((40, 10, 10))
+    ]
+    run = LevelRun(LevelSpec(0, concurrency=1, num_requests=3), 1, tuple(records))
+    line = summarise_level(run)
+    assert line["unplanned_lengths"]["requests"] == 2
+    (warning,) = [text for text in check_level(line) if "planned length" in text]
+    assert "20 tokens on average instead of 40" in warning
+
+
+def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wanted():
+    record = RequestRecord(
+        0, 0.0, 0.0, (1.0,), (4,), input_tokens=100, cached_tokens=96, asked_tokens=4
+    )
+    line = summarise_level(LevelRun(LevelSpec(0, concurrency=1, num_requests=1), 1, (record,)))
+    assert line["cached_prompt_frac"] == 0.96
+    assert "unplanned_lengths" not in line
+    assert any("96.0% of the prompt tokens" in text for text in check_level(line))
+    wanted = {**line, "cached_prompt_expected": True}
+    assert not any("prefix cache" in text for text in check_level(wanted))

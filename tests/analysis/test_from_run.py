@@ -10,12 +10,21 @@ import pytest
 
 from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.from_run import PlacedRun, calibrate_on_runs, cells_from_run, run_dtype
+from lmi_bench.analysis.from_run import (
+    PlacedRun,
+    calibrate_on_runs,
+    cells_from_run,
+    has_users,
+    loads_from_run,
+    run_dtype,
+)
 from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
+from lmi_bench.records import RequestRecord
 from lmi_bench.run_store import Run
 from lmi_bench.workload import LevelSpec, PlannedRequest
 
@@ -68,6 +77,42 @@ def test_every_clean_level_becomes_a_cell_with_what_was_measured():
     assert cells[0].ttft_mean_s == pytest.approx(run.levels[0]["ttft_ms"]["mean"] / 1e3)
     assert cells[0].max_sequences == 28
     assert run_dtype(run) == "float16"
+
+
+def poisson_run(**changes):
+    """One open level of 60 requests on two copies, by hand."""
+    closed = sweep_of(TGI_2023, levels=(1,), **changes)
+    records = tuple(
+        RequestRecord(i, i * 1.0, i * 1.0, (i + 2.5, i + 2.6), input_tokens=256) for i in range(60)
+    )
+    line = {"concurrency": None, "rate_per_s": 4.0, "valid": True, "stopped_by": None}
+    manifest = closed.manifest | {"target": closed.manifest["target"] | {"replicas": 2}}
+    return Run(Path("runs/open"), manifest, [line], [records], None)
+
+
+WORKLOAD = Workload(SHAPE, "float16", 256, 256)
+
+
+def test_a_level_of_poisson_arrivals_is_a_load_of_one_copy_without_its_ramp():
+    """4 req/s over two copies; the first answer ends at 2.6 s, so the first three are the ramp."""
+    (load,) = loads_from_run(PlacedRun(poisson_run(), INSTANCE), WORKLOAD)
+    assert load.rate_per_s == 2.0
+    assert load.engine_key == Layout(INSTANCE, 1).engine_key
+    assert [record.request_id for record in load.records] == list(range(3, 60))
+    assert not load.cut_short
+
+
+def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
+    other_lengths = Workload(SHAPE, "float16", 512, 256)
+    assert loads_from_run(PlacedRun(poisson_run(), INSTANCE), other_lengths) == []
+    constant = poisson_run()
+    constant.manifest["scenario"]["load"] = {"arrivals": "constant"}
+    assert loads_from_run(PlacedRun(constant, INSTANCE), WORKLOAD) == []
+    late = poisson_run()
+    late.levels[0]["valid"] = False  # the generator fell behind
+    assert loads_from_run(PlacedRun(late, INSTANCE), WORKLOAD) == []
+    assert loads_from_run(PlacedRun(sweep_of(TGI_2023), INSTANCE), WORKLOAD) == []
+    assert not has_users(poisson_run())
 
 
 def test_levels_that_missed_failed_or_stopped_are_left_out():

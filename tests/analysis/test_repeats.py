@@ -143,4 +143,4 @@ def test_an_invalid_attempt_is_left_out():
 def test_a_run_without_repeats_is_left_as_it_is():
     part = attempt(1, 1.0)
     run = Run(Path("r"), {}, [part[0]], [part[1]], None)
-    assert pooled_run(run) is run
+    assert pooled_run(run) == run

@@ -121,11 +121,22 @@ def test_a_server_that_never_breaks_is_followed_to_the_most_allowed_only():
 
 
 def test_the_ends_of_the_bracket_rest_on_enough_requests():
-    """A p90 needs 29; a level cut short has missed whatever the rest had been."""
+    """A p90 needs 29; a miss by every one of 14 needs no more: 0.1 ** 14 by chance."""
     lines, _ = run_search(search_over(), MadeUpServer(lambda c: 0.3 * c))
     last = {line["concurrency"]: line for line in lines}
     assert last[6]["requests"] >= 29
-    assert last[7][SEARCH_KEY]["planned"] >= 29
+    assert last[7][SEARCH_KEY]["planned"] >= 29 or last[7][SEARCH_KEY]["sure"]
+
+
+@pytest.mark.parametrize(("over", "sure"), [(3, False), (6, False), (7, True), (20, True)])
+def test_a_miss_is_sure_where_chance_hardly_makes_it(over, sure):
+    """Of 20 with a tenth allowed over the limit: P(6 or more) is 0.0113, P(7 or more) 0.0024."""
+    times = [10.0] * over + [1.0] * (20 - over)
+    records = tuple(RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times))
+    spec = LevelSpec(0, concurrency=1, num_requests=20)
+    judged = judge_level(LevelRun(spec, 1, records), SLOS)
+    assert (judged.passed, judged.sure) == (False, sure)
+    assert not judge_level(LevelRun(spec, 1, records), (parse_slo("e2e_mean<=1ms"),)).sure
 
 
 def test_a_resumed_search_goes_on_as_it_would_have_gone():

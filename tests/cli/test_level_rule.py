@@ -66,7 +66,7 @@ def test_a_search_finds_the_users_that_ten_slots_answer_in_three_seconds(tmp_pat
     )
     assert 30 <= answer.value <= 33
     assert answer.value < answer.first_breach <= 34
-    assert run.levels[0]["concurrency"] == 1
+    assert run.levels[0]["concurrency"] == 4
 
 
 def test_a_level_that_cannot_be_saved_is_cut_short(tmp_path):

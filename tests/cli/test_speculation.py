@@ -9,7 +9,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
 from lmi_bench.cli.compose import open_simulated_engine, open_torch_engine
-from lmi_bench.cli.speculation import check_same_vocabulary
+from lmi_bench.cli.speculation import check_same_vocabulary, drafter_for
+from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter
 from lmi_bench.engine.scheduling.drafting import NgramDrafter
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
@@ -83,14 +84,12 @@ def test_a_draft_of_a_simulated_engine_takes_its_own_steps(tmp_path):
 
 def test_look_up_runs_on_the_bundled_engine():
     parts = open_torch_engine("demo-15m", EngineSection(draft="ngram", num_blocks=8, threads=1))
-    assert isinstance(parts.drafter, NgramDrafter)
-    assert parts.facts["speculation"] == {"draft": "ngram", "draft_tokens": 4}
-
-
-def test_prefix_caching_of_lengths_without_words_is_refused(tmp_path):
-    done = lmi_bench(
-        *("sweep", "--target", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--prefix-caching"),
-        *("--out", tmp_path / "run"),
-        expect=2,
-    )
-    assert "--prefix-caching needs prompts with words" in done.stderr
+    assert isinstance(parts.drafter, AdaptiveDrafter)
+    assert isinstance(parts.drafter.drafter, NgramDrafter)
+    assert parts.facts["speculation"] == {
+        "draft": "ngram",
+        "draft_tokens": 4,
+        "draft_adaptive": True,
+    }
+    fixed = EngineSection(draft="ngram", draft_adaptive=False)
+    assert isinstance(drafter_for(fixed, parts.shape, None), NgramDrafter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lmi_bench.cli.generate_run import confidence, continuation_ids
+from lmi_bench.analysis.confidence import confidence
+from lmi_bench.cli.generate_choices import continuation_ids
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
@@ -59,11 +61,48 @@ def test_chained_requests_go_on_where_the_one_before_ended(short_model):
     assert 0 < score < 1
 
 
+def test_the_end_is_explained_and_another_than_expected_is_a_failure(short_model):
+    """The whole text first; a stop text across the border of two requests ends the chain."""
+    args = ("-m", short_model, "-p", "one two three four", "--ignore-eos")
+    whole = generate(*args, "--max-new-tokens", "24", "--expect-end", "eos_token", expect=1)
+    assert "cut off: --max-new-tokens 24 were used up" in whole.stderr
+    assert "--expect-end eos_token is not what happened" in whole.stderr
+    text = whole.stdout.removesuffix("\n")
+    words = text.split(" ")
+    stop = " ".join(words[5:9])  # a word a token: a border every 2 tokens cuts it
+    cut = generate(
+        *(*args, "--max-new-tokens", "2", "--until-done", "--stop", stop),
+        *("--expect-end", "stop_sequence"),
+    )
+    assert cut.stdout == text[: text.index(stop)] + "\n"
+    assert f"ended by the stop text {stop!r}, not by the model" in cut.stderr
+
+
+def test_answers_are_held_against_the_truth(short_model, tmp_path):
+    """Two questions whose answers are equal texts in other order: one is right, one wrong, by
+    whatever the model holds likelier; both fall into the row of the same share."""
+    ranked = generate("-m", short_model, "-p", "is it", "--choices", " yes", "--choices", " no")
+    share = re.search(r"[\d.]+%", ranked.stdout)[0]  # of the first row, the likeliest
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(
+        "".join(
+            json.dumps({"prompt": "is it", "choices": [" yes", " no"], "answer": answer}) + "\n"
+            for answer in (" yes", " no")
+        )
+    )
+    done = generate("-m", short_model, "--questions", questions)
+    assert f"1 of 2 right (50.0%), mean share {share}" in done.stdout
+    questions.write_text('{"prompt": "a", "choices": ["b"], "answer": "b"}\n')
+    refused = generate("-m", short_model, "--questions", questions, expect=2)
+    assert "line 1: the answer 'b' is not one of two or more choices" in refused.stderr
+
+
 def test_choices_are_ranked_by_joint_log_probability(short_model):
     done = generate(
         "-m", short_model, "-p", "is it", "--choices", " yes no yes no", "--choices", " yes"
     )
     rows = re.findall(r"^ ?(yes.*?)\s+(\d+)\s+(-[\d.]+)\s+([\d.]+)", done.stdout, re.MULTILINE)
+    assert sum(map(float, re.findall(r"([\d.]+)%", done.stdout))) == pytest.approx(100, abs=0.11)
     assert [row[0].strip() for row in rows] == ["yes", "yes no yes no"]
     joints = [float(row[2]) for row in rows]
     assert joints == sorted(joints, reverse=True)
@@ -74,6 +113,8 @@ def test_choices_are_ranked_by_joint_log_probability(short_model):
     [
         (("-p", "a", "--choices", "yes"), "needs at least two answers"),
         (("-p", ""), "the prompt is empty"),
+        (("-p", "a", "--expect-end", "eos"), "--expect-end eos: use eos_token, stop_sequence"),
+        (("--questions", "no-such-file"), "cannot read no-such-file"),
         (("-p", "a", "--draft", "no-such-model"), "'no-such-model' is neither a folder nor a demo"),
     ],
 )

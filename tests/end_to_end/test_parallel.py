@@ -10,6 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,21 @@ def _generate(url):
         return answer.status, answer.read()
 
 
+def _running(url):
+    with urllib.request.urlopen(f"{url}/metrics", timeout=LIMIT_S) as answer:
+        return re.search(r"^vllm:num_requests_running.* 1$", answer.read().decode(), re.MULTILINE)
+
+
+def _answer_or_refusal(url):
+    try:
+        return _generate(url)
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read()
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_a_server_whose_rank_dies_answers_with_the_reason_and_ends():
+@pytest.mark.parametrize("busy", [True, False], ids=["while a request runs", "while idle"])
+def test_a_server_whose_rank_dies_answers_with_the_reason_and_ends(busy):
     server = subprocess.Popen(
         command(*words("serve --model demo-15m --tp 2 --dtype float32 --num-blocks 64 --port 0")),
         stdout=subprocess.PIPE,
@@ -129,14 +143,17 @@ def test_a_server_whose_rank_dies_answers_with_the_reason_and_ends():
     try:
         url = re.search(r"http://\S+", server.stdout.readline())[0]
         ranks = _children(server.pid)
+        asked = ThreadPoolExecutor(1).submit(_answer_or_refusal, url) if busy else None
+        while busy and not _running(url):
+            time.sleep(0.02)
         for child in ranks:
             if "forkserver" in Path(f"/proc/{child}/cmdline").read_text() and not _children(child):
                 os.kill(child, signal.SIGKILL)  # a rank: forked, and nothing below it
                 break
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            _generate(url)
-        assert refused.value.code == 500
-        assert re.search(r"rank \d of 2 .*killed by signal 9", refused.value.read().decode())
+        if asked is not None:
+            status, said = asked.result(LIMIT_S)
+            assert status == 500
+            assert re.search(r"rank \d of 2 .*killed by signal 9", said.decode())
         _, stderr = server.communicate(timeout=LIMIT_S)
         assert server.returncode == 1
         assert re.search(r"^error: rank \d of 2 .*killed by signal 9", stderr, re.MULTILINE)

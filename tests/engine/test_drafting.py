@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
+from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter, best_draft_length
 from lmi_bench.engine.scheduling.batch import DRAFTED, StepBatch, StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
@@ -27,6 +29,10 @@ def right(context) -> int:
 
 def wrong_now_and_then(context) -> int:
     return right(context) if len(context) % 3 else 40 - right(context)
+
+
+def always_wrong(context) -> int:
+    return right(context) + 1
 
 
 class Memory:
@@ -114,13 +120,26 @@ def alone(seq_id, num_prompt, num_output):
     return context[num_prompt:]
 
 
-@settings(max_examples=60, deadline=None)
-@given(requests, configs, st.integers(1, 6), st.sampled_from([right, wrong_now_and_then]))
-def test_a_draft_model_changes_no_token_and_follows_every_sequence(arrivals, config, k, rule):
-    """A draft that is the model itself is always right, if it sees all that the model sees."""
+@settings(max_examples=80, deadline=None)
+@given(
+    requests,
+    configs,
+    st.integers(1, 6),
+    st.sampled_from([right, wrong_now_and_then, always_wrong]),
+    st.booleans(),
+)
+def test_a_draft_model_changes_no_token_and_follows_every_sequence(
+    arrivals, config, k, rule, adaptive
+):
+    """A draft that is the model itself is always right, if it sees all that the model sees, also
+    where it was not asked for many steps.
+    """
     config = SchedulerConfig(**config)
     executor = DraftingExecutor(Memory(right, config.block_size), Memory(rule, config.block_size))
-    tokens, stats, _ = run(executor, ExecutorDrafter(k), config, arrivals)
+    drafter = ExecutorDrafter(k)
+    if adaptive:
+        drafter = AdaptiveDrafter(drafter, k, guess_cost_frac=0.3, probe_every=4)
+    tokens, stats, _ = run(executor, drafter, config, arrivals)
     assert tokens == [alone(i, *lengths) for i, (_, *lengths) in enumerate(arrivals)]
     if rule is right:
         assert stats.accepted_tokens == stats.drafted_tokens
@@ -208,6 +227,61 @@ class TestLookUp:
             NgramDrafter(0)
         with pytest.raises(InputError, match="got 3 to 2"):
             NgramDrafter(1, longest=2, shortest=3)
+
+
+class TestAdaptation:
+    """The chance of a guess is estimated from what held; the best length follows from it."""
+
+    @pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
+    @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 0.8, 1.0])
+    def test_the_length_is_the_best_of_all_by_simulation(self, chance, cost):
+        """Against the mean number of tokens over 4000 drawn steps of each length."""
+        draw = random.Random(1)
+        speeds = []
+        for length in range(9):
+            tokens = 0
+            for _ in range(4000):
+                held = 0
+                while held < length and draw.random() < chance:
+                    held += 1
+                tokens += held + 1
+            speeds.append(tokens / 4000 / (1 + cost * length))
+        chosen = best_draft_length(chance, cost, most=8)
+        assert speeds[chosen] >= 0.97 * max(speeds)
+
+    def drafts(self, rule, *, probe_every=16, cost=0.1):
+        executor = DraftingExecutor(Memory(right, 16), Memory(rule, 16))
+        drafter = AdaptiveDrafter(
+            ExecutorDrafter(4), 4, guess_cost_frac=cost, probe_every=probe_every
+        )
+        _, stats, _ = run(executor, drafter, SchedulerConfig(num_blocks=40), [(0, 5, 200)])
+        return stats
+
+    def test_guesses_that_never_hold_stop_but_for_a_probe_now_and_then(self):
+        """199 decode steps: some guesses until the estimate has sunk, then one in 16 steps."""
+        stats = self.drafts(always_wrong)
+        assert stats.steps == 200
+        assert stats.accepted_tokens == 0
+        assert 199 // 16 <= stats.drafts <= 199 // 16 + 8
+        assert stats.drafted_tokens < 40  # 4 a step would be 790
+
+    def test_guesses_that_always_hold_keep_their_full_length(self):
+        """199 tokens, 5 a step: 39.8 steps."""
+        stats = self.drafts(right)
+        assert stats.steps == 1 + 40
+        assert stats.tokens_per_decode == pytest.approx(199 / 40)
+
+    def test_a_text_that_becomes_easier_is_noticed(self):
+        def wrong_at_first(context):
+            return right(context) + (len(context) < 100)
+
+        stats = self.drafts(wrong_at_first)
+        assert stats.steps < 150
+        assert stats.drafted_tokens - stats.accepted_tokens < 60
+
+    def test_a_cost_of_nothing_is_refused(self):
+        with pytest.raises(InputError, match="guess_cost_frac must be above 0"):
+            AdaptiveDrafter(ExecutorDrafter(2), 2, guess_cost_frac=0)
 
 
 class Tenth:

@@ -154,12 +154,15 @@ def test_an_endless_stream_is_a_time_out_and_the_server_is_hung_up_on():
 
     records, server = records_of(endless(), timeout_s=0.4)
     assert records[0].status == "timeout"
+    assert "tokens came" in records[0].error
     assert 4 <= len(records[0].token_times_s) <= 9
     assert server.broken_off == 1
 
 
 def test_headers_that_never_come_are_a_time_out():
-    assert record_of([b"HTTP/1.1 200 OK\r\n", 3.0], timeout_s=0.2).status == "timeout"
+    record = record_of([b"HTTP/1.1 200 OK\r\n", 3.0], timeout_s=0.2)
+    assert record.status == "timeout"
+    assert record.error == "no first token within 0.2 s"
 
 
 def test_slow_headers_only_delay():
@@ -177,6 +180,7 @@ def test_slow_headers_only_delay():
         ("429 Too Many Requests", "throttled"),
         ("500 Internal Server Error", "server_error"),
         ("400 Bad Request", "client_error"),
+        ("499 Client Closed Request", "cancelled"),
         ("401 Unauthorized", "client_error"),
     ],
 )

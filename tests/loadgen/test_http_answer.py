@@ -108,12 +108,15 @@ def test_nothing_after_the_end_counts():
     assert exchange.text == " a"
 
 
-@pytest.mark.parametrize("reason", ["error", "abort"])
-def test_an_answer_that_the_server_gave_up_is_a_failure(reason):
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("error", "server_error"), ("abort", "cancelled"), ("cancelled", "cancelled")],
+)
+def test_an_answer_that_the_server_gave_up_is_a_failure(reason, kind):
     answer = STREAM_HEAD + chunk(event(" a", reason)) + chunk(DONE) + LAST_CHUNK
     with pytest.raises(TargetError, match=reason) as caught:
         _decode([(10**9, None, answer, 0)])
-    assert caught.value.kind == "server_error"
+    assert caught.value.kind == kind
 
 
 def _chat_stream(*deltas):

@@ -22,6 +22,7 @@ class FakeRun:
     levels: list[dict[str, Any]]
     records: list[tuple[RequestRecord, ...]] = field(default_factory=list)
     knees: list[dict[str, Any]] | None = None
+    slo_answer: dict[str, Any] | None = None
 
 
 def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=0.0006, tokens=48):

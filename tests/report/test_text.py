@@ -7,7 +7,13 @@ import pytest
 from lmi_bench.analysis.knee import find_knees
 from lmi_bench.errors import InputError
 from lmi_bench.report.figures import write_figures
-from lmi_bench.report.text import knee_rows, level_block, level_rows, render_markdown
+from lmi_bench.report.text import (
+    knee_rows,
+    level_block,
+    level_rows,
+    render_markdown,
+    replica_lines,
+)
 from lmi_bench.report.view import build_view
 
 
@@ -89,3 +95,17 @@ def test_an_unknown_figure_format_names_the_known_ones(tmp_path, sweep):
 def test_figures_of_no_run_are_refused(tmp_path, recommendation):
     with pytest.raises(InputError, match="no run"):
         write_figures(build_view([], [recommendation]), tmp_path)
+
+
+def test_requests_of_each_replica_are_told_with_the_skew():
+    server = {"requests_by_replica": {"http://a": 30.0, "http://b": None}, "skew": 1.5}
+    lines = [
+        {"concurrency": 8, "server": server},
+        {"concurrency": 4, "requests_by_replica": {"0": 3, "1": 1}},
+        {"concurrency": 2},
+    ]
+    assert replica_lines(lines) == [
+        "requests by replica at concurrency 8: http://a: 30, http://b: –; busiest 1.50 times the "
+        "mean",
+        "requests by replica at concurrency 4: 0: 3, 1: 1",
+    ]

@@ -212,3 +212,11 @@ def test_an_unknown_protocol_names_the_known_ones():
 )
 def test_a_chunk_of_thought_alone_is_reasoning(delta, reasoning):
     assert CHAT.parse(chat_chunk(delta)).reasoning is reasoning
+
+
+def test_the_usage_may_say_what_the_prefix_cache_knew():
+    usage = {"prompt_tokens": 100, "completion_tokens": 4}
+    told = {**usage, "prompt_tokens_details": {"cached_tokens": 96}}
+    for content, cached in ((usage, None), (told, 96)):
+        payload = json.dumps({"choices": [], "usage": content}).encode()
+        assert OPENAI.parse(payload).cached_tokens == cached

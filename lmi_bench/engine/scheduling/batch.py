@@ -38,7 +38,8 @@ class BatchEntry:
                     seen the id yet
     first_position  position of token_ids[0]; everything before it is in the cache
     new_block_ids   blocks appended to the sequence's block table before this step; the table
-                    of a sequence that begins starts with them
+                    of a sequence that begins starts with them. A block that the windows of all
+                    layers have left behind stays in the table, but may be another's by now
     samples         whether the row of the last token gives a token (not in a prompt's earlier
                     chunks)
     draft_length    drafted tokens at the end of token_ids (verify only), perhaps DRAFTED

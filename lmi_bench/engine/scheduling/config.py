@@ -57,6 +57,10 @@ class SchedulerConfig:
     prefix_caching                    keep computed blocks and share them between prompts with
                                       a common beginning
     max_concurrent_requests           requests beyond it are refused at once; None: queue all
+    attention_window                  tokens that a position sees, itself included, where every
+                                      layer has a window: paged blocks behind it are given back.
+                                      None: some layer sees everything. A request must still fit
+                                      whole, since a preempted one computes all its tokens anew
     """
 
     num_blocks: int
@@ -72,6 +76,7 @@ class SchedulerConfig:
     max_concurrent_requests: int | None = None
     prefix_caching: bool = False
     max_input_tokens: int | None = None
+    attention_window: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))
@@ -99,6 +104,8 @@ class SchedulerConfig:
             )
         if self.max_batch_delay_s < 0:
             raise InputError(f"max_batch_delay_s must be 0 or more, got {self.max_batch_delay_s:g}")
+        if self.attention_window is not None and self.attention_window < 1:
+            raise InputError(f"attention_window must be at least 1, got {self.attention_window}")
         if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
             raise InputError(
                 f"max_concurrent_requests must be at least 1, got {self.max_concurrent_requests}"

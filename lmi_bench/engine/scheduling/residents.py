@@ -22,7 +22,7 @@ class Residents:
     num_filling  how many of them have prompt tokens left to compute
     """
 
-    __slots__ = ("_contiguous", "_prefixes", "blocks", "num_filling", "running")
+    __slots__ = ("_contiguous", "_prefixes", "_window", "blocks", "num_filling", "running")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._prefixes = PrefixCache() if config.prefix_caching else None
@@ -30,6 +30,7 @@ class Residents:
         self.running: list[Sequence] = []
         self.num_filling = 0
         self._contiguous = config.kv_layout is KvLayout.CONTIGUOUS
+        self._window = None if self._contiguous else config.attention_window
 
     def has_room_for(self, seq: Sequence) -> bool:
         """Whether blocks are free for a newcomer.
@@ -111,6 +112,16 @@ class Residents:
                 self._prefixes.learn(seq.block_ids[number], digests[number])
             seq.num_learnt = full
 
+    def forget(self, seq: Sequence, num_tokens: int) -> None:
+        """Give back the blocks that no position from `num_tokens` on sees.
+
+        The positions before it are computed for good; a step in flight begins at or behind it.
+        """
+        behind = self._blocks_behind(num_tokens)
+        if behind > seq.num_forgotten:
+            self.blocks.release(reversed(seq.block_ids[seq.num_forgotten : behind]))
+            seq.num_forgotten = behind
+
     def _known_blocks(self, seq: Sequence) -> list[int]:
         """Blocks that hold the sequence's beginning; at least one token is left to compute."""
         if self._prefixes is None:
@@ -122,7 +133,7 @@ class Residents:
         """Take the blocks from the youngest sequence; it has to begin anew."""
         seq = self.running[-1]
         self.remove(seq)
-        self.blocks.release(reversed(seq.block_ids))
+        self.blocks.release(reversed(seq.held_block_ids))
         seq.restart()
         return seq
 
@@ -134,16 +145,20 @@ class Residents:
 
     def release(self, seq: Sequence) -> None:
         """Give back the blocks of a sequence that has left."""
-        self.blocks.release(reversed(seq.block_ids))
+        self.blocks.release(reversed(seq.held_block_ids))
         seq.block_ids = []
         seq.slot_capacity = 0
+        seq.num_forgotten = 0
 
     def drop_finished(self) -> None:
         """Take everyone who finished with a token out of the batch."""
         self.running = [seq for seq in self.running if seq.finish_reason is None]
 
     def steps_that_fit(self, most: int) -> int:
-        """How many decode steps of all running sequences the free blocks allow, up to `most`."""
+        """How many decode steps of all running sequences the free blocks allow, up to `most`.
+
+        Blocks that fall behind a window in these steps are not counted on: it may be more.
+        """
         if self._blocks_for_steps(most) <= self.blocks.num_free:
             return most
         low, high = 0, most  # the blocks suffice for `low` steps, not for `high`
@@ -159,8 +174,9 @@ class Residents:
         """Token slots that the running sequences hold, and those of them with a token."""
         reserved = filled = 0
         for seq in self.running:
-            reserved += seq.slot_capacity
-            filled += seq.num_computed
+            forgotten = seq.num_forgotten * self.blocks.block_size
+            reserved += seq.slot_capacity - forgotten
+            filled += seq.num_computed - forgotten
         return reserved, filled
 
     def slots_over_steps(self, num_steps: int) -> tuple[int, int]:
@@ -173,6 +189,10 @@ class Residents:
             reserved += inside * seq.slot_capacity
             reserved += self._sum_of_capacities(first + num_steps)
             reserved -= self._sum_of_capacities(first + inside)
+            if self._window is not None:
+                behind = self._sum_behind(first + num_steps) - self._sum_behind(first)
+                reserved -= behind
+                filled -= behind
         return reserved, filled
 
     def take_steps(self, num_steps: int, token_id: int) -> None:
@@ -182,6 +202,21 @@ class Residents:
             seq.output_token_ids.extend([token_id] * num_steps)
             if seq.num_computed > seq.slot_capacity:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
+            self.forget(seq, seq.num_computed)
+
+    def _blocks_behind(self, num_tokens: int) -> int:
+        """Blocks at a table's head that a token at position `num_tokens` does not see."""
+        if self._window is None:
+            return 0
+        return max(0, num_tokens + 1 - self._window) // self.blocks.block_size
+
+    def _sum_behind(self, num_tokens: int) -> int:
+        """Slots of the blocks behind the window in a step to 1 token, to 2, and so on up to
+        `num_tokens`, summed: the step to n tokens has those behind position n - 1 given back."""
+        size = self.blocks.block_size
+        assert self._window is not None
+        whole, rest = divmod(max(0, num_tokens - self._window), size)
+        return size * (size * whole * (whole - 1) // 2 + whole * (rest + 1))
 
     def _sum_of_capacities(self, num_tokens: int) -> int:
         """Slots of the blocks for 1 token, for 2, and so on up to `num_tokens`, summed."""

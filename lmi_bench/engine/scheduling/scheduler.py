@@ -89,14 +89,17 @@ class Scheduler:
 
     def audit(self) -> None:
         """Hold the block books against the sequences' block tables; raises EngineError."""
-        self._residents.blocks.audit(seq.block_ids for seq in self._sequences.values())
+        self._residents.blocks.audit(seq.held_block_ids for seq in self._sequences.values())
 
     def running_seq_ids(self) -> list[int]:
         """The sequences in the batch, oldest first."""
         return [seq.seq_id for seq in self._residents.running]
 
     def block_table(self, seq_id: int) -> tuple[int, ...]:
-        """The blocks of a sequence, in order of its positions; empty while it waits."""
+        """The blocks of a sequence, in order of its positions; empty while it waits.
+
+        Those behind its window stay in it, although they may be another's by now.
+        """
         seq = self._sequences.get(seq_id)
         return () if seq is None else tuple(seq.block_ids)
 
@@ -200,6 +203,7 @@ class Scheduler:
                 computed = seq.num_computed = entry.first_position + len(output.token_ids)
             if not output.token_ids:
                 self._residents.learn(seq, computed)
+                self._residents.forget(seq, computed)
                 continue
             gained = self._accept(seq, output, entry.draft_length)
             committed.append(gained)
@@ -209,6 +213,8 @@ class Scheduler:
                 seq.finish_reason = gained.finish_reason
                 if not seq.num_in_flight:
                     self._release(seq)
+            else:
+                self._residents.forget(seq, computed)
         if ended:
             self._residents.drop_finished()
         return committed
@@ -498,6 +504,10 @@ class Scheduler:
         held = (
             min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
         )  # one is the model's
+        if drafted:
+            self.stats.drafts += 1
+            seq.num_accepted += len(output.token_ids) - 1
+            seq.num_rejected += len(output.token_ids) <= drafted
         self.stats.generation_tokens += len(token_ids)
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += held

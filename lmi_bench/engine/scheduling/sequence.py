@@ -23,7 +23,10 @@ class Sequence:
     block_digests   of its full blocks as far as they were asked for, for the prefix cache
     num_cached      tokens that its latest admission found computed
     num_learnt      full blocks that the prefix cache was told of
-    drafting        what a drafter keeps of the sequence from step to step
+    num_forgotten   blocks at the table's head that were given back: no later position sees them
+    num_accepted    guesses that held so far; num_rejected: verifications that met a wrong one
+    drafting, pace  what a drafter keeps of the sequence from step to step, and what decides how
+                    much is guessed
     """
 
     seq_id: int
@@ -44,7 +47,11 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     num_cached: int = 0
     num_learnt: int = 0
+    num_forgotten: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
     drafting: object = None
+    pace: object = None
 
     @property
     def order(self) -> tuple[float, int]:
@@ -60,6 +67,11 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens that may still be generated beside those in flight."""
         return self.sampling.max_new_tokens - len(self.output_token_ids) - self.num_pending
+
+    @property
+    def held_block_ids(self) -> list[int]:
+        """Its blocks without those that it has given back."""
+        return self.block_ids[self.num_forgotten :]
 
     def token_ids(self, first: int, count: int) -> abc.Sequence[int]:
         """The tokens at positions first to first + count - 1, copying as little as possible."""
@@ -98,5 +110,6 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.num_learnt = 0
+        self.num_forgotten = 0
         self.tokens_to_fill = self.num_tokens
         self.admitted = False

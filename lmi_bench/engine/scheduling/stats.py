@@ -19,7 +19,8 @@ class SchedulerStats:
     cache_slots_unfilled  those of them that held no token yet: the waste of the KV layout
     peak_running      most sequences in the batch at one time
     prefix_tokens     prompt tokens that the prefix cache was asked for; prefix_hit_tokens: found
-    drafted_tokens    guessed and verified; accepted_tokens: those of them that held
+    drafts            guesses of one or more tokens that were verified, drafted_tokens together;
+                      accepted_tokens: those of them that held
     """
 
     steps: int = 0
@@ -34,6 +35,7 @@ class SchedulerStats:
     peak_running: int = 0
     prefix_tokens: int = 0
     prefix_hit_tokens: int = 0
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -51,6 +51,7 @@ def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
         ("generation_tokens", "counter", stats.generation_tokens, "Tokens generated."),
         ("prefix_cache_queries", "counter", stats.prefix_tokens, "Prompt tokens looked up."),
         ("prefix_cache_hits", "counter", stats.prefix_hit_tokens, "Those found in the cache."),
+        ("spec_decode_num_drafts", "counter", stats.drafts, "Guesses that were verified."),
         ("spec_decode_num_draft_tokens", "counter", stats.drafted_tokens, "Tokens drafted."),
         ("spec_decode_num_accepted_tokens", "counter", stats.accepted_tokens, "Drafts that held."),
     ):

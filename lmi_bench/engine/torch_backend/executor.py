@@ -13,11 +13,14 @@ from typing import Final
 
 import torch
 
+from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
+from lmi_bench.engine.torch_backend.quantization.calibration import Told
+from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
@@ -45,6 +48,8 @@ class _Loaded:
     kv_bytes_per_block: int
     kv_cache_bytes: int
     kv_dtype: str
+    weight_bytes: int
+    quantized: QuantizedBytes | None
 
 
 class TorchExecutor:
@@ -57,6 +62,8 @@ class TorchExecutor:
     kv_cache_bytes      of all blocks
     kv_dtype            number format of the cache
     weights_description formats of weights and arithmetic, for a start-up line
+    weight_bytes        of matrices, embeddings and head as they are held
+    quantized           what quantizing did to the matrices; None where they keep their floats
     """
 
     def __init__(
@@ -79,6 +86,8 @@ class TorchExecutor:
         self.kv_cache_bytes = loaded.kv_cache_bytes
         self.kv_dtype = loaded.kv_dtype
         self.weights_description = str(loaded.precision)
+        self.weight_bytes = loaded.weight_bytes
+        self.quantized = loaded.quantized
 
     @classmethod
     def load(
@@ -96,6 +105,8 @@ class TorchExecutor:
         sampling_seed: int | None = None,
         beside: TorchExecutor | None = None,
         progress: Progress | None = None,
+        quantize: QuantizeSettings = NOT_QUANTIZED,
+        told: Told | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
@@ -109,6 +120,8 @@ class TorchExecutor:
                            threads would hinder each other
         progress           told (bytes read, bytes of all files) while the weights are loaded,
                            in the worker's thread
+        quantize           how weights are rounded as they are loaded
+        told               told how far calibration has come, in the worker's thread
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
@@ -134,7 +147,10 @@ class TorchExecutor:
                 parameters=shape.params_total,
                 free_bytes=free_memory_bytes(place),
             )
-            model = build_model(folder, spec, precision, place, progress)
+            plan = prepare(
+                folder, config, spec, quantize, degree=1, dtype=dtype, device=place, told=told
+            )
+            model = build_model(folder, spec, precision, place, progress, plan=plan)
             layout = KvLayoutShape(
                 num_layers=shape.num_layers,
                 num_kv_heads=shape.num_kv_heads,
@@ -160,6 +176,8 @@ class TorchExecutor:
                 layout.bytes_per_block,
                 cache.nbytes,
                 str(layout.dtype).removeprefix("torch."),
+                model.held_bytes,
+                model.quantized,
             )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all

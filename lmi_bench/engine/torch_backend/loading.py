@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.decoder_spec import DecoderSpec, NormKind
+from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
 from lmi_bench.engine.torch_backend.parallel import (
@@ -21,6 +22,9 @@ from lmi_bench.engine.torch_backend.parallel import (
 )
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint
+
+Joined = Callable[[list[Tensor]], Tensor]
+"""Puts the rows of several projections together, in the order that the model wants."""
 
 
 class WeightLoader:
@@ -42,6 +46,8 @@ class WeightLoader:
         self.spec = spec
         self.precision = precision
         self.device = device
+        self.held_bytes = 0
+        """Of the weights that were loaded so far, as they are held."""
         self._checkpoint = checkpoint
         self._collectives = collectives
 
@@ -72,21 +78,34 @@ class WeightLoader:
             whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
             return whole if arrange is None else arrange(whole)
 
-        weight = joined([self.tensor(f"{name}.weight", n, columns) for name, n in parts])
         offset = joined([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None
-        if self._collectives is None or not self._is_partial_sum(f"{names[0]}.weight", columns):
-            return make_linear(weight, offset)
+        if self._collectives is None or self._stored_columns(names[0]) == columns:
+            return self.matrix(parts, columns, offset, joined)
         if self._collectives.rank > 0:
             offset = None  # a sum over the ranks holds the bias once
-        linear = make_linear(weight, offset)
+        linear = self.matrix(parts, columns, offset, joined)
         return RowParallelLinear(linear, self._collectives) if summed else linear
+
+    def matrix(
+        self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
+    ) -> Linear:
+        """The product with what is stored under the names and their numbers of rows."""
+        weight = joined([self.tensor(f"{name}.weight", rows, columns) for name, rows in parts])
+        self.held_bytes += weight.nbytes
+        return make_linear(weight, bias)
+
+    @property
+    def quantized(self) -> QuantizedBytes | None:
+        """What quantizing did to the matrices loaded so far; None where nothing is quantized."""
+        return None
 
     def join(self, partial: Tensor) -> Tensor:
         """The sum over the ranks of what each computed of its part, in place."""
         return partial if self._collectives is None else self._collectives.all_reduce(partial)
 
-    def _is_partial_sum(self, name: str, columns: int) -> bool:
-        return self._checkpoint.stored_shape(name)[1] != columns
+    def _stored_columns(self, name: str) -> int:
+        """Inputs of the whole matrix, of which this rank may have a part."""
+        return self._checkpoint.stored_shape(f"{name}.weight")[1]
 
     def norm(self, name: str) -> Norm:
         """The model's own kind of norm over its hidden features."""
@@ -103,7 +122,9 @@ class WeightLoader:
         head_rows = rows
         if not self.spec.tied_embeddings:
             head_rows = self._vocabulary_rows("lm_head.weight")
-        head = make_linear(head_rows.to(self.precision.compute))
+        head_weight = head_rows.to(self.precision.compute)
+        self.held_bytes += rows.nbytes + head_weight.nbytes
+        head = make_linear(head_weight)
         if self._collectives is None:
             return plain_embedding(rows), head
         checkpoint, collectives = self._checkpoint, self._collectives

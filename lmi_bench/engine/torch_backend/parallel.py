@@ -89,9 +89,11 @@ class RankCheckpoint(Checkpoint):
         spec: DecoderSpec,
         collectives: Collectives,
         progress: Progress | None = None,
+        *,
+        beside: Path | None = None,
     ) -> None:
         """spec  of the whole model"""
-        super().__init__(folder, progress)
+        super().__init__(folder, progress, beside=beside)
         rank, degree = collectives.rank, collectives.degree
         self._total_bytes //= degree
         self._rank = rank

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings, sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import (
@@ -21,6 +22,8 @@ from lmi_bench.engine.torch_backend.executor import (
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.parallel import check_degree
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.quantization.calibration import Told
+from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.rank import (
     ChoosePrecision,
     LoadWeights,
@@ -31,7 +34,7 @@ from lmi_bench.engine.torch_backend.rank import (
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import InputError
+from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
@@ -72,6 +75,8 @@ class ParallelExecutor:
         self.kv_dtype = kv_dtype
         self.weights_description = str(precision)
         self.transport = group.transport
+        self.weight_bytes = sum(room.weight_bytes for room in rooms)
+        self.quantized = sum_quantized([room.quantized for room in rooms])
 
     @classmethod
     def load(
@@ -90,6 +95,8 @@ class ParallelExecutor:
         sampling_seed: int | None = None,
         progress: Progress | None = None,
         transport: Transport | None = None,
+        quantize: QuantizeSettings = NOT_QUANTIZED,
+        told: Told | None = None,
     ) -> ParallelExecutor:
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
@@ -131,8 +138,20 @@ class ParallelExecutor:
             precision: Precision = group.ask_first(
                 ChoosePrecision(dtype, device, shape.params_total)
             )
+            plan = worker.submit(
+                prepare,
+                folder,
+                config,
+                spec,
+                quantize,
+                degree=tensor_parallel,
+                dtype=dtype,
+                device=torch.device(device),
+                told=told,
+            ).result()
             rooms: list[Room] = group.ask_each(
-                LoadWeights(folder, spec, precision, device, block_size, cache_dtype), progress
+                LoadWeights(folder, spec, precision, device, block_size, cache_dtype, plan),
+                progress,
             )
             on_one_machine = device == "cpu"
             free = min(room.free_bytes for room in rooms)
@@ -191,6 +210,25 @@ class ParallelExecutor:
         loop = asyncio.get_running_loop()
         scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
         return scores
+
+    async def lost(self) -> EngineError:
+        """Return when a rank's process has ended, whether or not a step runs."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+
+        def tell(rank: int) -> None:
+            if not ended.done():
+                ended.set_result(rank)
+
+        sentinels = self._group.sentinels
+        for rank, sentinel in enumerate(sentinels):
+            loop.add_reader(sentinel, tell, rank)
+        try:
+            rank = await ended
+        finally:
+            for sentinel in sentinels:
+                loop.remove_reader(sentinel)
+        return await asyncio.to_thread(self._group.end_of, rank)
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the ranks."""

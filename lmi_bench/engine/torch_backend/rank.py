@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import (
     Collectives,
@@ -30,6 +31,7 @@ from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.shared_memory import Segment, SharedMemoryCollectives
 from lmi_bench.errors import EngineError, LmiBenchError
@@ -78,14 +80,20 @@ class LoadWeights:
     device: str
     block_size: int
     cache_dtype: torch.dtype | None
+    plan: QuantizePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a rank has left after loading: bytes of its device, and bytes of a block there."""
+    """What a rank has left after loading: bytes of its device, and bytes of a block there.
+
+    weight_bytes  of its matrices, embeddings and head; quantized: what quantizing did to them
+    """
 
     free_bytes: int
     bytes_per_block: int
+    weight_bytes: int = 0
+    quantized: QuantizedBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +232,7 @@ class _Rank:
             self._device,
             self._tell if self._rank == 0 else None,
             collectives=self._joined(),
+            plan=request.plan,
         )
         shape = self._model.shape
         self._layout = KvLayoutShape(
@@ -233,7 +242,12 @@ class _Rank:
             block_size=request.block_size,
             dtype=request.cache_dtype or request.precision.stored,
         )
-        return Room(free_memory_bytes(self._device), self._layout.bytes_per_block)
+        return Room(
+            free_memory_bytes(self._device),
+            self._layout.bytes_per_block,
+            self._model.held_bytes,
+            self._model.quantized,
+        )
 
     def _tell(self, done_bytes: int, total_bytes: int) -> None:
         now_s = time.monotonic()

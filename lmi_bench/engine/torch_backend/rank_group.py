@@ -78,6 +78,11 @@ class RankGroup:
         """Of the ranks, in their order."""
         return tuple(process.pid or 0 for process in self._processes)
 
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """Descriptors that become readable when a rank's process ends, in the order of ranks."""
+        return tuple(process.sentinel for process in self._processes)
+
     def close(self) -> None:
         """End every process: asked first, then made to. May be called again."""
         atexit.unregister(self.close)
@@ -140,7 +145,7 @@ class RankGroup:
         try:
             self._connections[rank].send_bytes(message)
         except OSError as exc:
-            raise self._end_of(rank) from exc
+            raise self.end_of(rank) from exc
 
     def _receive(self, wanted: Sequence[int], progress: Progress | None = None) -> list[Any]:
         """The answers of some ranks; an error of any rank, or its end, ends the wait."""
@@ -153,7 +158,7 @@ class RankGroup:
                 try:
                     answer: Answer = self._connections[rank].recv()
                 except (EOFError, OSError):
-                    raise self._end_of(rank) from None
+                    raise self.end_of(rank) from None
                 if answer.error is not None:
                     raise self._failure(rank, answer.error)
                 if answer.progress is None:
@@ -167,7 +172,8 @@ class RankGroup:
             return error
         return EngineError(f"rank {rank} of {self.degree}: {error}")
 
-    def _end_of(self, rank: int) -> EngineError:
+    def end_of(self, rank: int) -> EngineError:
+        """What is said of a rank that has ended, or is about to."""
         process = self._processes[rank]
         process.join(_STOP_S)
         code = process.exitcode

@@ -30,9 +30,15 @@ class Checkpoint:
     or tensors are missing.
     """
 
-    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
+    def __init__(
+        self, folder: Path, progress: Progress | None = None, *, beside: Path | None = None
+    ) -> None:
+        """beside  a file with more tensors that belong to the folder's, in place or beside them"""
         self._folder = folder
         self._file_of = _tensor_files(folder)
+        if beside is not None:
+            with _open(beside) as handle:
+                self._file_of |= dict.fromkeys(handle.keys(), str(beside.resolve()))
         self._open: dict[str, Any] = {}
         self._progress = progress
         files = set(self._file_of.values())

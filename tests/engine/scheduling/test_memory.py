@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -54,6 +56,45 @@ def test_the_same_memory_holds_a_larger_paged_batch(drive):
     assert contiguous.scheduler.stats.preemptions == 0
     assert paged.scheduler.stats.peak_running > 5
     assert len(paged.steps) < len(contiguous.steps)
+
+
+class TestWindow:
+    """A window of 8 over blocks of 4: a decoding sequence holds 3 blocks at most."""
+
+    REQUESTS: ClassVar = [(0.0, 6, 40)] * 4  # 46 tokens take 12 blocks
+
+    def test_blocks_behind_it_are_given_back_while_decoding(self, drive):
+        run = drive(block_size=4, num_blocks=12, attention_window=8)
+        run.add(0, 6, 40)
+        held = []
+        while run.step():
+            held.append(run.scheduler.used_blocks)
+        # after 6, 7, ... tokens; block 0 (positions 0 to 3) is last seen by position 10
+        assert held[:11] == [2, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2]
+        assert max(held) == 3
+
+    def test_four_sequences_share_what_one_would_fill_alone(self, drive):
+        windows = drive(block_size=4, num_blocks=12, attention_window=8).run(self.REQUESTS)
+        assert windows.scheduler.stats.preemptions == 0
+        assert windows.scheduler.stats.peak_running == 4
+        whole = drive(block_size=4, num_blocks=12).run(self.REQUESTS)
+        assert whole.scheduler.stats.preemptions > 0
+        assert windows.tokens == whole.tokens
+
+    def test_a_contiguous_reservation_stays_whole(self, drive):
+        tables = []
+        for window in (8, None):
+            run = drive(
+                block_size=4, num_blocks=12, attention_window=window, kv_layout="contiguous"
+            )
+            run.add(0, 6, 40)
+            tables.append([run.scheduler.used_blocks for _ in iter(run.step, None)])
+        assert tables[0] == tables[1]
+        assert max(tables[0]) == 12
+
+    def test_a_window_of_nothing_is_refused(self):
+        with pytest.raises(InputError, match="attention_window must be at least 1"):
+            SchedulerConfig(num_blocks=1, attention_window=0)
 
 
 class TestPreemption:

@@ -26,19 +26,20 @@ def next_token(context) -> int:
     return hash(tuple(context)) % 41
 
 
-def generate(prompt, sampling) -> list[int]:
+def generate(prompt, sampling, window=None) -> list[int]:
     """The reference: no blocks, no batch."""
     tokens = []
     while len(tokens) < sampling.max_new_tokens:
-        tokens.append(next_token([*prompt, *tokens]))
+        tokens.append(next_token([*prompt, *tokens][-(window or 0) :]))
         if tokens[-1] in EOS and not sampling.ignore_eos:
             break
     return tokens
 
 
 class PagedMemory:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, window: int | None = None) -> None:
         self.block_size = block_size
+        self.window = window
         self.slots: dict[tuple[int, int], int] = {}
         self.tables: dict[int, list[int]] = {}
         self.last_sampled: dict[int, int] = {}
@@ -66,23 +67,27 @@ class PagedMemory:
         if not entry.samples:
             return StepOutput(entry.seq_id)
         end = entry.first_position + len(entry.token_ids)
-        context = [self.slots[self.slot(entry.seq_id, position)] for position in range(end)]
         tokens = []
         for length in range(end - entry.draft_length, end + 1):
-            tokens.append(next_token(context[:length]))
-            if length < end and context[length] != tokens[-1]:
+            seen = range(0 if self.window is None else max(0, length - self.window), length)
+            context = [self.slots[self.slot(entry.seq_id, position)] for position in seen]
+            tokens.append(next_token(context))
+            if length < end and self.slots[self.slot(entry.seq_id, length)] != tokens[-1]:
                 break  # the drafted token was wrong
         self.last_sampled[entry.seq_id] = tokens[-1]
         return StepOutput(entry.seq_id, tuple(tokens))
 
 
-def half_right(seq, most: int) -> tuple[int, ...]:
-    """Drafts that hold, except that every third one is wrong."""
-    context = [*seq.prompt_token_ids, *seq.output_token_ids]
-    for _ in range(most):
-        token = next_token(context)
-        context.append(40 - token if len(context) % 3 == 0 else token)
-    return tuple(context[len(context) - most :])
+def half_right(window: int | None):
+    def guess(seq, most: int) -> tuple[int, ...]:
+        """Drafts that hold, except that every third one is wrong."""
+        context = [*seq.prompt_token_ids, *seq.output_token_ids]
+        for _ in range(most):
+            token = next_token(context[-(window or 0) :])
+            context.append(40 - token if len(context) % 3 == 0 else token)
+        return tuple(context[len(context) - most :])
+
+    return guess
 
 
 requests = st.lists(
@@ -110,6 +115,7 @@ configs = st.builds(
     max_rolling_batch_prefill_tokens=st.integers(1, 50),
     chunked_prefill=st.booleans(),
     prefix_caching=st.booleans(),
+    attention_window=st.sampled_from([None, None, 1, 4, 17]),
 )
 
 
@@ -117,8 +123,9 @@ configs = st.builds(
 @given(requests, configs, st.sampled_from([1, 2]), st.booleans())
 def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth, drafts):
     config = SchedulerConfig(**config)
-    scheduler = Scheduler(config, drafter=half_right if drafts else None)
-    memory = PagedMemory(config.block_size)
+    window = config.attention_window
+    scheduler = Scheduler(config, drafter=half_right(window) if drafts else None)
+    memory = PagedMemory(config.block_size, window)
     waiting = deque(sorted(enumerate(arrivals), key=lambda item: item[1][0]))
     cancels = {i: at for i, (*_, at) in enumerate(arrivals) if at is not None}
     tokens: dict[int, list[int]] = {}
@@ -141,7 +148,7 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
                 assert too_long > min(config.max_model_len, config.cache_tokens)
                 refused.add(seq_id)
             else:
-                expected[seq_id] = generate(prompt, sampling)
+                expected[seq_id] = generate(prompt, sampling, window)
                 tokens[seq_id] = []
         for seq_id, at in list(cancels.items()):
             if at <= now and seq_id in expected:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.engine.torch_backend.tiny_models import TinyModel
+from tests.engine.torch_backend.trained_model import write_trained_model
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +36,9 @@ def make_llama(make_model: Callable[..., TinyModel]) -> Callable[..., TinyModel]
 def llama(make_llama: Callable[..., TinyModel]) -> TinyModel:
     """The plain one: every query head has its own keys."""
     return make_llama()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that has learnt a text."""
+    return write_trained_model(tmp_path_factory.mktemp("trained"))

@@ -83,6 +83,19 @@ def test_windows_hold_in_chunks_beside_decoding_and_after_preemption(make_model,
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 
+def test_blocks_behind_every_window_serve_others_and_no_token_changes(make_model):
+    """8 sequences of up to 130 tokens want 260 blocks of 4; with a window of 12 they hold at most
+    8 * 4 but for their prompts, so that 48 blocks do without a preemption."""
+    model = make_model("Mistral", sliding_window=12, max_position_embeddings=256)
+    requests = random_requests(5, 8, longest_prompt=16, longest_output=110)
+    settings = {"block_size": 4, "num_blocks": 48, "max_model_len": 190}
+    outputs, stats = asyncio.run(generate(model.folder, requests, attention_window=12, **settings))
+    assert stats.preemptions == 0
+    assert_equal_but_for_near_ties(model, requests, outputs)
+    _, kept = asyncio.run(generate(model.folder, requests, **settings))
+    assert kept.preemptions > 0
+
+
 @pytest.mark.parametrize("window", [12, 300])
 def test_a_prompt_that_is_cut_for_its_window_sees_across_the_cuts(make_model, window):
     """700 tokens are cut at every 256th row, or at every window where that is longer."""

@@ -190,6 +190,24 @@ def test_a_rank_that_is_killed_ends_the_requests_with_its_name(llama, rank):
     assert wait_until_gone(process_ids)
 
 
+def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):
+    async def main():
+        executor = split(2)(llama.folder, dtype="float32", num_blocks=8, block_size=8, threads=1)
+        config = SchedulerConfig(num_blocks=8, block_size=8, max_model_len=60)
+        async with AsyncEngine(Scheduler(config), executor) as engine:
+            await engine.submit(range(5, 9), SamplingParams(max_new_tokens=3)).wait()
+            os.kill(executor.process_ids[1], signal.SIGKILL)
+            async with asyncio.timeout(30):
+                error = await engine.failed()
+            assert "rank 1 of 2" in str(error)
+            assert "killed by signal 9" in str(error)
+            with pytest.raises(EngineError, match="rank 1 of 2"):
+                engine.submit(range(5), SamplingParams())
+        return executor.process_ids
+
+    assert wait_until_gone(asyncio.run(main()))
+
+
 def test_an_error_on_a_rank_is_told_with_its_name():
     group = RankGroup(2, Transport.SHARED_MEMORY, threads=1)
     try:

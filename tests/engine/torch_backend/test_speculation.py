@@ -12,6 +12,7 @@ from scipy import stats as scipy_stats
 
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
+from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -22,7 +23,7 @@ DRAFT = {"num_hidden_layers": 1, "num_key_value_heads": 2}
 NEAR_TIE = 1e-4
 
 
-def generate(folder, requests, *, draft=None, ngram=False, k=3, **settings):
+def generate(folder, requests, *, draft=None, ngram=False, k=3, adaptive=False, **settings):
     """Tokens of each (prompt, sampling), and the engine's counts."""
     config = SchedulerConfig(
         **{"num_blocks": 200, "max_model_len": 256, "block_size": 8} | settings
@@ -41,6 +42,8 @@ def generate(folder, requests, *, draft=None, ngram=False, k=3, **settings):
         if draft is not None:
             executor = DraftingExecutor(target, TorchExecutor.load(draft, beside=target, **options))
             drafter = ExecutorDrafter(k)
+        if adaptive:
+            drafter = AdaptiveDrafter(drafter, k, probe_every=5)
         scheduler = Scheduler(config, drafter=drafter)
         async with AsyncEngine(scheduler, executor) as engine:
             running = [engine.submit(prompt, sampling) for prompt, sampling in requests]
@@ -87,12 +90,19 @@ def assert_greedy(model, requests, outputs):
     ],
     ids=["plain", "chunked prefill", "preemption"],
 )
-@pytest.mark.parametrize("drafts", ["model", "itself", "look-up"])
+@pytest.mark.parametrize("drafts", ["model", "model, adaptive", "itself", "look-up"])
 def test_greedy_tokens_are_those_without_speculation(llama, make_llama, settings, drafts):
     requests = random_requests(12)
-    draft = {"model": make_llama(**DRAFT).folder, "itself": llama.folder}.get(drafts)
+    draft = None
+    if drafts != "look-up":
+        draft = llama.folder if drafts == "itself" else make_llama(**DRAFT).folder
     tokens, stats = generate(
-        llama.folder, requests, draft=draft, ngram=drafts == "look-up", **settings
+        llama.folder,
+        requests,
+        draft=draft,
+        ngram=draft is None,
+        adaptive="adaptive" in drafts,
+        **settings,
     )
     assert_greedy(llama, requests, tokens)
     assert (stats.preemptions > 0) == ("num_blocks" in settings)
@@ -126,7 +136,8 @@ def test_a_seeded_request_draws_the_same_tokens_with_and_without_speculation(
     )
 
 
-def test_sampled_tokens_follow_the_models_distribution(make_llama):
+@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
+def test_sampled_tokens_follow_the_models_distribution(make_llama, adaptive):
     """Chi-square over a vocabulary of 8: the second and third token, which verification gives,
     against the products of transformers' probabilities over every path to them."""
     shape = {"vocab_size": 8, "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
@@ -140,7 +151,12 @@ def test_sampled_tokens_follow_the_models_distribution(make_llama):
         for n in range(count)
     ]
     tokens, stats = generate(
-        model.folder, requests, draft=draft.folder, k=2, max_rolling_batch_size=128, num_blocks=400
+        *(model.folder, requests),
+        draft=draft.folder,
+        k=2,
+        adaptive=adaptive,
+        max_rolling_batch_size=128,
+        num_blocks=400,
     )
     assert 0.1 < stats.draft_acceptance_frac < 0.9  # both kinds of guess occur
     chances = torch.zeros(8, 8, dtype=torch.float64)

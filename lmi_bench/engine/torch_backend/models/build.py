@@ -16,6 +16,8 @@ from lmi_bench.engine.torch_backend.models.falcon import build_falcon
 from lmi_bench.engine.torch_backend.models.llama import build_llama, build_mixtral
 from lmi_bench.engine.torch_backend.parallel import RankCheckpoint, rank_spec
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.quantization.loader import QuantizingLoader
+from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.model_shape import ModelShape
 
@@ -37,19 +39,30 @@ def build_model(
     device: torch.device,
     progress: Progress | None = None,
     collectives: Collectives | None = None,
+    plan: QuantizePlan | None = None,
 ) -> Decoder:
     """Load the model's weights; raises InputError for what cannot be loaded.
 
     progress     called with the bytes read and the bytes there are, after each tensor
     collectives  of the ranks that share the model, each with its part; None: all of it is here
+    plan         how its matrices are quantized; None: they are not
     """
+    beside = None if plan is None else plan.factors
     if collectives is None:
-        opened = Checkpoint(folder, progress)
+        opened = Checkpoint(folder, progress, beside=beside)
     else:
-        opened = RankCheckpoint(folder, spec, collectives, progress)
+        opened = RankCheckpoint(folder, spec, collectives, progress, beside=beside)
         spec = rank_spec(spec, collectives.degree)
     with opened as checkpoint:
-        load = WeightLoader(spec, checkpoint, precision, device, collectives)
-        model = _BUILDERS[spec.family](load, spec.shape(folder.resolve().name))
+        if plan is None:
+            load = WeightLoader(spec, checkpoint, precision, device, collectives)
+        else:
+            load = QuantizingLoader(spec, checkpoint, precision, device, collectives, plan)
+        model = build_with(load, folder)
         checkpoint.finish()
     return model
+
+
+def build_with(load: WeightLoader, folder: Path) -> Decoder:
+    """The model of a loader, named after its folder."""
+    return _BUILDERS[load.spec.family](load, load.spec.shape(folder.resolve().name))

@@ -77,7 +77,11 @@ class Layer:
 
 
 class Decoder:
-    """The forward pass of a step; holds weights, no cache and no sequence."""
+    """The forward pass of a step; holds weights, no cache and no sequence.
+
+    held_bytes  of its matrices, embeddings and head
+    quantized   what quantizing did to the matrices; None where nothing is
+    """
 
     def __init__(
         self,
@@ -91,6 +95,8 @@ class Decoder:
     ) -> None:
         self.shape = shape
         self.spec: DecoderSpec = load.spec
+        self.held_bytes = load.held_bytes
+        self.quantized = load.quantized
         self._compute = load.precision.compute
         self._rotary = Rotary(
             load.spec.rope, load.spec.head_dim, dtype=self._compute, device=load.device

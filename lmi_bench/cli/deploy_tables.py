@@ -1,0 +1,186 @@
+"""The tables of `deploy`: options, backends, limits, defaults, images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lmi_bench.analysis.capacity import memory_plan_for
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import print_table, say, warn
+from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.deploy.backend_choice import (
+    CHOSEN,
+    TENSORRT_JIT_0_26,
+    auto_resolves_to,
+    choose_backend,
+    degree_note,
+)
+from lmi_bench.deploy.checks import era_of
+from lmi_bench.deploy.images import ACCOUNT, all_images
+from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
+from lmi_bench.deploy.option_table import ERAS, all_options, find_option
+from lmi_bench.errors import InputError
+from lmi_bench.model_shape import tensor_parallel_problem
+
+_ROPE_BACKENDS = (
+    "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "
+    "option.rotary_scaling_type and _factor, TGI ROPE_SCALING and ROPE_FACTOR"
+)
+
+
+def print_options(name: str | None, backend: str | None) -> None:
+    """The table of options, or one of them in full."""
+    if name is not None:
+        option = find_option(name)
+        say(f"{option.name}: {option.meaning}")
+        kind = option.kind if not option.choices else f"one of {', '.join(option.choices)}"
+        say(f"  {kind.replace('_', ' ')}, default {option.default or 'none'}")
+        say(f"  read by {', '.join(option.backends)}; {_versions(option.eras)}")
+        variables = [option.variable, option.environment]
+        say(f"  in the environment: {', '.join(filter(None, variables))}")
+        return
+    known = sorted({b for option in all_options().values() for b in option.backends})
+    if backend is not None and backend not in known:
+        raise InputError(f"--backend {backend}: use one of {', '.join(known)}")
+    print_table(
+        "Options of LMI; a file beats the environment",
+        [
+            {
+                "option": option.name,
+                "kind": option.kind.replace("_", " "),
+                "default": option.default,
+                "backends": ", ".join(option.backends),
+                "djl-serving": _versions(option.eras),
+                "variable": option.environment or option.variable,
+            }
+            for option in all_options().values()
+            if backend is None or {backend, "all"} & {*option.backends}
+        ],
+        left=("option", "kind", "default", "backends", "djl-serving", "variable"),
+    )
+
+
+def print_backends(model: str, instance_name: str, djl_version: str) -> None:
+    """The decision table for a model on a machine."""
+    shape, instance, era = find_model(model), find_instance(instance_name), era_of(djl_version)
+    verdicts = choose_backend(shape, instance, era)
+    print_table(
+        f"{shape.name} on {instance.instance_type} ({instance.num_accelerators} x "
+        f"{instance.accelerator.name}), djl-serving {djl_version}",
+        [
+            {
+                "backend": verdict.backend,
+                "": verdict.verdict,
+                "why": verdict.reason,
+                "settings": verdict.settings,
+            }
+            for verdict in verdicts
+        ],
+        left=("backend", "", "why", "settings"),
+    )
+    if verdicts[0].verdict == CHOSEN:
+        say(f"chosen: {verdicts[0].backend} ({verdicts[0].settings})")
+    say(f"option.rolling_batch=auto is {auto_resolves_to(instance, era)} ({ERAS[era]})")
+    say(degree_note(shape, instance))
+    if era == "A":
+        say(f"TensorRT-LLM 0.26 compiles at start-up, new: {', '.join(TENSORRT_JIT_0_26)}")
+    say("source: djl-serving's LmiConfigRecommender, validators and release notes, 0.26 to 0.36")
+
+
+def print_limits(
+    model: str,
+    instance_name: str,
+    tensor_parallel: int | None,
+    dtype: str,
+    rope_factor: float,
+    profile_name: str | None,
+) -> None:
+    """Sequences at once by token limit and degree, and what longer positions cost."""
+    if rope_factor < 1:
+        raise InputError(f"--rope-factor must be 1 or more, got {rope_factor:g}")
+    shape, instance = find_model(model), find_instance(instance_name)
+    profile = find_profile(profile_name)
+    trained = shape.max_positions
+    longest = int(trained * rope_factor)
+    degrees = [tensor_parallel] if tensor_parallel else [1, 2, 4, 8, 16]
+    degrees = [d for d in degrees if d <= instance.num_accelerators]
+    rows = []
+    for degree in degrees:
+        if tensor_parallel_problem(shape, degree) is not None:
+            continue
+        for tokens in _lengths(longest):
+            memory = memory_plan_for(
+                shape, instance, degree, dtype, profile, input_tokens=tokens - 1, output_tokens=1
+            )
+            expected = memory_plan_for(
+                *(shape, instance, degree, dtype, profile),
+                input_tokens=max(1, tokens // 2),
+                output_tokens=tokens - max(1, tokens // 2),
+            ).sequences_expected
+            copies = instance.num_accelerators // degree
+            rows.append(
+                {
+                    "TP": degree,
+                    "copies": copies,
+                    "tokens of a request": f"{tokens:,}" + (" *" if tokens > trained else ""),
+                    "sure to fit a copy": memory.sequences_guaranteed,
+                    "expected": expected,
+                    "on the machine": memory.sequences_guaranteed * copies,
+                    "KV left, GiB": f"{max(0.0, memory.kv_budget_bytes) / 2**30:.1f}",
+                }
+            )
+    if not rows:
+        raise InputError(f"{shape.name} cannot be split over {degrees} devices")
+    print_table(f"Sequences at once: {shape.name} in {dtype} on {instance.instance_type}", rows)
+    say("expected: half of each request is prompt, and running ones are half through the rest")
+    say(
+        "set the token limits first (option.max_model_len; MAX_INPUT_LENGTH, MAX_TOTAL_TOKENS), "
+        "then max_rolling_batch_size from this table; what is left allows a larger "
+        "max_rolling_batch_prefill_tokens"
+    )
+    if rope_factor > 1:
+        warn(
+            f"* beyond the {trained:,} trained positions, by RoPE scaling x{rope_factor:g}: "
+            "perplexity may rise with the length (fine-tuning on longer texts offsets part of it), "
+            f"and each request takes more memory, so fewer run at once. {_ROPE_BACKENDS}"
+        )
+
+
+def print_defaults(model: str, instance_name: str) -> None:
+    """JumpStart's variables."""
+    shape, instance = find_model(model), find_instance(instance_name)
+    for name, value in jumpstart_environment(shape, instance).items():
+        say(f"{name}={value}")
+    say(provenance(shape))
+
+
+def print_images(region: str, account: str | None) -> None:
+    """The table of images."""
+    print_table(
+        "Images; pin the tag, several share one djl-serving version",
+        [
+            {
+                "family": image.family,
+                "vLLM": image.vllm,
+                "address": image.uri(region, account or ACCOUNT),
+            }
+            for image in all_images()
+        ],
+        left=("family", "vLLM", "address"),
+    )
+    if account is None:
+        say(f"account {ACCOUNT} serves most regions; some have another one: --account")
+
+
+def _versions(eras: str) -> str:
+    return "all versions" if eras == "ABC" else ", ".join(ERAS[era] for era in eras)
+
+
+def _lengths(longest: int) -> Iterator[int]:
+    """Doubling from 512, ending with the longest."""
+    tokens = 512
+    while tokens < longest:
+        yield tokens
+        tokens *= 2
+    yield longest

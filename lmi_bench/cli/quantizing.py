@@ -1,0 +1,73 @@
+"""Quantization as the flags state it, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.engine.quantization import QuantizedBytes, QuantizeSettings, parse_scheme
+from lmi_bench.errors import InputError
+from lmi_bench.scenario import EngineSection
+from lmi_bench.units import bytes_to_gib
+
+
+def quantize_settings(settings: EngineSection) -> QuantizeSettings:
+    """The settings of the engine that belong to it."""
+    return QuantizeSettings(
+        parse_scheme(settings.quantize),
+        alpha=settings.smoothquant_alpha,
+        per_token=settings.smoothquant_per_token,
+        per_channel=settings.smoothquant_per_channel,
+        calibration=None if settings.calibration is None else Path(settings.calibration),
+    )
+
+
+def quantize_facts(
+    settings: QuantizeSettings, weight_bytes: int, quantized: QuantizedBytes | None
+) -> dict[str, Any]:
+    """What a run's manifest says of it."""
+    if quantized is None:
+        return {"weight_bytes": weight_bytes}
+    return {
+        "weight_bytes": weight_bytes,
+        "quantization": {
+            "scheme": quantized.scheme,
+            "settings": str(settings),
+            "kernels": quantized.kernels,
+            "emulated": quantized.emulated,
+            "matrices_bytes": quantized.held_bytes,
+            "matrices_float_bytes": quantized.float_bytes,
+        },
+    }
+
+
+def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
+    """What a person is told at the start."""
+    if quantized is None:
+        return ()
+    held, floats = quantized.held_bytes, quantized.float_bytes
+    lines = [
+        f"{quantized.scheme}: matrices take {bytes_to_gib(held):.3f} GiB, "
+        f"{held / floats:.0%} of {bytes_to_gib(floats):.3f} GiB unquantized; {quantized.kernels}"
+    ]
+    errors = quantized.relative_error
+    if errors:
+        name, largest = max(errors.items(), key=lambda item: item[1])
+        mean = sum(errors.values()) / len(errors)
+        lines.append(
+            f"rounding moves a matrix by {mean:.2%} of its size on average, at most by "
+            f"{largest:.2%} ({name})"
+        )
+    if quantized.emulated:
+        lines.append(f"warning: {quantized.scheme} is emulated here: its speed means nothing")
+    return tuple(lines)
+
+
+def refuse_emulated(quantized: QuantizedBytes | None) -> None:
+    """Raise InputError for arithmetic that is only imitated: nothing timed may come of it."""
+    if quantized is not None and quantized.emulated:
+        raise InputError(
+            f"{quantized.scheme} is only emulated on this device, so that its speed means "
+            "nothing and is not measured; `lmi-bench generate` and `optimize` show its text, "
+            "size and error"
+        )

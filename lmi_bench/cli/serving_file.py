@@ -1,0 +1,73 @@
+"""An LMI container's settings for `serve`: a serving.properties or an archive, and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
+from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
+from lmi_bench.deploy.checks import check_settings
+from lmi_bench.deploy.environment import effective_settings, untranslated_variables
+from lmi_bench.deploy.properties import parse_properties, read_properties
+from lmi_bench.errors import InputError
+from lmi_bench.model_folder import is_model_folder
+
+
+def is_lmi_environment(environ: Mapping[str, str]) -> bool:
+    """Whether somebody set options the way LMI containers read them."""
+    return any(name.startswith("OPTION_") and value for name, value in environ.items())
+
+
+def load_properties(path: Path) -> dict[str, str]:
+    """Keys and values of a file, of a folder's serving.properties, or of an archive's."""
+    if path.is_dir():
+        return read_properties(path / PROPERTIES)
+    if path.name.endswith((".tar.gz", ".tgz")):
+        return parse_properties(unpack_properties(path), source=f"{path}:{PROPERTIES}")
+    return read_properties(path)
+
+
+def read_serving_file(
+    path: Path | None,
+    environ: Mapping[str, str],
+    *,
+    simulated: bool,
+    note: Callable[[str], None],
+) -> BundledSettings:
+    """What `serve` is to do; each value's origin and each trap is told to `note`.
+
+    Raises InputError for a name or a value that no container would take, for what the bundled
+    engine refuses, and where no model is named or lies beside the file.
+    """
+    source = "the environment" if path is None else str(path)
+    properties = {} if path is None else load_properties(path)
+    settings = effective_settings(properties, environ, source=source)
+    verdict = check_settings({name: setting.value for name, setting in settings.items()})
+    verdict.raise_mistakes(source)
+    found = bundled_settings(settings, simulated=simulated)
+    for name, setting in settings.items():
+        if setting.origin != source:
+            note(f"{name}={setting.value} from the environment ({setting.origin})")
+    note(f"batching: {found.batching}")
+    for trap in verdict.traps:
+        note(f"in a container of today: {trap}")
+    if found.ignored:
+        note(f"without effect on the bundled engine: {', '.join(found.ignored)}")
+    for name in untranslated_variables(environ):
+        note(f"{name} is set, but LMI containers do not read it (option.max_model_len is theirs)")
+    return replace(found, model=_model_of(found, path, simulated=simulated))
+
+
+def _model_of(found: BundledSettings, path: Path | None, *, simulated: bool) -> str | None:
+    if found.model is not None and "://" in found.model and not simulated:
+        raise InputError(
+            f"option.model_id={found.model}: this command fetches nothing; copy the weights into a "
+            "folder and name it, or give --model"
+        )
+    if found.model is None and path is not None:
+        beside = path if path.is_dir() else path.parent
+        if is_model_folder(beside):
+            return str(beside)
+    return found.model

@@ -1,0 +1,143 @@
+"""A scenario's workload as a source of requests, and how long they are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.conversations import RecordedConversation, read_conversations
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.lengths import parse_lengths, parse_seconds
+from lmi_bench.loadgen.dialogues import MadeUpDialogues, RecordedDialogues, num_turns
+from lmi_bench.loadgen.prompts import (
+    CHARACTERS_PER_TOKEN,
+    DatasetPrompts,
+    Lengths,
+    Prompts,
+    PromptText,
+    SyntheticPrompts,
+    load_dataset,
+)
+from lmi_bench.loadgen.shaped_prompts import (
+    DrawnPrompts,
+    TracePrompts,
+    distributions,
+    mean_lengths,
+)
+from lmi_bench.scenario import Scenario
+from lmi_bench.traces import read_trace
+
+
+def lengths_of(scenario: Scenario) -> list[Lengths]:
+    """The kinds of request of a synthetic workload."""
+    workload = scenario.workload
+    if workload.has_sessions:
+        return [_mean_turn(scenario)]
+    if workload.trace is not None:
+        return [mean_lengths(read_trace(Path(workload.trace)))]
+    if not workload.mix:
+        return [Lengths(*(round(each.mean) for each in distributions(workload)))]
+    return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
+
+
+def longest_request(scenario: Scenario) -> int:
+    """Most tokens, input and output, of one request."""
+    workload = scenario.workload
+    if workload.conversations is not None:
+        recorded = read_conversations(Path(workload.conversations))
+        return max(_said_tokens(each, workload.output_tokens) for each in recorded)
+    if workload.turns is not None:
+        return parse_lengths(workload.turns).most * sum(d.most for d in distributions(workload))
+    if workload.trace is not None:
+        requests = read_trace(Path(workload.trace)).requests
+        return max(request.input_tokens + request.output_tokens for request in requests)
+    if workload.mix:
+        return max(kind.input_tokens + kind.output_tokens for kind in workload.mix)
+    return sum(each.most for each in distributions(workload))
+
+
+def _mean_turn(scenario: Scenario) -> Lengths:
+    """Mean lengths of a conversation's turns: half of the others stand before each."""
+    workload = scenario.workload
+    if workload.conversations is not None:
+        recorded = read_conversations(Path(workload.conversations))
+        turns = sum(len(each.turns) for each in recorded) / len(recorded)
+        said = [_said_tokens(each, workload.output_tokens) for each in recorded]
+        each_way = sum(said) / sum(len(each.turns) for each in recorded) / 2
+        new, answer = each_way, each_way
+    else:
+        turns = parse_lengths(workload.turns or "1").mean
+        new, answer = (each.mean for each in distributions(workload))
+    before = (turns - 1) / 2 * (new + answer)
+    return Lengths(max(1, round(before + new)), max(1, round(answer)))
+
+
+def _said_tokens(conversation: RecordedConversation, output_tokens: int) -> int:
+    """Roughly the tokens of a whole recorded conversation."""
+    total = len(conversation.system) / CHARACTERS_PER_TOKEN
+    for turn in conversation.turns:
+        total += len(turn.asked) / CHARACTERS_PER_TOKEN + 1
+        total += len(turn.answered) / CHARACTERS_PER_TOKEN or output_tokens
+    return math.ceil(total)
+
+
+def make_prompts(
+    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
+) -> Prompts:
+    """The scenario's prompts as this target takes them."""
+    workload = scenario.workload
+    if workload.has_sessions:
+        return _dialogues(scenario, text, tokenizer, salt)
+    if workload.dataset is not None:
+        return DatasetPrompts(
+            load_dataset(Path(workload.dataset)),
+            output_tokens=workload.output_tokens,
+            tokenizer=tokenizer,
+            seed=scenario.seed,
+            salt=salt,
+            ignore_eos=workload.ignore_eos,
+        )
+    options: dict[str, Any] = {
+        "seed": scenario.seed,
+        "salt": salt,
+        "ignore_eos": workload.ignore_eos,
+        "shared_prefix": workload.shared_prefix,
+    }
+    if workload.trace is not None:
+        return TracePrompts(read_trace(Path(workload.trace)), text, **options)
+    if workload.input_lengths is not None or workload.output_lengths is not None:
+        return DrawnPrompts(*distributions(workload), text, **options)
+    return SyntheticPrompts(lengths_of(scenario), text, **options)
+
+
+def _dialogues(
+    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
+) -> Prompts:
+    """Conversations, made up or recorded."""
+    workload = scenario.workload
+    pauses = parse_seconds(workload.think_s or "0")
+    if workload.conversations is not None:
+        return RecordedDialogues(
+            read_conversations(Path(workload.conversations)),
+            pauses,
+            output_tokens=workload.output_tokens,
+            seed=scenario.seed,
+            salt=salt,
+            ignore_eos=workload.ignore_eos,
+            tokenizer=tokenizer,
+        )
+    options: dict[str, Any] = {
+        "seed": scenario.seed,
+        "salt": salt,
+        "ignore_eos": workload.ignore_eos,
+    }
+    lengths = distributions(workload)
+    return MadeUpDialogues(
+        DrawnPrompts(*lengths, text, shared_prefix=workload.shared_prefix, **options),
+        DrawnPrompts(*lengths, text, **options),
+        num_turns(workload, scenario.seed),
+        pauses,
+        seed=scenario.seed,
+        tokenizer=tokenizer,
+    )

@@ -1,0 +1,196 @@
+"""Everything that a plan needs to run somewhere, as files in a folder or in one archive."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.deploy.checks import Verdict, check_settings, era_of
+from lmi_bench.deploy.cloudformation import template
+from lmi_bench.deploy.environment import environment_of
+from lmi_bench.deploy.images import ACCOUNT, find_image
+from lmi_bench.deploy.plan import DeploymentPlan
+from lmi_bench.deploy.properties import render_properties
+from lmi_bench.deploy.sagemaker import Container, Wishes, endpoint_requests
+from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
+from lmi_bench.errors import InputError
+
+PROPERTIES: Final = "serving.properties"
+_PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a bundle is to run.
+
+    server   lmi, tgi or vllm
+    image    version of LMI's image (0.36.0, lmi28, a tag); of TGI the whole address
+    """
+
+    server: str
+    region: str = "us-east-1"
+    image: str | None = None
+    account: str = ACCOUNT
+    model_data_uri: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Files by name, what was pinned, and what a person should know before using them."""
+
+    files: Mapping[str, str]
+    image: str | None
+    traps: tuple[str, ...] = ()
+
+
+def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle:
+    """The files of a plan for one server; raises InputError for what cannot be written."""
+    if target.server == "vllm":
+        arguments = vllm_arguments(plan, trust_remote_code=target.trust_remote_code)
+        line = " \\\n  ".join(shlex.quote(argument) for argument in ("vllm", "serve", *arguments))
+        notes = (
+            ()
+            if plan.copies == 1
+            else (
+                f"vllm serve starts one copy: run it {plan.copies} times, each with its own "
+                "accelerators (CUDA_VISIBLE_DEVICES) and port",
+            )
+        )
+        script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\nexec {line}\n"
+        return Bundle({"vllm-serve.sh": script}, None, notes)
+    files: dict[str, str] = {}
+    if target.server == "tgi":
+        environment = tgi_environment(plan, trust_remote_code=target.trust_remote_code)
+        verdict = Verdict((), ())
+        if target.image is None:
+            files["tgi.env"] = _env_file(plan, environment)
+            traps = ("no image was named (--image ADDRESS): no SageMaker requests are written",)
+            return Bundle(files, None, traps)
+        image = target.image
+    else:
+        pinned = find_image("lmi" if target.image is None else _family(target.image), target.image)
+        image = pinned.uri(target.region, target.account)
+        settings = lmi_settings(
+            plan,
+            era=era_of(pinned.djl),
+            trust_remote_code=target.trust_remote_code,
+            model_loading_timeout_s=wishes.startup_s,
+        )
+        if target.model_data_uri is not None:
+            settings["option.model_id"] = "/opt/ml/model"
+        verdict = check_settings(settings, era=era_of(pinned.djl))
+        verdict.raise_mistakes("the generated serving.properties")
+        comments = (plan.describe(), plan.basis, f"image {image}")
+        in_archive = {k: v for k, v in settings.items() if v != "/opt/ml/model"}
+        files[PROPERTIES] = render_properties(in_archive, comments=comments)
+        environment = environment_of(settings)
+    files[f"{target.server}.env"] = _env_file(plan, environment)
+    container = Container(image, environment, target.model_data_uri)
+    requests = endpoint_requests(
+        plan, container, wishes, one_copy_a_container=target.server == "tgi"
+    )
+    files["sagemaker.json"] = _requests_file(requests)
+    files["cloudformation.yaml"] = template(requests, description=plan.describe())
+    files["deploy_boto3.py"] = _boto3_script(plan, target.region)
+    return Bundle(files, image, verdict.traps)
+
+
+def write_bundle(bundle: Bundle, folder: Path) -> None:
+    """Write the files; raises InputError where a folder of that name has other contents."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder: choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in bundle.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def pack_model(folder: Path, archive: Path) -> list[str]:
+    """model.tar.gz of a folder's serving.properties, model.py and requirements.txt, at its root.
+
+    The same files give the same bytes. Returns the names; raises InputError without a
+    serving.properties or where the archive exists.
+    """
+    if archive.exists():
+        raise InputError(f"{archive} exists: remove it, or choose another --out")
+    names = [name for name in _PACKED if (folder / name).is_file()]
+    if PROPERTIES not in names:
+        raise InputError(f"{folder} has no {PROPERTIES}: write one with `lmi-bench deploy write`")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            content = (folder / name).read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    archive.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+    return names
+
+
+def unpack_properties(archive: Path) -> str:
+    """The serving.properties of a model.tar.gz; raises InputError where it has none at its root."""
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            names = tar.getnames()
+            for name in (PROPERTIES, f"./{PROPERTIES}"):
+                if name in names:
+                    member = tar.extractfile(name)
+                    if member is not None:
+                        return member.read().decode()
+    except (OSError, tarfile.TarError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {archive}: {exc}") from exc
+    deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
+    where = f"; {deeper[0]} lies in a folder, where no container looks" if deeper else ""
+    raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
+
+
+def _family(version: str) -> str:
+    for family in ("tensorrtllm", "deepspeed", "neuronx"):
+        if family in version:
+            return "trtllm" if family == "tensorrtllm" else family
+    return "lmi"
+
+
+def _env_file(plan: DeploymentPlan, environment: Mapping[str, str]) -> str:
+    lines = [f"# {plan.describe()}", f"# {plan.basis}"]
+    return "\n".join([*lines, *(f"{k}={v}" for k, v in environment.items())]) + "\n"
+
+
+def _requests_file(requests: list[tuple[str, dict[str, Any]]]) -> str:
+    content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _boto3_script(plan: DeploymentPlan, region: str) -> str:
+    """A script that sends the requests of sagemaker.json; nothing runs before it is started."""
+    return f'''"""Creates the endpoint of sagemaker.json: {plan.describe()}.
+
+Machines are paid for from here on. Needs AWS credentials:  python deploy_boto3.py
+"""
+
+import json
+from pathlib import Path
+
+import boto3
+
+REGION = "{region}"
+SCALING = ("register_scalable_target", "put_scaling_policy")
+sagemaker = boto3.client("sagemaker", region_name=REGION)
+scaling = boto3.client("application-autoscaling", region_name=REGION)
+
+for request in json.loads(Path(__file__).with_name("sagemaker.json").read_text()):
+    name, parameters = request["operation"], request["parameters"]
+    if name in ("create_inference_component", *SCALING):
+        sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=sent)
+    print(name)
+    getattr(scaling if name in SCALING else sagemaker, name)(**parameters)
+    if name == "create_endpoint":
+        sent = parameters["EndpointName"]
+'''

@@ -1,0 +1,160 @@
+"""The same serving.properties on the bundled engine: which of its settings mean something there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmi_bench.deploy.environment import Setting
+from lmi_bench.deploy.option_table import all_options
+from lmi_bench.errors import InputError
+
+_DIRECT: Final = {
+    "option.max_rolling_batch_size": "max_rolling_batch_size",
+    "option.max_num_seqs": "max_rolling_batch_size",
+    "option.max_rolling_batch_prefill_tokens": "max_rolling_batch_prefill_tokens",
+    "option.max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
+    "option.max_model_len": "max_model_len",
+    "option.max_tokens": "max_model_len",
+    "option.n_positions": "max_model_len",
+    "option.max_input_len": "max_input_tokens",
+    "option.enable_chunked_prefill": "chunked_prefill",
+    "option.enable_prefix_caching": "prefix_caching",
+    "option.enable_kv_cache_reuse": "prefix_caching",
+    "option.block_size": "block_size",
+    "option.tokens_per_block": "block_size",
+    "option.gpu_memory_utilization": "memory_share",
+    "option.kv_cache_free_gpu_mem_fraction": "memory_share",
+    "option.speculative_draft_model": "draft",
+    "option.speculative_length": "draft_tokens",
+    "option.tensor_parallel_degree": "tensor_parallel",
+    "option.tensor_parallel_size": "tensor_parallel",
+    "max_batch_delay": "max_batch_delay_ms",
+}
+_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_READ_ELSEWHERE: Final = (
+    *("engine", "option.model_id", "option.rolling_batch", "batch_size", "job_queue_size"),
+    *("option.dtype", "option.paged_attention", "option.model_loading_timeout"),
+    *("option.async_mode", "option.trust_remote_code", "option.speculative_config"),
+    "option.entryPoint",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BundledSettings:
+    """What `serve` is to do.
+
+    engine             fields of the scenario's engine section
+    model              None: the weights lie beside the file
+    loading_timeout_s  None: as long as it takes
+    ignored            keys without an effect here
+    batching           what option.rolling_batch turned into, for a person
+    """
+
+    model: str | None
+    engine: Mapping[str, Any]
+    loading_timeout_s: int | None
+    ignored: tuple[str, ...]
+    batching: str
+
+
+def bundled_settings(
+    settings: Mapping[str, Setting], *, simulated: bool = False
+) -> BundledSettings:
+    """Translate effective settings whose names and kinds have been checked.
+
+    simulated  of an engine that computes nothing: fp16 stays fp16, which the bundled engine holds
+               as bfloat16 (as many bytes; processors have no arithmetic in half precision)
+
+    Raises InputError for what the bundled engine refuses: code from the hub, quantization that it
+    would not apply, a model location that it cannot read.
+    """
+    values = {name: setting.value for name, setting in settings.items()}
+    if values.get("option.trust_remote_code", "false").lower() == "true":
+        raise InputError(
+            f"{_where(settings, 'option.trust_remote_code')}: the bundled engine never runs code "
+            "that comes with a model; take the line out"
+        )
+    for name in ("option.quantize", "option.quantization", "option.load_in_8bit"):
+        if values.get(name, "false").lower() != "false":
+            raise InputError(
+                f"{_where(settings, name)}: the file's quantization is not applied here, and "
+                "figures without it would mislead; take the line out"
+            )
+    engine: dict[str, Any] = {}
+    for name, field in _DIRECT.items():
+        if name in values:
+            engine[field] = _converted(name, values[name])
+    batching, policy = _batching(values)
+    engine |= policy
+    stated = values.get("option.dtype", "auto").lower()
+    dtype = _DTYPES.get(stated, stated)
+    if dtype in _DTYPES.values():
+        engine["dtype"] = "bfloat16" if dtype == "float16" and not simulated else dtype
+    if "option.paged_attention" in values:
+        paged = values["option.paged_attention"].lower() == "true"
+        engine["kv_layout"] = "paged" if paged else "contiguous"
+    if "option.speculative_config" in values:
+        engine |= _speculation(values["option.speculative_config"])
+    if "job_queue_size" in values:
+        running = int(engine.get("max_rolling_batch_size") or engine.get("batch_size") or 32)
+        engine["max_concurrent_requests"] = int(values["job_queue_size"]) + running
+    timeout = values.get("option.model_loading_timeout")
+    return BundledSettings(
+        model=values.get("option.model_id"),
+        engine=engine,
+        loading_timeout_s=None if timeout is None else int(timeout),
+        ignored=tuple(
+            name for name in values if name not in _DIRECT and name not in _READ_ELSEWHERE
+        ),
+        batching=batching,
+    )
+
+
+def _batching(values: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """The policy: a batch_size above 1 or a disabled rolling batch means dynamic batching."""
+    rolling = values.get("option.rolling_batch", "auto").lower()
+    size = int(values.get("batch_size", "1"))
+    if size > 1 or rolling == "disable":
+        if values.get("option.async_mode", "false").lower() == "true":
+            return "async mode: a rolling batch", {"policy": "rolling"}
+        if size > 1:
+            return f"dynamic batches of up to {size}", {"policy": "dynamic", "batch_size": size}
+        return "one request at a time", {"policy": "none"}
+    name = "rolling batch" if rolling == "auto" else f"{rolling}'s rolling batch"
+    return f"{name}: rolling, prefill pauses decoding unless chunked", {"policy": "rolling"}
+
+
+def _speculation(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as exc:
+        raise InputError(f"option.speculative_config is not JSON: {exc}") from exc
+    found: dict[str, Any] = {}
+    method = content.get("method")
+    found["draft"] = "ngram" if method == "ngram" else content.get("model")
+    if found["draft"] is None:
+        raise InputError("option.speculative_config names neither a model nor the method ngram")
+    if "num_speculative_tokens" in content:
+        found["draft_tokens"] = content["num_speculative_tokens"]
+    return found
+
+
+def _converted(name: str, value: str) -> Any:
+    match all_options()[name].kind:
+        case "bool":
+            return value.lower() == "true"
+        case "float":
+            return float(value)
+        case "int":
+            return int(value)
+        case "int_or_max":
+            return value if value == "max" else int(value)
+    return value
+
+
+def _where(settings: Mapping[str, Setting], name: str) -> str:
+    setting = settings[name]
+    return f"{setting.origin}: {name}={setting.value}"

@@ -1,0 +1,162 @@
+"""A configuration held against what its container would make of it: mistakes and traps.
+
+A mistake keeps a server from starting, or makes it ignore what was asked; a trap starts and does
+something else than the file's author meant. Source: the validators and the release notes of
+djl-serving 0.26 to 0.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
+from lmi_bench.errors import InputError
+
+_SAGEMAKER_LONGEST_S: Final = 3600
+_RENAMED: Final = {
+    "option.max_rolling_batch": "option.max_rolling_batch_size",
+    "option.max_batch_delay": "max_batch_delay",
+    "option.batch_size": "batch_size",
+    "option.job_queue_size": "job_queue_size",
+    "option.engine": "engine",
+}
+_ROLLING_UNDER_MPI: Final = ("lmi-dist", "trtllm", "deepspeed")
+_ROLLING_OF_ERA: Final = {
+    "A": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "disable"),
+    "B": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "tnx", "disable"),
+    "C": ("auto", "vllm", "trtllm", "disable", "lmi-dist"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with a configuration, each in a line: mistakes, and traps that only warn."""
+
+    mistakes: tuple[str, ...]
+    traps: tuple[str, ...]
+
+    def raise_mistakes(self, source: str) -> None:
+        """Raise InputError with every mistake, if there is one."""
+        if not self.mistakes:
+            return
+        noun = "mistake" if len(self.mistakes) == 1 else "mistakes"
+        if len(self.mistakes) == 1:
+            raise InputError(f"{source}: {self.mistakes[0]}")
+        lines = "\n".join(f"  {line}" for line in self.mistakes)
+        raise InputError(f"{source}: {len(self.mistakes)} {noun}\n{lines}")
+
+
+def era_of(djl_version: str) -> str:
+    """The era of a djl-serving version such as 0.26.0; raises InputError for another text."""
+    parts = djl_version.split(".")
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts) or parts[0] != "0":
+        raise InputError(f"djl-serving version {djl_version!r}: write one such as 0.26.0 or 0.36.0")
+    minor = int(parts[1])
+    return "A" if minor <= 26 else "B" if minor <= 34 else "C"
+
+
+def check_settings(
+    settings: Mapping[str, str], *, era: str = "C", allowed: Collection[str] = ()
+) -> Verdict:
+    """Mistakes and traps of a configuration under one era of djl-serving.
+
+    allowed  names that are not in the table and are to pass all the same, such as a new argument
+             of vLLM
+    """
+    mistakes: list[str] = []
+    traps: list[str] = []
+    options = all_options()
+    for name, value in settings.items():
+        option = options.get(name)
+        if name in _RENAMED:
+            mistakes.append(f"{name} is not read; the key is {_RENAMED[name]}")
+        elif option is None and name not in allowed and name.removeprefix(PREFIX) not in allowed:
+            advice = nearest(name) or f"; if the engine knows it, --allow {name}"
+            mistakes.append(f"unknown key {name}{advice}")
+        elif option is not None:
+            problem = option.problem(value)
+            if problem is not None:
+                mistakes.append(f"{name}={value}: {problem}")
+            elif era not in option.eras:
+                when = " and ".join(ERAS[letter] for letter in option.eras)
+                traps.append(f"{name} is read only {when}; here it has no effect")
+    mistakes += _conflicts(settings, era)
+    traps += _traps(settings, era)
+    return Verdict(tuple(mistakes), tuple(traps))
+
+
+def _conflicts(settings: Mapping[str, str], era: str) -> list[str]:
+    """Settings that a validator of the container refuses."""
+    found = []
+    rolling = settings.get("option.rolling_batch", "auto").lower()
+    engine = settings.get("engine", "Python")
+    batch_size = settings.get("batch_size", "1")
+    if rolling not in _ROLLING_OF_ERA[era]:
+        names = ", ".join(_ROLLING_OF_ERA[era])
+        found.append(f"option.rolling_batch={rolling} does not exist {ERAS[era]}; there is {names}")
+    if era == "A":
+        if engine == "Python" and rolling in _ROLLING_UNDER_MPI:
+            found.append(
+                f"engine=Python has no rolling batch {rolling}: up to 0.26 it needs engine=MPI"
+            )
+        if engine == "MPI" and rolling == "vllm":
+            found.append("engine=MPI has no rolling batch vllm: it needs engine=Python")
+    if batch_size.isdecimal() and int(batch_size) > 1 and rolling not in ("auto", "disable"):
+        found.append(
+            f"batch_size={batch_size} is dynamic batching and option.rolling_batch={rolling} is "
+            "not: leave one of the two out"
+        )
+    if settings.get("option.async_mode") == "true" and rolling not in ("auto", "disable"):
+        found.append("option.async_mode=true excludes a rolling batch: set it to disable")
+    for alias, name in (
+        ("option.max_num_seqs", "option.max_rolling_batch_size"),
+        ("option.tensor_parallel_size", "option.tensor_parallel_degree"),
+    ):
+        if alias in settings and settings[alias] != settings.get(name, settings[alias]):
+            found.append(f"{alias}={settings[alias]} and {name}={settings[name]} have to be equal")
+    rotary = ("option.rotary_scaling_type", "option.rotary_scaling_factor")
+    if sum(name in settings for name in rotary) == 1:
+        found.append(f"{rotary[0]} and {rotary[1]} go together: give both or neither")
+    return found
+
+
+def _traps(settings: Mapping[str, str], era: str) -> list[str]:
+    """Settings that do something else than they seem to."""
+    found = []
+    rolling = settings.get("option.rolling_batch", "auto").lower()
+    seconds = settings.get("option.model_loading_timeout", "")
+    if seconds.isdecimal() and int(seconds) > _SAGEMAKER_LONGEST_S:
+        found.append(
+            f"option.model_loading_timeout={seconds}: SageMaker waits at most "
+            f"{_SAGEMAKER_LONGEST_S} s for a container to become healthy"
+        )
+    if settings.get("option.trust_remote_code", "false").lower() == "true":
+        found.append(
+            "option.trust_remote_code=true runs Python code that comes with the weights: read it, "
+            "and pin option.revision"
+        )
+    if "option.max_rolling_batch_size" not in settings and era == "C" and rolling == "auto":
+        found.append(
+            "option.max_rolling_batch_size is not set: with rolling_batch=auto it is 32 since "
+            "0.35, although the documents say 256"
+        )
+    if era == "C":
+        if settings.get("engine") == "MPI" and rolling != "trtllm":
+            found.append("engine=MPI: today Python is right for every backend but trtllm")
+        if rolling == "lmi-dist":
+            found.append("option.rolling_batch=lmi-dist is silently vLLM since 0.33")
+        if "option.output_formatter" in settings and rolling in ("auto", "disable"):
+            found.append("option.output_formatter has no effect in async mode (auto since 0.35)")
+    if era == "A" and "option.output_formatter" not in settings:
+        found.append(
+            "option.output_formatter is not set: 0.26 then sends one JSON object in pieces; a "
+            "client that reads lines needs jsonlines"
+        )
+    if settings.get("option.quantize", "") in ("awq", "gptq") and era == "C":
+        found.append(
+            f"option.quantize={settings['option.quantize']}: vLLM finds it in the checkpoint, and "
+            "saying so turns its faster Marlin kernels off"
+        )
+    return found

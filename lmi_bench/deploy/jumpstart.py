@@ -1,0 +1,45 @@
+"""What JumpStart set for a model on a machine in 2023: TGI's variables, by the posts' rule.
+
+One shard an accelerator where the heads allow it, one request up to the whole context, prefills
+of at least 4,096 tokens, 128 requests at once. Stated for Llama 2 (a context of 4,096); for other
+models the same rule over their own context.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.errors import CapacityError
+from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+
+MAX_CONCURRENT_REQUESTS: Final = 128
+_PREFILL_TOKENS: Final = 4096
+_STATED: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
+
+
+def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, str]:
+    """The variables. Raises CapacityError where no degree is allowed that uses one accelerator or
+    all of them."""
+    context = shape.max_positions
+    return {
+        "SM_NUM_GPUS": str(_shards(shape, instance)),
+        "MAX_INPUT_LENGTH": str(context - 1),
+        "MAX_TOTAL_TOKENS": str(context),
+        "MAX_BATCH_PREFILL_TOKENS": str(max(_PREFILL_TOKENS, context)),
+        "MAX_CONCURRENT_REQUESTS": str(MAX_CONCURRENT_REQUESTS),
+    }
+
+
+def provenance(shape: ModelShape) -> str:
+    """How sure the values are."""
+    if shape.name.lower() in _STATED:
+        return "as the benchmark of JumpStart's endpoints states them for Llama 2 (2023)"
+    return "by the rule that JumpStart used for Llama 2 (2023), over this model's own context"
+
+
+def _shards(shape: ModelShape, instance: Instance) -> int:
+    for degree in (instance.num_accelerators, 1):
+        if tensor_parallel_problem(shape, degree) is None:
+            return degree
+    raise CapacityError(f"{shape.name} cannot be split as {instance.instance_type} needs it")

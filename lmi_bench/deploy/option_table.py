@@ -1,0 +1,123 @@
+"""The options of djl-serving and its LMI containers: names, kinds, defaults, who reads them.
+
+Three eras share the names and differ in behaviour: A up to djl-serving 0.26 (the posts of 2023),
+B from 0.27 to 0.34, C since 0.35. Source: the option tables and code of the project's branches
+0.26.0-dlc to 0.36.0-lmi27-dlc.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from lmi_bench.errors import InputError
+
+PREFIX: Final = "option."
+ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One key of serving.properties.
+
+    name         with its prefix, `option.` where the handler reads it
+    kind         int, float, bool, str, enum, json, or int_or_max
+    choices      of an enum
+    backends     that read it; ("all",) for every one
+    eras         letters of `ERAS` in which it means something
+    environment  a short environment variable besides the regular one; empty: none
+    """
+
+    name: str
+    kind: str
+    choices: tuple[str, ...]
+    default: str
+    backends: tuple[str, ...]
+    eras: str
+    environment: str
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        """The regular environment variable: OPTION_X for option.x, SERVING_X for x."""
+        bare = self.name.removeprefix(PREFIX).replace(".", "_").upper()
+        return f"{'OPTION' if self.name.startswith(PREFIX) else 'SERVING'}_{bare}"
+
+    def problem(self, value: str) -> str | None:
+        """Why a value cannot be this option's, or None."""
+        match self.kind:
+            case "int":
+                return None if _is_int(value) else "expected a whole number"
+            case "int_or_max":
+                good = value == "max" or (_is_int(value) and int(value) >= 1)
+                return None if good else "expected a whole number of at least 1, or max"
+            case "float":
+                return None if _is_float(value) else "expected a number"
+            case "bool":
+                good = value.lower() in ("true", "false")
+                return None if good else "expected true or false"
+            case "enum":
+                good = value.lower() in (choice.lower() for choice in self.choices)
+                return None if good else f"expected one of {', '.join(self.choices)}"
+            case "json":
+                return None if value[:1] in "{[" and value else "expected JSON in one line"
+        return None
+
+
+@cache
+def all_options() -> Mapping[str, Option]:
+    """Every known option by its name."""
+    rows = csv.DictReader(data_file("lmi_options.csv").splitlines())
+    return {
+        row["name"]: Option(
+            name=row["name"],
+            kind=row["kind"],
+            choices=tuple(row["choices"].split()),
+            default=row["default"],
+            backends=tuple(row["backends"].split()),
+            eras=row["eras"],
+            environment=row["environment"],
+            meaning=row["meaning"],
+        )
+        for row in rows
+    }
+
+
+def data_file(name: str) -> str:
+    """The text of one of the package's data files."""
+    return resources.files("lmi_bench.deploy").joinpath("data").joinpath(name).read_text("utf-8")
+
+
+def find_option(name: str) -> Option:
+    """The option of a name, with or without its prefix; raises InputError with the nearest."""
+    options = all_options()
+    found = options.get(name) or options.get(PREFIX + name)
+    if found is None:
+        raise InputError(f"option {name!r} is not known{nearest(name)}")
+    return found
+
+
+def nearest(name: str, known: Iterable[str] | None = None) -> str:
+    """What an unknown name probably meant, as the end of a sentence; empty if nothing is near."""
+    names = list(all_options() if known is None else known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    bare = [n for n in names if n.removeprefix(PREFIX) == name.removeprefix(PREFIX)]
+    guess = (bare or close or [""])[0]
+    return f"; did you mean {guess}?" if guess else ""
+
+
+def _is_int(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,198 @@
+"""What is to be deployed: a model on machines, as the planner or a person laid it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmi_bench.analysis.capacity import memory_plan_for
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.weights import weight_format
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model, find_model_entry
+from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+
+_MOST_SLOTS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPlan:
+    """A model on `instances` machines, `copies` of it on each.
+
+    model_id          Hub id, s3:// prefix or folder, as the container is to load it
+    slots             most sequences at once of one copy
+    max_model_len     most tokens of a request, both ways
+    max_input_tokens  longest prompt
+    basis             where slots and lengths come from, for the file's comments
+    """
+
+    shape: ModelShape
+    model_id: str
+    instance: Instance
+    instances: int
+    tensor_parallel: int
+    copies: int
+    dtype: str
+    slots: int
+    max_model_len: int
+    max_input_tokens: int
+    basis: str
+
+    def __post_init__(self) -> None:
+        problem = tensor_parallel_problem(self.shape, self.tensor_parallel)
+        if problem is not None:
+            raise CapacityError(problem)
+        have = self.instance.num_accelerators
+        if self.copies * self.tensor_parallel > have:
+            raise CapacityError(
+                f"{self.copies} copies of TP {self.tensor_parallel} need "
+                f"{self.copies * self.tensor_parallel} accelerators; "
+                f"{self.instance.instance_type} has {have}"
+            )
+
+    @property
+    def fills_the_machine(self) -> bool:
+        """Whether the copies are as many as the accelerators allow."""
+        return self.copies == self.instance.num_accelerators // self.tensor_parallel
+
+    def describe(self) -> str:
+        """One line for a person."""
+        copies = "copy" if self.copies == 1 else "copies"
+        return (
+            f"{self.shape.name} ({self.dtype}) on {self.instances} x "
+            f"{self.instance.instance_type}, {self.copies} {copies} of TP {self.tensor_parallel} "
+            f"each, {self.slots} sequences a copy, requests of up to {self.max_model_len:,} tokens"
+        )
+
+
+def plan_from_recommendation(
+    content: Mapping[str, Any], *, model_id: str | None = None
+) -> DeploymentPlan:
+    """The recommended layout of a file that `recommend --json` wrote."""
+    best = content["recommended"]
+    input_tokens, output_tokens = int(content["input_tokens"]), int(content["output_tokens"])
+    model = str(content["model"])
+    slots = best["memory"].get("slots_per_copy")
+    return DeploymentPlan(
+        shape=find_model(model),
+        model_id=_model_id(model, model_id),
+        instance=find_instance(best["instance"]),
+        instances=int(best["instances"]),
+        tensor_parallel=int(best["tensor_parallel"]),
+        copies=int(best["replicas"]),
+        dtype=str(content["dtype"]),
+        slots=_MOST_SLOTS if slots is None else max(1, min(_MOST_SLOTS, int(slots))),
+        max_model_len=input_tokens + output_tokens,
+        max_input_tokens=input_tokens,
+        basis=f"recommended for {content.get('load', 'the load')}, {content['objective']}; "
+        f"{content['profile']}",
+    )
+
+
+def plan_from_layout(
+    model: str,
+    instance_name: str,
+    profile: EngineProfile,
+    *,
+    tensor_parallel: int | None = None,
+    copies: int | None = None,
+    instances: int = 1,
+    dtype: str = "float16",
+    max_model_len: int | None = None,
+    max_input_tokens: int | None = None,
+    slots: int | None = None,
+    model_id: str | None = None,
+) -> DeploymentPlan:
+    """A layout that a person states; what is left out follows from the machine's memory.
+
+    Token limits come first: how many sequences fit depends on them. The smallest degree that
+    holds the model is taken where none is given, and as many copies as it leaves room for.
+
+    Raises CapacityError, with the numbers, where the model does not fit.
+    """
+    shape = find_model(model)
+    instance = find_instance(instance_name)
+    longest = max_model_len or shape.max_positions
+    if longest > shape.max_positions:
+        raise CapacityError(
+            f"{shape.name} takes at most {shape.max_positions:,} tokens, input and output "
+            f"together, not {longest:,}"
+        )
+    degrees = [tensor_parallel] if tensor_parallel else _degrees(shape, instance)
+    reasons = []
+    for degree in degrees:
+        memory = memory_plan_for(
+            *(shape, instance, degree, dtype, profile),
+            input_tokens=max(1, longest // 2),
+            output_tokens=longest - max(1, longest // 2),
+        )
+        if memory.problem is not None:
+            reasons.append(f"TP {degree}: {memory.problem}")
+            continue
+        return DeploymentPlan(
+            shape=shape,
+            model_id=_model_id(model, model_id),
+            instance=instance,
+            instances=instances,
+            tensor_parallel=degree,
+            copies=copies or instance.num_accelerators // degree,
+            dtype=dtype,
+            slots=slots or max(1, min(_MOST_SLOTS, memory.sequences_expected)),
+            max_model_len=longest,
+            max_input_tokens=max_input_tokens or longest - 1,
+            basis=f"{memory.sequences_guaranteed} sequences of {longest:,} tokens are sure to fit "
+            f"a copy, {memory.sequences_expected} that are half prompt and half through their "
+            f"output ({profile.label})",
+        )
+    raise CapacityError(
+        f"{shape.name} in {dtype} with requests of {longest:,} tokens does not fit "
+        f"{instance.instance_type}\n  " + "\n  ".join(reasons)
+    )
+
+
+def _degrees(shape: ModelShape, instance: Instance) -> list[int]:
+    degrees = [
+        degree
+        for degree in (1, 2, 4, 8, 16)
+        if degree <= instance.num_accelerators and tensor_parallel_problem(shape, degree) is None
+    ]
+    return degrees or [1]
+
+
+def _model_id(model: str, stated: str | None) -> str:
+    """Where the container finds the weights; a catalog model has its Hub id."""
+    if stated is not None:
+        return stated
+    try:
+        hub_id = find_model_entry(model).hf_id
+    except InputError:
+        return model  # a folder
+    if not hub_id:
+        raise InputError(
+            f"no Hub id is known for {model}: give --model-id (Hub id or s3:// prefix)"
+        )
+    return hub_id
+
+
+def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
+    """LMI's dtype and quantize for a number format of the planner; None leaves one out.
+
+    int4 comes from a quantized checkpoint, whose own config names it.
+    """
+    match dtype:
+        case "float16":
+            return "fp16", None
+        case "bfloat16":
+            return "bf16", None
+        case "float32":
+            return "fp32", None
+        case "float8":
+            return None, "fp8"
+        case "int4":
+            return None, None
+    raise InputError(
+        f"{weight_format(dtype).name} weights have no setting in LMI that is known here: use "
+        "float16, bfloat16, float32, float8 or int4 (a quantized checkpoint)"
+    )

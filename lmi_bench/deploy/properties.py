@@ -1,0 +1,87 @@
+"""serving.properties: Java's key=value files, read and written.
+
+Read as java.util.Properties does for what such files hold: comments, blanks round the separator,
+`:` or a blank in place of `=`, lines that go on behind a backslash, and escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmi_bench.errors import InputError
+
+_KEY_END = re.compile(r"(?<!\\)(?:\s*[=:]\s*|\s+)")
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_properties(text: str, *, source: str = "serving.properties") -> dict[str, str]:
+    """Keys and values in the order of the file.
+
+    Raises InputError for a key that stands there twice with different values: djl-serving would
+    silently take the last.
+    """
+    values: dict[str, str] = {}
+    for number, line in _logical_lines(text):
+        key, value = _split(line)
+        if values.get(key, value) != value:
+            raise InputError(
+                f"{source} line {number}: {key} is {values[key]!r} above and {value!r} here: "
+                "keep one"
+            )
+        values[key] = value
+    return values
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Parse a file; raises InputError when it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {exc}") from exc
+    return parse_properties(text, source=str(path))
+
+
+def render_properties(values: Mapping[str, str], *, comments: tuple[str, ...] = ()) -> str:
+    """A file that parses back to the same values."""
+    lines = [f"# {comment}" for comment in comments]
+    lines += [f"{key}={_escaped(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """Lines with their numbers, continuations joined, comments and empty ones left out."""
+    lines: list[tuple[int, str]] = []
+    pending = ""
+    first = 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.lstrip()
+        if not pending:
+            first = number
+            if not line or line[0] in "#!":
+                continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            pending += line[:-1]
+            continue
+        lines.append((first, pending + line))
+        pending = ""
+    if pending:
+        lines.append((first, pending))
+    return lines
+
+
+def _split(line: str) -> tuple[str, str]:
+    found = _KEY_END.search(line)
+    if found is None:
+        return _unescaped(line), ""
+    return _unescaped(line[: found.start()]), _unescaped(line[found.end() :].rstrip())
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

@@ -1,0 +1,92 @@
+"""A plan in the words of each server: LMI (djl-serving), TGI, vLLM.
+
+LMI starts as many copies as the accelerators of its container allow, behind one queue; TGI and
+vLLM start one. Every value that decides memory or concurrency is written out: the defaults differ
+from version to version.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lmi_bench.deploy.plan import DeploymentPlan, lmi_dtype
+from lmi_bench.errors import InputError
+
+SERVERS: Final = ("lmi", "tgi", "vllm")
+_LOADING_S: Final = 1200
+_PREFILL_TOKENS: Final = 4096
+
+
+def lmi_settings(
+    plan: DeploymentPlan,
+    *,
+    era: str = "C",
+    trust_remote_code: bool = False,
+    model_loading_timeout_s: int = _LOADING_S,
+) -> dict[str, str]:
+    """serving.properties of a plan, by key."""
+    dtype, quantize = lmi_dtype(plan.dtype)
+    settings = {
+        "engine": "MPI" if era == "A" else "Python",
+        "option.model_id": plan.model_id,
+        "option.tensor_parallel_degree": str(plan.tensor_parallel),
+        "option.rolling_batch": "auto",
+        "option.max_rolling_batch_size": str(plan.slots),
+    }
+    if era != "A":
+        settings["option.max_model_len"] = str(plan.max_model_len)
+    if dtype is not None:
+        settings["option.dtype"] = dtype
+    if quantize is not None:
+        settings["option.quantize"] = quantize
+    if era == "A":
+        settings["option.output_formatter"] = "jsonlines"
+        settings["option.max_rolling_batch_prefill_tokens"] = str(
+            max(_PREFILL_TOKENS, plan.max_model_len)
+        )
+    if trust_remote_code:
+        settings["option.trust_remote_code"] = "true"
+    settings["option.model_loading_timeout"] = str(model_loading_timeout_s)
+    return settings
+
+
+def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
+    """TGI's variables for one copy; the limits before the concurrency that follows from them."""
+    environment = {
+        "HF_MODEL_ID": plan.model_id,
+        "SM_NUM_GPUS": str(plan.tensor_parallel),
+        "MAX_INPUT_LENGTH": str(plan.max_input_tokens),
+        "MAX_TOTAL_TOKENS": str(plan.max_model_len),
+        "MAX_BATCH_PREFILL_TOKENS": str(max(_PREFILL_TOKENS, plan.max_input_tokens)),
+        "MAX_CONCURRENT_REQUESTS": str(max(1, 2 * plan.slots)),
+    }
+    if plan.dtype == "int4":
+        environment["HF_MODEL_QUANTIZE"] = "awq"
+    elif plan.dtype == "float8":
+        environment["HF_MODEL_QUANTIZE"] = "fp8"
+    elif plan.dtype == "bfloat16":
+        environment["DTYPE"] = "bfloat16"
+    elif plan.dtype != "float16":
+        raise InputError(f"TGI serves float16, bfloat16, float8 or int4 weights, not {plan.dtype}")
+    if trust_remote_code:
+        environment["HF_MODEL_TRUST_REMOTE_CODE"] = "true"
+    return environment
+
+
+def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> list[str]:
+    """The arguments of `vllm serve` for one copy."""
+    arguments = [
+        plan.model_id,
+        *("--tensor-parallel-size", str(plan.tensor_parallel)),
+        *("--max-num-seqs", str(plan.slots)),
+        *("--max-model-len", str(plan.max_model_len)),
+    ]
+    if plan.dtype in ("float16", "bfloat16", "float32"):
+        arguments += ["--dtype", plan.dtype]
+    elif plan.dtype == "float8":
+        arguments += ["--quantization", "fp8"]
+    elif plan.dtype != "int4":  # a quantized checkpoint says so itself
+        raise InputError(f"vLLM has no setting for {plan.dtype} weights that is known here")
+    if trust_remote_code:
+        arguments.append("--trust-remote-code")
+    return arguments

@@ -1,0 +1,105 @@
+"""How many tokens to guess: as many as pay, by what held of a sequence's guesses lately.
+
+A step that verifies k guesses takes about 1 + c k times a plain step, c being what one more row
+and its guess cost. If each guess holds with chance a where those before it held, the step gives
+1 + a + ... + a^k tokens (Leviathan et al. 2023, arXiv:2211.17192, equation 1). The best k is that
+with the most tokens for its time; where even one guess does not pay, there is none, but for a
+guess now and then that tells whether the text has become easier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from lmi_bench.engine.scheduling.drafting import Drafter
+from lmi_bench.engine.scheduling.sequence import Sequence
+from lmi_bench.errors import InputError
+
+DEFAULT_GUESS_COST: Final = 0.1
+"""Time of one more verified row as a share of a plain step, where nothing better is known."""
+
+PROBE_EVERY: Final = 16
+"""Steps without a guess before one is tried again."""
+
+_PRIOR_CHANCE: Final = 0.8
+_PRIOR_WEIGHT: Final = 2.0  # in guesses
+_KEPT: Final = 0.9  # of the past, at each verification
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What is remembered of a sequence: guesses that held and guesses tried, the past fading.
+
+    seen   the sequence's counts when they were last looked at; idle: steps since the last guess
+    """
+
+    held: float = _PRIOR_CHANCE * _PRIOR_WEIGHT
+    tried: float = _PRIOR_WEIGHT
+    seen: tuple[int, int] = (0, 0)
+    idle: int = 0
+
+    def update(self, accepted: int, rejected: int) -> None:
+        held, wrong = accepted - self.seen[0], rejected - self.seen[1]
+        if held or wrong:
+            self.seen = (accepted, rejected)
+            self.held = _KEPT * self.held + held
+            self.tried = _KEPT * self.tried + held + wrong
+
+
+class AdaptiveDrafter:
+    """A drafter that asks another one for as many guesses as pay.
+
+    guess_cost_frac  time of one guess and its verification, as a share of a plain step
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        num_tokens: int,
+        *,
+        guess_cost_frac: float = DEFAULT_GUESS_COST,
+        probe_every: int = PROBE_EVERY,
+    ) -> None:
+        if guess_cost_frac <= 0:
+            raise InputError(f"guess_cost_frac must be above 0, got {guess_cost_frac:g}")
+        self.drafter = drafter
+        self._num_tokens = num_tokens
+        self._cost = guess_cost_frac
+        self._probe_every = probe_every
+
+    def __call__(self, seq: Sequence, most: int) -> tuple[int, ...]:
+        """At most `most` guesses; none while guessing does not pay."""
+        if not isinstance(seq.pace, _Pace):
+            seq.pace = _Pace()
+        pace = seq.pace
+        pace.update(seq.num_accepted, seq.num_rejected)
+        wanted = best_draft_length(
+            pace.held / pace.tried, self._cost, most=min(most, self._num_tokens)
+        )
+        if not wanted:
+            pace.idle += 1
+            if pace.idle < self._probe_every:
+                return ()
+            wanted = 1
+        pace.idle = 0
+        return self.drafter(seq, wanted)
+
+
+def best_draft_length(chance: float, guess_cost_frac: float, *, most: int) -> int:
+    """The number of guesses, 0 to `most`, that gives the most tokens for a step's time.
+
+    (1 + a + ... + a^k) / (1 + c k), the smaller k on a tie
+
+    >>> best_draft_length(0.6, 0.1, most=8), best_draft_length(0.05, 0.1, most=8)
+    (3, 0)
+    """
+    best, best_speed = 0, 1.0
+    tokens = term = 1.0
+    for length in range(1, most + 1):
+        term *= chance
+        tokens += term
+        speed = tokens / (1 + guess_cost_frac * length)
+        if speed > best_speed:
+            best, best_speed = length, speed
+    return best

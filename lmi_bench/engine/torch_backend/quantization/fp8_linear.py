@@ -1,0 +1,78 @@
+"""Products with weights and activations in float8 (E4M3): by the GPUs that have it, else emulated.
+
+Emulated: stored and rounded as such a GPU would, multiplied as the floats they stand for. That
+shows size and error and says nothing of speed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear, UnpackedLinear
+from lmi_bench.engine.torch_backend.quantization.rounding import FP8, FP8_MAX, Fp8Weight
+
+_SMALLEST: Final = 1e-12
+_FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
+
+
+def fp8_is_native(device: torch.device) -> bool:
+    """Whether the device multiplies float8 itself."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in float8 and what they are to be multiplied with, shape (rows, 1)."""
+    wide = x.float()
+    unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+    unit = unit.mul_(1 / FP8_MAX).clamp_min_(_SMALLEST)
+    return (wide / unit).to(FP8), unit
+
+
+class Fp8Emulated(UnpackedLinear):
+    """float8 in memory, floats in the product."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values
+        self._scale = weight.scale
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        rounded, unit = round_rows(x)
+        y = super().product(rounded.float())
+        return y.mul_(self._scale).mul_(unit).to(x.dtype)
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        return self._values[first:last].to(dtype)
+
+
+class Fp8ByGpu(QuantizedLinear):
+    """float8 in memory and in the product, a scale for each row of both sides."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values.contiguous()
+        self._scale = weight.scale[None].contiguous()
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        rounded, unit = round_rows(x)
+        y: Tensor = torch._scaled_mm(
+            rounded,
+            self._values.t(),
+            scale_a=unit,
+            scale_b=self._scale,
+            out_dtype=torch.bfloat16,
+        )
+        return y.to(x.dtype)

@@ -1,0 +1,55 @@
+"""From settings and a model folder to the plan that loading follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.quantization import QuantizeSettings, Scheme
+from lmi_bench.engine.torch_backend.quantization.calibration import Told, calibrated_factors
+from lmi_bench.engine.torch_backend.quantization.plan import (
+    QuantizePlan,
+    check_group_size,
+    stored_plan,
+)
+from lmi_bench.errors import InputError
+
+
+def prepare(
+    folder: Path,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    settings: QuantizeSettings,
+    *,
+    degree: int,
+    dtype: str,
+    device: torch.device,
+    told: Told | None = None,
+) -> QuantizePlan | None:
+    """How a model's weights are to be quantized; None: not at all. Calibrates where it has to.
+
+    degree  ranks that the model is split over
+
+    Raises InputError where the folder's weights are quantized in another way already.
+    """
+    stored = stored_plan(folder, config, spec, degree)
+    if stored is not None:
+        if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
+            raise InputError(
+                f"{folder.name} holds weights quantized as {stored.settings.scheme}: they cannot "
+                f"be quantized as {settings.scheme}; leave --quantize out"
+            )
+        return stored
+    if settings.scheme is Scheme.NONE:
+        return None
+    group_size = check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
+    factors = None
+    if settings.scheme.calibrated:
+        factors = calibrated_factors(
+            folder, spec, settings, group_size, dtype=dtype, device=device, told=told
+        )
+    return QuantizePlan(settings, group_size, factors)

@@ -1,0 +1,143 @@
+"""What passes through the matrices of a model while it reads a calibration text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.layers import Linear
+from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
+from lmi_bench.engine.torch_backend.models.build import build_with
+from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+
+SAMPLED_ROWS: Final = 256
+"""Rows of inputs that are kept of each matrix; maxima and means are over all rows."""
+_BLOCK_SIZE: Final = 64
+
+
+@dataclass(slots=True)
+class Inputs:
+    """Inputs of one matrix. Vectors have an entry for each input feature.
+
+    rows      a sample, shape (rows, features), float32
+    sum_abs   of absolute values, over `count` rows; largest: the greatest of them
+    """
+
+    rows: Tensor
+    sum_abs: Tensor
+    largest: Tensor
+    count: int = 0
+
+    @property
+    def mean_abs(self) -> Tensor:
+        """The mean absolute value of each feature."""
+        return self.sum_abs / max(1, self.count)
+
+    def note(self, x: Tensor, share: float) -> None:
+        """Take in more rows, and keep `share` (0 to 1) of them."""
+        wide = x.float()
+        magnitudes = wide.abs()
+        self.sum_abs += magnitudes.sum(dim=0)
+        self.largest = torch.maximum(self.largest, magnitudes.amax(dim=0))
+        self.count += len(x)
+        wanted = min(SAMPLED_ROWS - len(self.rows), max(1, round(share * len(x))))
+        if wanted > 0:
+            chosen = torch.linspace(0, len(x) - 1, min(wanted, len(x))).long()
+            self.rows = torch.cat((self.rows, wide[chosen]))
+
+
+class Recording:
+    """Inputs by the first name of each matrix."""
+
+    def __init__(self, share: float) -> None:
+        """share  of the rows that are kept"""
+        self._share = share
+        self.inputs: dict[str, Inputs] = {}
+
+    def note(self, name: str, x: Tensor) -> None:
+        """Rows x go into the matrix `name`."""
+        if not len(x):
+            return
+        if name not in self.inputs:
+            zeros = torch.zeros(x.shape[1], device=x.device)
+            rows = torch.empty(0, x.shape[1], device=x.device)
+            self.inputs[name] = Inputs(rows, zeros, zeros.clone())
+        self.inputs[name].note(x, self._share)
+
+
+class _RecordedLinear:
+    def __init__(self, name: str, linear: Linear, recording: Recording) -> None:
+        self._name = name
+        self._linear = linear
+        self._recording = recording
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._recording.note(self._name, x)
+        return self._linear(x)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        self._recording.note(self._name, x)
+        return self._linear.add(x, residual)
+
+    def silu(self, x: Tensor) -> Tensor:
+        self._recording.note(self._name, x)
+        return self._linear.silu(x)
+
+    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
+        self._recording.note(self._name, x)
+        return self._linear.multiply(x, factor)
+
+
+class _RecordingLoader(WeightLoader):
+    """As WeightLoader; its matrices tell what goes through them."""
+
+    recording: Recording
+
+    def matrix(
+        self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
+    ) -> Linear:
+        linear = super().matrix(parts, columns, bias, joined)
+        return _RecordedLinear(parts[0][0], linear, self.recording)
+
+
+def record_inputs(
+    folder: Path,
+    spec: DecoderSpec,
+    precision: Precision,
+    device: torch.device,
+    sequences: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+) -> Recording:
+    """Run the unquantized model over the sequences; it is held in memory meanwhile.
+
+    progress  told the sequences read and how many there are
+    """
+    total = sum(len(sequence) for sequence in sequences)
+    recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))
+    with Checkpoint(folder) as checkpoint:
+        load = _RecordingLoader(spec, checkpoint, precision, device)
+        load.recording = recording
+        model = build_with(load, folder)
+    blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
+    layout = KvLayoutShape(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=_BLOCK_SIZE,
+        dtype=precision.compute,
+    )
+    runner = ModelRunner(model, KvCache(layout, blocks, device), precision, sampling_seed=0)
+    for number, sequence in enumerate(sequences, start=1):
+        runner.score(sequence, 1)
+        if progress is not None:
+            progress(number, len(sequences))
+    return recording

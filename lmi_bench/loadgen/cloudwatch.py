@@ -1,0 +1,163 @@
+"""What CloudWatch says of a SageMaker endpoint during each level, beside the client's figures.
+
+SageMaker writes a value a minute, so a level is given the minutes that it touches, and told how
+many of them it shares with its neighbours. Latencies come in microseconds. Metrics: AWS/SageMaker
+and /aws/sagemaker/Endpoints, "Monitor Amazon SageMaker AI with CloudWatch".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from lmi_bench.errors import LmiBenchError
+
+PERIOD_S = 60
+US_PER_MS = 1000.0
+_INVOCATIONS, _INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
+_QUERIES = (
+    ("invocations", _INVOCATIONS, "Invocations", "Sum"),
+    ("errors_4xx", _INVOCATIONS, "Invocation4XXErrors", "Sum"),
+    ("errors_5xx", _INVOCATIONS, "Invocation5XXErrors", "Sum"),
+    ("model_latency_sum", _INVOCATIONS, "ModelLatency", "Sum"),
+    ("model_latency_count", _INVOCATIONS, "ModelLatency", "SampleCount"),
+    ("overhead_latency_sum", _INVOCATIONS, "OverheadLatency", "Sum"),
+    ("overhead_latency_count", _INVOCATIONS, "OverheadLatency", "SampleCount"),
+    ("gpu_utilization", _INSTANCES, "GPUUtilization", "Average"),
+    ("gpu_memory", _INSTANCES, "GPUMemoryUtilization", "Average"),
+    ("cpu_utilization", _INSTANCES, "CPUUtilization", "Average"),
+)
+_COUNTS = ("invocations", "errors_4xx", "errors_5xx")
+_MEANS = ("gpu_utilization", "gpu_memory", "cpu_utilization")
+Series = Mapping[datetime, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSpan:
+    """When a level ran, by the wall clock (UTC)."""
+
+    level: int
+    attempt: int
+    start: datetime
+    end: datetime
+
+    @property
+    def minutes(self) -> list[datetime]:
+        """The minutes that it touches."""
+        minute = self.start.astimezone(UTC).replace(second=0, microsecond=0)
+        found = []
+        while minute <= self.end:
+            found.append(minute)
+            minute += timedelta(seconds=PERIOD_S)
+        return found
+
+
+def level_spans(lines: Sequence[Mapping[str, Any]]) -> list[LevelSpan]:
+    """The spans of finished levels, from their lines; those without times are left out."""
+    return [
+        LevelSpan(
+            line["level"],
+            line["attempt"],
+            datetime.fromisoformat(line["started_at"]),
+            datetime.fromisoformat(line["ended_at"]),
+        )
+        for line in lines
+        if line.get("started_at") and line.get("ended_at")
+    ]
+
+
+def open_cloudwatch(session: Any, region: str) -> Any:
+    """botocore's own client; AWS_ENDPOINT_URL_CLOUDWATCH sends it elsewhere."""
+    from botocore.config import Config
+
+    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    return session.create_client("cloudwatch", region_name=region, config=config)
+
+
+def read_levels(
+    client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
+) -> list[dict[str, Any]]:
+    """A dictionary a level, with what is known of it; raises LmiBenchError where AWS refuses."""
+    if not spans:
+        return []
+    series = _series(client, endpoint_name, variant, spans)
+    users = Counter(minute for span in spans for minute in span.minutes)
+    return [_of_level(span, series, users) for span in spans]
+
+
+def _series(
+    client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
+) -> dict[str, Series]:
+    """Values by minute of each query, over all levels."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    minutes = [minute for span in spans for minute in span.minutes]
+    asked: dict[str, Any] = {
+        "StartTime": min(minutes),
+        "EndTime": max(minutes) + timedelta(seconds=PERIOD_S),
+        "MetricDataQueries": [
+            {
+                "Id": name,
+                "MetricStat": {
+                    "Metric": {
+                        "Namespace": namespace,
+                        "MetricName": metric,
+                        "Dimensions": [
+                            {"Name": "EndpointName", "Value": endpoint_name},
+                            {"Name": "VariantName", "Value": variant},
+                        ],
+                    },
+                    "Period": PERIOD_S,
+                    "Stat": statistic,
+                },
+            }
+            for name, namespace, metric, statistic in _QUERIES
+        ],
+    }
+    found: dict[str, dict[datetime, float]] = {}
+    try:
+        while True:
+            reply = client.get_metric_data(**asked)
+            for result in reply["MetricDataResults"]:
+                kept = found.setdefault(result["Id"], {})
+                pairs = zip(result["Timestamps"], result["Values"], strict=True)
+                kept |= {when.astimezone(UTC): float(value) for when, value in pairs}
+            if not reply.get("NextToken"):
+                return dict(found)
+            asked["NextToken"] = reply["NextToken"]
+    except ClientError as exc:
+        error = exc.response.get("Error", {})
+        raise LmiBenchError(f"CloudWatch: {error.get('Code')}: {error.get('Message')}") from exc
+    except BotoCoreError as exc:
+        raise LmiBenchError(f"CloudWatch: {exc}") from exc
+
+
+def _of_level(
+    span: LevelSpan, series: Mapping[str, Series], users: Mapping[datetime, int]
+) -> dict[str, Any]:
+    minutes = span.minutes
+
+    def values(name: str) -> list[float]:
+        return [series[name][m] for m in minutes if m in series.get(name, {})]
+
+    level: dict[str, Any] = {
+        "level": span.level,
+        "attempt": span.attempt,
+        "from": minutes[0].isoformat(),
+        "minutes": len(minutes),
+        "shared_minutes": sum(users[minute] > 1 for minute in minutes),
+    }
+    for name in _COUNTS:
+        if values(name):
+            level[name] = sum(values(name))
+    for name in ("model_latency", "overhead_latency"):
+        count = sum(values(f"{name}_count"))
+        if count:
+            level[f"{name}_mean_ms"] = sum(values(f"{name}_sum")) / count / US_PER_MS
+    for name in _MEANS:
+        if values(name):
+            level[f"{name}_mean_percent"] = sum(values(name)) / len(values(name))
+    return level

@@ -1,0 +1,295 @@
+"""The sections of a scenario file: each checks itself, `scenario` checks them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    model_validator,
+)
+
+from lmi_bench.errors import InputError
+from lmi_bench.lengths import parse_lengths, parse_seconds
+
+DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _as_list(value: object) -> object:
+    """One level may be written without brackets."""
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _as_text(value: object) -> object:
+    """A number stands for the distribution that is always that number."""
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def seconds_or_none(value: object) -> object:
+    """Seconds, or the word none."""
+    return None if value == "none" else value
+
+
+def _levels_or_auto(value: object) -> object:
+    """Levels as a list, or the word auto."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError("write levels such as [1, 2, 4], or auto")
+    return _as_list(value)
+
+
+def _raise_value_error(parse: Callable[[str], object], text: str) -> None:
+    """Check a text with its parser; pydantic gathers ValueErrors only."""
+    try:
+        parse(text)
+    except InputError as exc:
+        raise ValueError(str(exc)) from exc
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class LengthShare(Section):
+    """One kind of request of a mixed workload; lengths in tokens, `share` relative to the rest."""
+
+    input_tokens: PositiveInt
+    output_tokens: PositiveInt
+    share: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class WorkloadSection(Section):
+    """What is asked, in tokens.
+
+    mix            several kinds of request at once; `input_tokens`, `output_tokens` then unused
+    dataset        JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`; a relative
+                   path counts from the scenario file
+    input_lengths  a distribution, such as normal(622,100) or uniform(500,1000), instead of
+                   input_tokens; likewise output_lengths
+    trace          recorded traffic: its lengths and, in an open loop, its times
+    shared_prefix  tokens at the beginning of every prompt that are the same in all of them
+    turns          turns of a conversation, a number or a distribution: each turn's prompt holds
+                   all that was said before, and input_tokens is what it adds
+    conversations  recorded ones instead: JSON lines of ShareGPT's `conversations` or of `messages`
+    think_s        seconds between an answer and the next turn, a number or a distribution
+    ignore_eos     generate the asked number of tokens whatever the model says
+    reuse_prompts  send the same prompts in every run, which flatters a server's prefix cache
+    """
+
+    input_tokens: PositiveInt = 256
+    output_tokens: PositiveInt = 256
+    mix: tuple[LengthShare, ...] = ()
+    dataset: str | None = None
+    input_lengths: str | None = None
+    output_lengths: str | None = None
+    trace: str | None = None
+    shared_prefix: Annotated[int, Field(ge=0)] = 0
+    turns: Annotated[str | None, BeforeValidator(_as_text)] = None
+    conversations: str | None = None
+    think_s: Annotated[str | None, BeforeValidator(_as_text)] = None
+    ignore_eos: bool = True
+    reuse_prompts: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkloadSection:
+        drawn = self.input_lengths is not None or self.output_lengths is not None
+        given = {
+            "mix": bool(self.mix),
+            "dataset": self.dataset is not None,
+            "input_lengths or output_lengths": drawn,
+            "trace": self.trace is not None,
+            "conversations": self.conversations is not None,
+        }
+        named = [name for name, there in given.items() if there]
+        if len(named) > 1:
+            raise ValueError(f"give either {' or '.join(named)}, not both")
+        for text in (self.input_lengths, self.output_lengths):
+            if text is not None:
+                _raise_value_error(parse_lengths, text)
+        return self
+
+    @model_validator(mode="after")
+    def _whole_conversations(self) -> WorkloadSection:
+        if self.turns is not None:
+            _raise_value_error(parse_lengths, self.turns)
+            alone = ("mix", "dataset", "trace", "conversations")
+            if any(getattr(self, name) for name in alone):
+                raise ValueError(f"turns makes conversations of its own; leave {', '.join(alone)}")
+        if self.think_s is not None:
+            _raise_value_error(parse_seconds, self.think_s)
+            if not self.has_sessions:
+                raise ValueError("think_s is a pause between turns; give turns or conversations")
+        if self.shared_prefix and (self.dataset is not None or self.conversations is not None):
+            raise ValueError("shared_prefix is for made-up prompts, not for recorded text")
+        return self
+
+    @property
+    def begins_alike(self) -> bool:
+        """Whether prompts share their beginnings on purpose, so that a prefix cache may help."""
+        return self.has_sessions or self.shared_prefix > 0 or self.trace is not None
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether requests are turns of conversations."""
+        return self.turns is not None or self.conversations is not None
+
+
+class LoadSection(Section):
+    """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
+
+    concurrency         levels, or auto: doubling until the server is full, finer round the knee
+    search              find the highest concurrency or rate that meets the SLOs; one value of
+                        `concurrency` or `rate_per_s` is then where it starts
+    burstiness          of gamma arrivals: 1 is Poisson, below it they come in bursts
+    ramp_s              an open loop's rate rises from 0 over the first seconds of a level
+    speed               of a trace: a level for each, 1 as recorded, 2 twice as fast
+    repeat              how often each level runs; with `until` at least
+    until               repeat until a metric is known well enough: `ttft_p90 +-5%`
+    requests_per_user   closed loop: a level sends concurrency times this many
+    requests_per_level  requests of every level instead
+    duration_s          a level hands out nothing after this long; with requests_per_level,
+                        whichever comes first
+    max_in_flight       most requests at once: a rate beyond it waits, and so do conversations
+    sessions_per_level  conversations of a level; otherwise requests_per_user of them a user
+    max_sessions        most conversations at once where a rate begins them
+    warmup_requests     sent before each level and left out of it
+    """
+
+    concurrency: Annotated[
+        tuple[PositiveInt, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
+    ] = None
+    rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
+    search: Literal["concurrency", "rate"] | None = None
+    arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
+    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    ramp_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    speed: Annotated[tuple[PositiveRate, ...], BeforeValidator(_as_list)] = (1.0,)
+    repeat: PositiveInt = 1
+    until: str | None = None
+    requests_per_user: PositiveInt = 3
+    requests_per_level: PositiveInt | None = None
+    duration_s: PositiveSeconds | None = None
+    warmup_requests: Annotated[int, Field(ge=0)] = 1
+    max_in_flight: PositiveInt | None = None
+    sessions_per_level: PositiveInt | None = None
+    max_sessions: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_load(self) -> LoadSection:
+        if self.concurrency is not None and self.rate_per_s is not None:
+            raise ValueError("give either concurrency or rate_per_s, not both")
+        for name in ("concurrency", "rate_per_s"):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} has no level; write for example [1, 2, 4]")
+        if self.search is not None:
+            self._check_search(self.search)
+        if self.max_sessions is not None and self.rate_per_s is None:
+            raise ValueError("max_sessions needs a rate; with concurrency that is the sessions")
+        if self.is_adaptive and (self.repeat > 1 or self.until is not None):
+            raise ValueError("repeat and until need listed levels, not auto or a search")
+        return self
+
+    def _check_search(self, over: str) -> None:
+        start = self.concurrency if over == "concurrency" else self.rate_per_s
+        other = self.rate_per_s if over == "concurrency" else self.concurrency
+        if other is not None:
+            raise ValueError(f"search over {over} picks its own levels; leave the others out")
+        if isinstance(start, tuple) and len(start) > 1:
+            raise ValueError(f"search over {over} takes one value to start from, got {len(start)}")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a rule picks the levels from those before."""
+        return self.search is not None or self.concurrency == "auto"
+
+    @property
+    def concurrency_levels(self) -> tuple[int, ...]:
+        """Levels of the closed loop; empty when the load is a rate or found as the sweep goes."""
+        if self.rate_per_s is not None or self.search is not None or self.concurrency == "auto":
+            return ()
+        return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
+
+
+class EngineSection(Section):
+    """Settings of the bundled and of the simulated engine; an endpoint keeps its own.
+
+    None leaves a setting to the engine: the bundled one has its defaults, a simulated one those
+    of its profile; blocks and lengths follow from memory and model. The run's manifest records
+    what came of it.
+
+    max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
+    quantize          the bundled engine's weights, rounded as they are loaded
+    smoothquant_alpha how much of the activations' outliers moves into the weights;
+                      smoothquant_per_token, smoothquant_per_channel: scales of activations by
+                      row, of weights by output, instead of one for all
+    calibration       a text file that awq and smoothquant look at; by default a short text that
+                      comes with the engine
+    draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
+                      draft_tokens of it, at most, are verified in one step
+    draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
+    draft_acceptance  of a simulated engine, which cannot find out: the chance (0 to 1) with which
+                      each drafted token holds
+    """
+
+    policy: Literal["none", "dynamic", "rolling"] = "rolling"
+    kv_layout: Literal["paged", "contiguous"] | None = None
+    batch_size: PositiveInt = 4
+    max_batch_delay_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
+    max_rolling_batch_size: PositiveInt | None = None
+    max_rolling_batch_prefill_tokens: PositiveInt | None = None
+    chunked_prefill: bool | None = None
+    max_concurrent_requests: PositiveInt | None = None
+    prefix_caching: bool | None = None
+    max_input_tokens: PositiveInt | None = None
+    max_batch_total_tokens: PositiveInt | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    kv_dtype: Literal["float32", "bfloat16"] | None = None
+    tensor_parallel: PositiveInt | Literal["max"] = 1
+    replicas: PositiveInt = 1
+    router: Literal["round_robin", "least_outstanding", "random"] = "round_robin"
+    num_blocks: PositiveInt | None = None
+    block_size: PositiveInt | None = None
+    max_model_len: PositiveInt | None = None
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    threads: PositiveInt | None = None
+    quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = "none"
+    smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] = 0.8
+    smoothquant_per_token: bool = True
+    smoothquant_per_channel: bool = True
+    calibration: str | None = None
+    draft: Annotated[str, Field(min_length=1)] | None = None
+    draft_tokens: PositiveInt = 4
+    draft_adaptive: bool = True
+    draft_acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    profile: str | None = None
+
+
+class SageMakerSection(Section):
+    """Which part of a SageMaker endpoint, and where its runtime is if not at AWS."""
+
+    endpoint_url: str | None = None
+    inference_component: str | None = None
+    target_variant: str | None = None
+    custom_attributes: str | None = None
+
+
+class ClientSection(Section):
+    """How the load generator sends to an endpoint and takes its times.
+
+    timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's where the
+                host has it
+    retries     aws-standard: as AWS's SDKs do, three attempts, counted, latency from the first
+    connections reuse: as many as there are requests at once, kept open; per-request: a new one
+                each time; a number: at most so many, for which requests wait
+    """
+
+    timestamps: Literal["kernel", "user"] | None = None
+    retries: Literal["aws-standard"] | None = None
+    connections: Literal["reuse", "per-request"] | PositiveInt = "reuse"

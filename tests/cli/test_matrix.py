@@ -1,0 +1,124 @@
+"""A matrix of sweeps: cells from targets and payloads, resumed cell by cell, one report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmi_bench.cli.matrix import read_matrix
+from lmi_bench.cli.matrix_run import run_matrix
+from lmi_bench.cli.spend import Budget
+from lmi_bench.cli.sweep_run import SweepOptions
+from lmi_bench.errors import InputError
+
+SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}
+SHORT = {"name": "short", "workload": {"input_tokens": 16, "output_tokens": 4}}
+LONG = {"name": "long", "workload": {"input_tokens": 64, "output_tokens": 8}}
+QUICK = {"load": {"concurrency": [1, 2]}}
+
+
+def matrix_file(tmp_path: Path, targets: list, payloads: list, defaults: dict = QUICK) -> Path:
+    path = tmp_path / "matrix.yaml"
+    content = {"targets": targets, "payloads": payloads, "defaults": defaults}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_every_payload_meets_every_target(tmp_path):
+    path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}, "http://b:1/v1"], [SHORT, LONG])
+    cells = read_matrix(path)
+    assert [cell.title for cell in cells] == [
+        "short on a",
+        "long on a",
+        "short on http://b:1/v1",
+        "long on http://b:1/v1",
+    ]
+    assert [cell.folder for cell in cells][2:] == ["http-b-1-v1--short", "http-b-1-v1--long"]
+
+
+def test_the_target_wins_over_the_payload_and_the_payload_over_the_defaults(tmp_path):
+    target = {"name": "a", **SIMULATED, "load": {"warmup_requests": 3}}
+    payload = {**SHORT, "load": {"concurrency": [8], "warmup_requests": 2}}
+    (cell,) = read_matrix(matrix_file(tmp_path, [target], [payload], {"seed": 7, **QUICK}))
+    assert cell.fields["load"] == {"concurrency": [8], "warmup_requests": 3}
+    assert cell.fields["seed"] == 7
+
+
+def test_a_payload_may_be_a_scenario_file_beside_the_matrix(tmp_path):
+    (tmp_path / "chat.yaml").write_text("workload: {input_tokens: 9}\nload: {concurrency: 5}\n")
+    (cell,) = read_matrix(matrix_file(tmp_path, [{"name": "a", **SIMULATED}], ["chat.yaml"]))
+    assert cell.payload == "chat"
+    assert cell.fields["workload"] == {"input_tokens": 9}
+    assert cell.fields["load"] == {"concurrency": 5}
+
+
+@pytest.mark.parametrize(
+    ("targets", "payloads", "said"),
+    [
+        ([], [SHORT], "targets"),
+        ([{"name": "a"}], [SHORT], "`target`"),
+        (["http://a"], [{"workload": {}}], "`name`"),
+        (["http://a"], [SHORT, SHORT], "own names"),
+        (["http://a"], [{**SHORT, "workload": {"input_token": 3}}], "did you mean"),
+    ],
+)
+def test_what_is_wrong_with_a_matrix_is_said_before_anything_runs(
+    tmp_path, targets, payloads, said
+):
+    with pytest.raises(InputError, match=said):
+        read_matrix(matrix_file(tmp_path, targets, payloads))
+
+
+def states(folder: Path) -> dict[str, str]:
+    cells = json.loads((folder / "matrix.json").read_text())["cells"]
+    return {cell["run"]: cell["state"] for cell in cells}
+
+
+def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path, capsys):
+    """Two cells are finished; one lost its end, as if killed. It alone runs again."""
+    out = tmp_path / "out"
+    path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT, LONG])
+    assert not run_matrix(path, {}, SweepOptions(), out=out, resume=False).failed
+    assert states(out) == {"a--short": "finished", "a--long": "finished"}
+    whole = {name: (out / name / "levels.jsonl").read_bytes() for name in states(out)}
+    (out / "a--long" / "knees.json").unlink()
+    first_line = whole["a--long"].splitlines(keepends=True)[0]
+    (out / "a--long" / "levels.jsonl").write_bytes(first_line)
+
+    with pytest.raises(InputError, match="--resume"):
+        run_matrix(path, {}, SweepOptions(), out=out, resume=False)
+    capsys.readouterr()
+    run_matrix(path, {}, SweepOptions(), out=out, resume=True)
+    said = capsys.readouterr()
+    assert "cell 1/2: short on a: finished already" in said.err
+    assert "1 level(s) are finished" in said.err
+    assert (out / "a--short" / "levels.jsonl").read_bytes() == whole["a--short"]
+    again = (out / "a--long" / "levels.jsonl").read_bytes()
+    assert again.startswith(first_line)
+    assert len(again.splitlines()) == 2
+    page = (out / "report.html").read_text()
+    assert "short on a" in page
+    assert "long on a" in page
+
+
+def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path, capsys):
+    out = tmp_path / "out"
+    path = matrix_file(tmp_path, ["http://127.0.0.1:9", {"name": "a", **SIMULATED}], [SHORT])
+    outcome = run_matrix(path, {}, SweepOptions(), out=out, resume=False)
+    assert outcome.failed
+    assert states(out) == {"http-127.0.0.1-9--short": "failed", "a--short": "finished"}
+    assert "is the server up?" in capsys.readouterr().out
+
+
+def test_the_money_is_that_of_all_cells_together(tmp_path, capsys):
+    """At 1e9 USD an hour the first cell's virtual seconds use the limit up."""
+    out = tmp_path / "out"
+    target = {"name": "a", **SIMULATED, "price_per_hour": 1e9}
+    path = matrix_file(tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1]}})
+    options = SweepOptions(budget=Budget(max_usd=1e-9))
+    run_matrix(path, {}, options, out=out, resume=False)
+    assert "is spent" in capsys.readouterr().out
+    assert states(out)["a--long"] == "failed"

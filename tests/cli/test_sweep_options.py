@@ -1,0 +1,35 @@
+"""How the load's flags work together, as users of other tools type them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.cli.sweep_options import LoadOptions
+from lmi_bench.errors import InputError
+
+
+def stated(**options):
+    return {k: v for k, v in LoadOptions(**options).fields().items() if v is not None}
+
+
+def test_a_rate_with_a_concurrency_is_a_rate_with_a_cap():
+    assert stated(rate="10", concurrency="4") == {"load.rate_per_s": [10], "load.max_in_flight": 4}
+
+
+def test_an_infinite_rate_is_no_rate():
+    """vLLM's own default beside --max-concurrency: all users at once."""
+    assert stated(rate="inf", concurrency="8") == {"load.concurrency": [8]}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rate": "10", "concurrency": "1,2"}, "one number"),
+        ({"rate": "10", "concurrency": "auto"}, "one number"),
+        ({"rate": "inf"}, "no rate"),
+        ({"rate": "1,inf", "concurrency": "2"}, "no rate"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(options, said):
+    with pytest.raises(InputError, match=said):
+        stated(**options)

@@ -1,0 +1,61 @@
+"""How connections are used: kept, opened for each request, or a limited number of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lmi_bench.loadgen.http_target import HttpTarget
+from lmi_bench.loadgen.measure import measure
+from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.wire.format import find_format
+from tests.faults.misbehaving import REQUEST, good_answer, serving
+
+ANSWER_S = 0.1
+
+
+def at_once(connections, *, requests):
+    """Records of requests sent together, and the server that answers each after 0.1 s."""
+
+    async def main():
+        async with serving(lambda _: [ANSWER_S, good_answer()]) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            target = HttpTarget(url, find_format("openai"), model="m", connections=connections)
+            async with target:
+                await target.open_level(requests)
+                opened = server.connections
+                now_s = asyncio.get_running_loop().time()
+                found = await asyncio.gather(
+                    *(measure(target, REQUEST, now_s) for _ in range(requests))
+                )
+                again = await measure(target, REQUEST, now_s)
+                records = [each.record() for each in (*found, again)]
+        return records, server, opened
+
+    return run_on_sockets(main())
+
+
+def test_kept_connections_are_opened_ahead_and_used_again():
+    records, server, opened = at_once("reuse", requests=4)
+    assert [record.status for record in records] == ["ok"] * 5
+    assert server.connections == 4
+    assert opened <= 4
+    assert not any(record.held_s for record in records)
+
+
+def test_a_new_connection_for_each_request_is_timed_and_not_held_against_anyone():
+    records, server, opened = at_once("per-request", requests=4)
+    assert opened == 0
+    assert server.connections == 5
+    for record in records:
+        assert record.connect_s is not None
+        assert record.held_s == pytest.approx(record.connect_s)
+
+
+def test_of_two_connections_the_third_request_waits_for_one():
+    records, server, _ = at_once(2, requests=4)
+    assert server.connections == 2
+    held = sorted(record.held_s for record in records[:4])
+    assert held[1] < ANSWER_S / 2
+    assert held[2] >= ANSWER_S * 0.9
