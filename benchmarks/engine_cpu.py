@@ -180,7 +180,7 @@ async def served(executor: Any, prompts: list[list[int]], tokens: int) -> dict[s
     outside: list[float] = []
     ended_s = inside_s = 0.0
 
-    def on_step(batch: Any, start_s: float, end_s: float) -> None:
+    def on_step(batch: Any, _start_s: float, end_s: float) -> None:
         nonlocal ended_s, inside_s
         if not batch.shape.prefill_sequences and ended_s:
             decode.append(end_s - ended_s)
@@ -334,7 +334,10 @@ def run(order: argparse.Namespace) -> None:
 
 def probe_apart(threads: int) -> dict[str, float]:
     """In a process of its own, so that no pool of threads stays behind."""
-    code = f"import json; from benchmarks.engine_cpu import probes; print(json.dumps(probes({threads})))"
+    code = (
+        "import json; from benchmarks.engine_cpu import probes; "
+        f"print(json.dumps(probes({threads})))"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
