@@ -177,6 +177,8 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
 def _measure(recipe: Recipe, variant: Variant | None, data: _Data, folder: Path) -> Measured:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
+    if settings.backend == "auto":  # equal terms: every variant runs in torch, not all in native
+        settings = settings.model_copy(update={"backend": "torch"})
     note(f"{name}: loading")
     start_s = time.monotonic()
     parts = open_torch_engine(recipe.model, settings)
