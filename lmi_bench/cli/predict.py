@@ -37,7 +37,9 @@ def predict(
     ] = "float16",
     kv_dtype: Annotated[
         str | None,
-        typer.Option(help="Of the KV cache: float32, float16, float8, int8. [as the weights]"),
+        typer.Option(
+            help="Of the KV cache: float32, float16, float8, int8. (default: as the weights)"
+        ),
     ] = None,
     profile: Annotated[
         str | None,

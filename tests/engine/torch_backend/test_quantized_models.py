@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
@@ -145,7 +146,7 @@ def logits_of(model):
     shape = model.shape
     layout = KvLayoutShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, 64, torch.float32)
     precision = Precision(torch.float32, torch.float32)
-    runner = ModelRunner(model, KvCache(layout, 2, CPU), precision, sampling_seed=0)
+    runner = ModelRunner(TorchForward(model, KvCache(layout, 2, CPU), precision), sampling_seed=0)
     return torch.tensor(runner.score(TOKENS, 1))
 
 

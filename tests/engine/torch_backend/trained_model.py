@@ -16,6 +16,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from lmi_bench.engine.texts import CALIBRATION, EVALUATION, read_text
+from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision
@@ -101,7 +102,9 @@ def text_scores(folder: Path, plan: QuantizePlan | None = None) -> torch.Tensor:
         block_size=64,
         dtype=torch.float32,
     )
-    runner = ModelRunner(model, KvCache(layout, 2, device), precision, sampling_seed=0)
+    runner = ModelRunner(
+        TorchForward(model, KvCache(layout, 2, device), precision), sampling_seed=0
+    )
     scores: list[float] = []
     for sequence in calibration_sequences(folder, None, spec)[:16]:
         scores += runner.score(sequence, 1)
