@@ -40,12 +40,14 @@ class Attainment:
     """How the SLOs hold request by request and window by window.
 
     joint_share     share of requests that meet every SLO, 0 to 1; None without SLOs
+    whole_ms        of each SLO's statistic, over all requests; None where there are too few
     worst_ms        of each SLO's statistic: its highest value over five minutes; None where no
                     five minutes hold enough requests
     reason          why nothing could be looked at, or ""
     """
 
     joint_share: float | None = None
+    whole_ms: Mapping[str, float | None] = field(default_factory=dict)
     worst_ms: Mapping[str, float | None] = field(default_factory=dict)
     requests: int = 0
     minutes: float = 0.0
@@ -56,6 +58,7 @@ class Attainment:
         """As it stands in the file."""
         return {
             "joint_attainment": self.joint_share,
+            "fifteen_minutes_ms": dict(self.whole_ms),
             "worst_5_minutes_ms": dict(self.worst_ms),
             "requests": self.requests,
             "minutes": self.minutes,
@@ -74,6 +77,7 @@ def attainment(
     first_s = min(record.due_s for record in records)
     return Attainment(
         joint_share=goodput(records, slos, open_loop=open_loop).share if slos else None,
+        whole_ms={str(slo): _statistic_ms(records, slo, open_loop=open_loop) for slo in slos},
         worst_ms={str(slo): _worst_ms(records, slo, open_loop=open_loop) for slo in slos},
         requests=len(records),
         minutes=(last_s - first_s) / 60,
@@ -81,25 +85,33 @@ def attainment(
     )
 
 
-def _worst_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:
+def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
+    """Whether no SLO's statistic is above its limit over all that was looked at."""
+    values = [(found.whole_ms.get(str(slo)), slo.limit_ms) for slo in slos]
+    return all(value is None or value <= limit for value, limit in values)
+
+
+def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:
+    """The SLO's statistic of the completed requests, in ms; None where they are too few for it."""
     quantile = QUANTILES.get(slo.statistic)
-    needed = 1 if quantile is None else samples_needed(quantile)
-    worst: float | None = None
-    for window in _windows(records):
-        if len(window) < needed:
-            continue
-        latencies = [request_latency(record, open_loop=open_loop) for record in window]
-        value_ms = s_to_ms(Statistics(latencies).statistic_s(slo.metric, slo.statistic))
-        worst = value_ms if worst is None else max(worst, value_ms)
-    return worst
+    done = [record for record in records if record.ok]
+    if len(done) < (1 if quantile is None else samples_needed(quantile)):
+        return None
+    latencies = [request_latency(record, open_loop=open_loop) for record in done]
+    return s_to_ms(Statistics(latencies).statistic_s(slo.metric, slo.statistic))
+
+
+def _worst_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:
+    values = (_statistic_ms(window, slo, open_loop=open_loop) for window in _windows(records))
+    return max((value for value in values if value is not None), default=None)
 
 
 def _windows(records: Sequence[RequestRecord]) -> Iterator[list[RequestRecord]]:
-    """The completed requests due in each whole window of five minutes, a minute apart."""
+    """The requests due in each whole window of five minutes, a minute apart."""
     start_s = min(record.due_s for record in records)
     end_s = max(record.due_s for record in records)
     while start_s + WINDOW_S <= end_s + 1.0:
-        yield [r for r in records if r.ok and start_s <= r.due_s < start_s + WINDOW_S]
+        yield [r for r in records if start_s <= r.due_s < start_s + WINDOW_S]
         start_s += _WINDOW_STEP_S
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmi_bench.analysis.capacity import memory_plan_for
+from lmi_bench.analysis.capacity_belief import CapacityBelief
 from lmi_bench.analysis.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
 from lmi_bench.analysis.fleet_cost import FleetCost
 from lmi_bench.analysis.layouts import CopyPlan, Layout
+from lmi_bench.analysis.measured_load import Verdict
 from lmi_bench.analysis.operating_point import (
     LATENCY_LOAD_LIMIT,
     CopySimulation,
@@ -28,32 +30,54 @@ _SHOWN = tuple(
 )
 
 
+_BELOW = 0.97  # of a rate that was too much
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
     """One copy as the recommender knows it so far; shared by layouts of equal speed.
 
     time_factor    s of the 80 % interval: times are within / s and * s
     rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
-    central_ratio  by how much that rate rises if the SLOs are held against the prediction itself
+    central_per_s  the same with the SLOs held against the prediction itself
     concurrency    most users waiting at a copy within the SLOs; 0 if none
+    measured       rates that a copy was given, each with whether it kept the SLOs
+    too_much_per_s rate at which a long simulation did not keep the SLOs
     """
 
     plan: CopyPlan
     simulation: CopySimulation
     time_factor: float
     rate_per_s: float
-    central_ratio: float
+    central_per_s: float
     concurrency: int
     limited_by: str
     warnings: tuple[str, ...]
+    measured: tuple[tuple[float, Verdict], ...] = ()
+    too_much_per_s: float = math.inf
+
+    def belief(self, *, keeps_slos: bool) -> CapacityBelief:
+        """What a copy carries: the prediction, cut off by what was measured.
+
+        Where latencies are to be kept, the prediction promises no more than the share of the
+        saturated rate up to which they can be foreseen.
+        """
+        low = self.rate_per_s / self.time_factor
+        if keeps_slos:
+            low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
+        low = min(low, _BELOW * self.too_much_per_s)
+        median = max(low, min(self.central_per_s, self.too_much_per_s))
+        levels = ((rate, verdict == "kept") for rate, verdict in self.measured)
+        return CapacityBelief.after(low, median, levels)
 
     def load_limit_per_s(self, *, keeps_slos: bool) -> float:
-        """What a copy may be loaded with: the lower end of its capacity; where latencies are to
-        be kept, no more than the share up to which they can be foreseen."""
-        limit = self.rate_per_s / self.time_factor
-        if keeps_slos:
-            limit = min(limit, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
-        return limit
+        """What a copy may be loaded with."""
+        return self.belief(keeps_slos=keeps_slos).sure_per_s
+
+    @property
+    def kept_per_s(self) -> float:
+        """The highest rate that was measured and kept the SLOs; 0 without one."""
+        return self.belief(keeps_slos=True).kept_per_s
 
 
 def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -> int | None:
@@ -62,7 +86,7 @@ def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -
     Spare machines come on top: `RecommendRequest.availability`.
     """
     per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
-    if per_copy <= 0 or engine.concurrency < 1:
+    if per_copy <= 0 or (engine.concurrency < 1 and not engine.kept_per_s):
         return None
     machines = 1
     if request.rate_per_s is not None:
@@ -144,6 +168,7 @@ def build_candidate(
             for value in (capacity.predicted, capacity.low, capacity.high)
         )
     )
+    measured = request.open_loop and operating.rate_per_s <= engine.kept_per_s * (1 + 1e-9)
     load_share = operating.rate_per_s / steady.saturated_rate_per_s
     silent = request.open_loop and load_share > LATENCY_LOAD_LIMIT + 1e-9
     for metric, statistic in _statistics(request):
@@ -191,7 +216,7 @@ def build_candidate(
         blended_reason=blended_reason,
         figures=figures,
         withheld=withheld,
-        slos=tuple(_outlooks(request, figures)),
+        slos=tuple(_outlooks(request, figures, measured=measured)),
         memory=_memory(request, layout, engine, operating),
         limited_by=engine.limited_by,
         basis="simulated" if observed is not None else "closed form",
@@ -220,9 +245,11 @@ def _capacity(request: RecommendRequest, engine: Engine, copies: int) -> Figure:
     if not request.open_loop:
         rate = copies * engine.plan.steady.rate_per_s(engine.concurrency)
         return Figure(rate, rate / factor, rate * factor)
-    low = copies * engine.rate_per_s / factor
-    predicted = copies * engine.rate_per_s * engine.central_ratio
-    return Figure(predicted, low, predicted * factor)
+    belief = engine.belief(keeps_slos=False)
+    predicted = max(engine.central_per_s, engine.rate_per_s / factor)
+    predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
+    high = max(belief.kept_per_s, min(predicted * factor, belief.missed_per_s))
+    return Figure(copies * predicted, copies * belief.sure_per_s, copies * high)
 
 
 def _simulated(
@@ -267,11 +294,16 @@ def _latency(
     )
 
 
-def _outlooks(request: RecommendRequest, figures: dict[str, Figure | None]) -> Iterator[SloOutlook]:
+def _outlooks(
+    request: RecommendRequest, figures: dict[str, Figure | None], *, measured: bool
+) -> Iterator[SloOutlook]:
+    """How each SLO stands; `measured`: a level at this load or above it has kept them all."""
     for slo in request.slos:
         figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
-        if figure is None:
-            yield SloOutlook(str(slo), None, slo.limit_ms, "missed")
+        if measured or figure is None:
+            predicted = None if figure is None else figure.predicted
+            confidence = "measured" if measured else "missed"
+            yield SloOutlook(str(slo), predicted, slo.limit_ms, confidence)
             continue
         confidence = "missed"
         if figure.high <= slo.limit_ms:

@@ -2,17 +2,21 @@
 
 Levels count if they are of equal requests that ended whole and without errors: closed loops, and
 open loops whose requests were sent when they were due. The means are used, since a quickstart's few
-requests support no quantile.
+requests support no quantile. Levels of random arrivals are also read as loads that kept the SLOs or
+did not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.calibrate import Cell, calibrate_profile, predict_cell
+from lmi_bench.analysis.layouts import Layout, Workload
+from lmi_bench.analysis.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.slo_judgement import MISSED_BY
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import InputError
@@ -27,6 +31,21 @@ _ACCURACY_KEYS = {
     "ttft_ms": ("ttft_mean_s", 1e3),
     "tpot_ms": ("tpot_mean_s", 1e3),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRun:
+    """A run and what it was made on; tensor_parallel None: as the run says."""
+
+    run: Run
+    instance: Instance
+    tensor_parallel: int | None = None
+
+    @property
+    def degree(self) -> int:
+        """Devices that one copy of the model was spread over."""
+        stated = self.run.manifest["scenario"]["engine"]["tensor_parallel"]
+        return int(self.tensor_parallel or _target_facts(self.run).get("tensor_parallel") or stated)
 
 
 def run_lengths(run: Run) -> tuple[int, int]:
@@ -61,12 +80,17 @@ def _target_facts(run: Run) -> Mapping[str, Any]:
 
 
 def cells_from_run(
-    run: Run, shape: ModelShape, instance: Instance, *, dtype: str | None = None
+    run: Run,
+    shape: ModelShape,
+    instance: Instance,
+    *,
+    dtype: str | None = None,
+    tensor_parallel: int | None = None,
 ) -> list[Cell]:
     """The usable levels of a run as cells; raises InputError where there is none."""
     input_tokens, output_tokens = run_lengths(run)
     facts = _target_facts(run)
-    degree = facts.get("tensor_parallel") or run.manifest["scenario"]["engine"]["tensor_parallel"]
+    degree = PlacedRun(run, instance, tensor_parallel).degree
     if facts.get("replicas", 1) > 1:
         raise InputError(
             f"{run.path}: measured on {facts['replicas']} replicas at once; a profile is of one: "
@@ -81,7 +105,7 @@ def cells_from_run(
             Cell(
                 shape=shape,
                 instance=instance,
-                tensor_parallel=int(degree),
+                tensor_parallel=degree,
                 dtype=dtype or run_dtype(run),
                 kv_dtype=run_kv_dtype(run),
                 input_tokens=input_tokens,
@@ -134,28 +158,66 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     )
 
 
+def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
+    """The run's levels of Poisson arrivals as loads of one copy; empty where it has none.
+
+    Levels count if their requests have the workload's lengths and the generator kept up.
+    """
+    run = placed.run
+    scenario = run.manifest["scenario"]
+    load = scenario.get("load") or {}
+    if load.get("arrivals", "poisson") != "poisson" or scenario["workload"].get("trace"):
+        return []
+    if all(line.get("rate_per_s") is None for line in run.levels):
+        return []
+    if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
+        return []
+    copies = int(_target_facts(run).get("replicas") or 1)
+    key = Layout(placed.instance, placed.degree).engine_key
+    return [
+        MeasuredLoad(
+            engine_key=key,
+            rate_per_s=line["rate_per_s"] / copies,
+            records=settled(records),
+            cut_short=line["stopped_by"] in MISSED_BY,
+        )
+        for line, records in zip(run.levels, run.records, strict=True)
+        if line.get("rate_per_s") is not None and line["valid"]
+    ]
+
+
+def has_users(run: Run) -> bool:
+    """Whether any level is a closed loop, so that a profile can be calibrated on the run."""
+    return any(line["concurrency"] is not None for line in run.levels)
+
+
 def calibrate_on_runs(
     base: EngineProfile,
-    runs: Sequence[Run],
+    placed: Sequence[PlacedRun],
     shape: ModelShape,
-    instance: Instance,
     *,
     dtype: str | None = None,
 ) -> tuple[EngineProfile, dict[str, Any]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 
-    instance  the machine that the runs were made on
-
     The second value is `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`.
     Raises InputError where no level can be used.
     """
-    cells = [cell for run in runs for cell in cells_from_run(run, shape, instance, dtype=dtype)]
+    cells = [
+        cell
+        for each in placed
+        for cell in cells_from_run(
+            each.run, shape, each.instance, dtype=dtype, tensor_parallel=each.tensor_parallel
+        )
+    ]
+    runs = [each.run for each in placed]
+    machines = dict.fromkeys(each.instance.instance_type for each in placed)
     engine = profile_for_run(base, runs[-1])
     fitted = calibrate_profile(
         engine,
         cells,
         fitted_on=(
-            f"{len(cells)} levels of {shape.name} on {instance.instance_type} "
+            f"{len(cells)} levels of {shape.name} on {', '.join(machines)} "
             f"({', '.join(run.path.name for run in runs)})"
         ),
         fitted_date=str(runs[-1].manifest.get("created_at", ""))[:10],

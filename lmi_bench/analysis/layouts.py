@@ -16,6 +16,9 @@ from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
 
+EngineKey = tuple[str, Link, int]
+"""Accelerator, link and tensor-parallel degree: what decides the speed of one copy."""
+
 _DEGREES = (1, 2, 4, 8, 16)
 
 
@@ -32,7 +35,7 @@ class Layout:
         return self.instance.num_accelerators // self.tensor_parallel
 
     @property
-    def engine_key(self) -> tuple[str, Link, int]:
+    def engine_key(self) -> EngineKey:
         """What decides the speed of one copy; layouts with equal keys are simulated once."""
         link = self.instance.link if self.tensor_parallel > 1 else NO_LINK
         return self.instance.accelerator.name, link, self.tensor_parallel
@@ -138,7 +141,7 @@ def split_layouts(
     open_loop: bool,
 ) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:
     """Layouts that can run, each with its plan, and the others with their reasons."""
-    plans: dict[tuple[str, Link, int], CopyPlan | str] = {}
+    plans: dict[EngineKey, CopyPlan | str] = {}
     possible: list[tuple[Layout, CopyPlan]] = []
     rejected: list[Rejection] = []
     for instance in instances:

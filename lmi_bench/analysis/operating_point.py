@@ -124,44 +124,49 @@ class CopySimulation:
         middle = level.records[concurrency : 3 * concurrency]
         return Statistics([request_latency(record, open_loop=False) for record in middle])
 
-    def sustained_rate(self, guess_per_s: float, time_factor: float) -> float:
+    def sustained_rate(
+        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
+    ) -> float:
         """Highest rate that keeps the SLOs, on a grid of rates and a fixed draw of arrivals.
 
-        time_factor  of a slower world: how far beyond a plan's own load is looked
+        most_share  of the saturated rate: how far is looked
 
         Steps up or down from the closed form's guess until the next rate would not keep them, so
         that of two limits the stricter one never gets the higher rate. Returns 0.0 if no rate of
         the grid keeps them.
         """
-        share = min(_NEAR_SATURATION, LATENCY_LOAD_LIMIT * time_factor)
-        most = share * self._plan.steady.saturated_rate_per_s
         if guess_per_s <= 0:
             return 0.0
-        step = max(0, math.floor(math.log(guess_per_s / most) / math.log(_CLOSE) + 0.5))
+        saturated = self._plan.steady.saturated_rate_per_s
+        most = min(_NEAR_SATURATION, most_share) * saturated
+        # one grid for all limits, so that levels are shared, and the highest rate allowed on top
+        grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
+        rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
+        step = min(range(len(rates)), key=lambda index: abs(math.log(rates[index] / guess_per_s)))
 
         def keeps(step: int) -> bool:
-            return self._worst_ratio(most * _CLOSE**step) <= 1
+            return self._worst_ratio(rates[step], slos) <= 1
 
         if keeps(step):
             while step > 0 and keeps(step - 1):
                 step -= 1
-            return most * _CLOSE**step
-        while step < _LOWEST_STEP:
+            return rates[step]
+        while step + 1 < len(rates):
             step += 1
             if keeps(step):
-                return most * _CLOSE**step
+                return rates[step]
         return 0.0
 
-    def _worst_ratio(self, rate_per_s: float) -> float:
+    def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
         steady, observed = self._plan.steady, self.at_rate(rate_per_s)
         if observed is not None:
-            return worst_ratio(observed.statistic_s, self._slos, 1.0)
+            return worst_ratio(observed.statistic_s, slos, 1.0)
         batch = steady.batch_at(rate_per_s)
 
         def expected_s(metric: str, statistic: str) -> float:
             return steady.latency_s(metric, statistic, batch)
 
-        return worst_ratio(expected_s, self._slos, 1.0)
+        return worst_ratio(expected_s, slos, 1.0)
 
     def _request(self, index: int) -> PlannedRequest:
         steady = self._plan.steady

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from lmi_bench.analysis.attainment import ROUTINGS, Routing
 from lmi_bench.analysis.availability import NO_SPARES, Availability
 from lmi_bench.analysis.layouts import Layout, Workload
+from lmi_bench.analysis.measured_load import MeasuredLoad
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.purchase import ON_DEMAND, Purchase
 from lmi_bench.analysis.requirements import NO_REQUIREMENTS, Requirements
@@ -34,6 +35,8 @@ class RecommendRequest:
     look_long            simulate the best fleets for fifteen minutes (`attainment`), with this
                          routing of requests to copies
     blended_ratio, discount   of the blended price as published
+    measured             levels of random arrivals that one copy was given
+    calibrated           the profile was fitted to levels of the user's own
     """
 
     workload: Workload
@@ -54,6 +57,8 @@ class RecommendRequest:
     requirements: Requirements = NO_REQUIREMENTS
     routing: Routing = "random"
     look_long: bool = False
+    measured: tuple[MeasuredLoad, ...] = ()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.users is not None:

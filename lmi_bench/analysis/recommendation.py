@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.layouts import Rejection
+from lmi_bench.analysis.probe import Probe
 from lmi_bench.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED
 
 SCHEMA_VERSION = 1
@@ -31,8 +32,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class SloOutlook:
-    """One SLO at the planned load. confidence: sure (holds at the interval's upper end), likely
-    (holds as predicted) or missed."""
+    """One SLO at the planned load.
+
+    confidence  measured (a level at this load or above kept it), sure (holds at the interval's
+                upper end), likely (holds as predicted) or missed
+    """
 
     slo: str
     predicted_ms: float | None
@@ -139,6 +143,7 @@ class Recommendation:
     candidates  that carry the load within the SLOs, the best first
     question    what was asked, for the record
     accuracy    predicted against measured, level by level, where a sweep was calibrated on
+    measure_next  levels that would decide or confirm, the most telling first
     """
 
     recommended: Candidate | None
@@ -148,6 +153,7 @@ class Recommendation:
     question: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
     accuracy: Mapping[str, Any] | None = None
+    measure_next: tuple[Probe, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -175,6 +181,7 @@ class Recommendation:
             ],
             "warnings": list(self.warnings),
             "accuracy": self.accuracy,
+            "measure_next": [probe.to_json() for probe in self.measure_next],
         }
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,24 @@ import numpy as np
 from lmi_bench.analysis.availability import NO_SPARES
 from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
-from lmi_bench.analysis.fleet_attainment import look_at
+from lmi_bench.analysis.decisive import MOST_MACHINES, decisive_probes
+from lmi_bench.analysis.fleet_attainment import LongLook, fleet_of
 from lmi_bench.analysis.held_limits import held_slos
-from lmi_bench.analysis.layouts import CopyPlan, Layout, Rejection, plan_copy, split_layouts
-from lmi_bench.analysis.operating_point import CopySimulation, screen_batch, unloaded_ratio
+from lmi_bench.analysis.layouts import (
+    CopyPlan,
+    EngineKey,
+    Layout,
+    Rejection,
+    plan_copy,
+    split_layouts,
+)
+from lmi_bench.analysis.measured_load import Verdict, pooled
+from lmi_bench.analysis.operating_point import (
+    LATENCY_LOAD_LIMIT,
+    CopySimulation,
+    screen_batch,
+    unloaded_ratio,
+)
 from lmi_bench.analysis.ranking import (
     Fleet,
     final_order,
@@ -33,52 +47,65 @@ from lmi_bench.analysis.ranking import (
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
 from lmi_bench.analysis.requirements import NO_REQUIREMENTS
-from lmi_bench.catalog.accelerators import Link
 from lmi_bench.units import s_to_ms
 
 Progress = Callable[[str, float], None]
 
+Prepared = tuple[list[tuple[Layout, Engine]], list[Rejection]]
+"""Layouts with what a copy of each carries, and those that are out with the reason."""
+
 _SIMULATED_ENGINES = 8
 _SIMULATED_FLEETS = 12
 _LOOKED_AT = 2
+_MOST_LOOKS = 4
 _DRAWS = 8
 _Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 _UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the fit has not seen
-_MOST_MACHINES = 1000
 
 
-def recommend(request: RecommendRequest, *, progress: Progress | None = None) -> Recommendation:
+def recommend(
+    request: RecommendRequest,
+    *,
+    progress: Progress | None = None,
+    prepared: Prepared | None = None,
+) -> Recommendation:
     """Answer the request; `progress` is told what is being done and which share is done.
+
+    prepared  of the same request with fewer measured levels, so that nothing is simulated twice
 
     Raises InputError where the request cannot be understood.
     """
     tell = progress or (lambda _text, _share: None)
-    layouts, rejected = prepare(request, tell)
-    fleets = best_fleets(request, layouts, rejected)
-    candidates = []
-    for index, (layout, engine, machines) in enumerate(fleets):
-        tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
-        candidates.append(
-            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
-        )
-    missed = [candidate for candidate in candidates if not candidate.meets_slos]
-    rejected.extend(_missed(candidate) for candidate in missed)
-    in_time = [candidate for candidate in candidates if candidate.meets_slos]
-    met, too_dear = split_by_budget(request, in_time)
-    rejected.extend(too_dear)
-    met.sort(key=lambda candidate: final_order(request, candidate))
+    layouts, out = prepared or prepare(request, tell)
+    rejected = list(out)
+    if prepared is not None:
+        for layout, engine in layouts:
+            engine.measured = _measured(request, layout)
+    look = LongLook(request)
+    for again in range(_MOST_LOOKS):
+        ranked = _ranked(request, layouts, tell)
+        met = ranked.met
+        if not (met and request.look_long and request.slos):
+            break
+        tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
+        if look.holds(met[0], ranked.fleets) or again + 1 == _MOST_LOOKS:
+            met[:_LOOKED_AT] = [
+                replace(each, attainment=look.at(each, ranked.fleets).to_json())
+                for each in met[:_LOOKED_AT]
+            ]
+            break
+    met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
+    rejected += ranked.rejected
     nearest = None
     if met:
         met = with_winning_prices(request, met)
         met[0] = replace(met[0], reason=why_first(request, met))
-        if request.look_long:
-            tell("the planned load for fifteen minutes", 0.9)
-            met[:_LOOKED_AT] = look_at(request, met[:_LOOKED_AT], fleets)
     elif in_time:
         nearest = nearest_to_budget(request, in_time)
     else:
         nearest = _nearest(request, layouts)
     tell("done", 1.0)
+    chosen = fleet_of(met[0], fleets) if met else None
     return Recommendation(
         recommended=met[0] if met else None,
         nearest=nearest,
@@ -86,13 +113,52 @@ def recommend(request: RecommendRequest, *, progress: Progress | None = None) ->
         rejected=tuple(rejected),
         question=_question(request),
         warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
+        measure_next=tuple(decisive_probes(request, layouts, chosen)),
     )
 
 
-def prepare(
-    request: RecommendRequest, tell: Progress
-) -> tuple[list[tuple[Layout, Engine]], list[Rejection]]:
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Fleets as candidates: within limits and budget, the best first; within the limits; out."""
+
+    fleets: list[Fleet]
+    met: list[Candidate]
+    in_time: list[Candidate]
+    rejected: list[Rejection]
+
+
+def _ranked(
+    request: RecommendRequest, layouts: list[tuple[Layout, Engine]], tell: Progress
+) -> _Ranked:
+    """Every layout as a fleet for the load, the best by simulation."""
+    rejected: list[Rejection] = []
+    fleets = best_fleets(request, layouts, rejected)
+    candidates = []
+    for index, (layout, engine, machines) in enumerate(fleets):
+        tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
+        candidates.append(
+            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
+        )
+    rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
+    in_time = [candidate for candidate in candidates if candidate.meets_slos]
+    met, too_dear = split_by_budget(request, in_time)
+    rejected.extend(too_dear)
+    met.sort(key=lambda candidate: final_order(request, candidate))
+    return _Ranked(fleets, met, in_time, rejected)
+
+
+def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
     """Every layout that can run with what a copy of it carries, the best of them simulated."""
+    layouts, rejected = screen(request, tell)
+    finalists = best_engines(request, layouts)
+    for index, engine in enumerate(finalists):
+        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
+        simulate_capacity(request, engine)
+    return layouts, rejected
+
+
+def screen(request: RecommendRequest, tell: Progress) -> Prepared:
+    """Every layout that can run, with what a copy of it carries in closed form."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
@@ -104,16 +170,11 @@ def prepare(
     )
     rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
-    engines: dict[tuple[str, Link, int], Engine] = {}
+    engines: dict[EngineKey, Engine] = {}
     for layout, plan in possible:
         if layout.engine_key not in engines:
             engines[layout.engine_key] = _screened(request, layout, plan)
-    layouts = [(layout, engines[layout.engine_key]) for layout, _ in possible]
-    finalists = best_engines(request, layouts)
-    for index, engine in enumerate(finalists):
-        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
-        simulate_capacity(request, engine)
-    return layouts, rejected
+    return [(layout, engines[layout.engine_key]) for layout, _ in possible], rejected
 
 
 def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engine:
@@ -130,10 +191,10 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engi
         limited_by = f"SLO ({limited_by})"
     return Engine(
         plan=plan,
-        simulation=CopySimulation(plan, held, request.seed),
+        simulation=CopySimulation(plan, request.slos, request.seed),
         time_factor=factor,
         rate_per_s=steady.rate_per_s(batch),
-        central_ratio=steady.rate_per_s(central) / steady.rate_per_s(batch) if batch else 1.0,
+        central_per_s=steady.rate_per_s(central),
         concurrency=math.floor(batch + 1e-6),
         limited_by=limited_by,
         warnings=tuple(
@@ -142,7 +203,14 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engi
                 engine_version=request.engine_version,
             )
         ),
+        measured=_measured(request, layout),
     )
+
+
+def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, Verdict], ...]:
+    """The rates that a copy like this was given, and whether it kept the SLOs at each."""
+    mine = [load for load in request.measured if load.engine_key == layout.engine_key]
+    return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
 
 
 def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
@@ -174,7 +242,13 @@ def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     random arrivals need it.
     """
     if request.open_loop and request.slos:
-        engine.rate_per_s = engine.simulation.sustained_rate(engine.rate_per_s, engine.time_factor)
+        simulation = engine.simulation
+        held = held_slos(engine.plan.steady, request.slos, engine.time_factor)
+        engine.rate_per_s = simulation.sustained_rate(
+            engine.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * engine.time_factor
+        )
+        central = simulation.sustained_rate(engine.central_per_s, request.slos)
+        engine.central_per_s = max(central, engine.rate_per_s)
 
 
 def best_fleets(
@@ -190,9 +264,9 @@ def best_fleets(
             machines = request.availability.machines(machines)
         if machines is None:
             rejected.append(_rejection(layout, _slo_reason(request, engine)))
-        elif machines > _MOST_MACHINES:
+        elif machines > MOST_MACHINES:
             rejected.append(
-                _rejection(layout, f"{machines:,} machines needed, more than {_MOST_MACHINES:,}")
+                _rejection(layout, f"{machines:,} machines needed, more than {MOST_MACHINES:,}")
             )
         else:
             fleets.append((layout, engine, machines))
@@ -280,6 +354,8 @@ def _question(request: RecommendRequest) -> dict[str, Any]:
         "purchase": request.purchase.describe(),
         "availability": request.availability.describe(),
         "profile": request.profile.provenance,
+        "calibrated": request.calibrated,
+        "measured_loads": len(request.measured),
         "interval": "80 %",
     }
 

@@ -27,7 +27,7 @@ from lmi_bench.slo import Slo
 DECIDED = "decided"
 """`stopped_by` of a level that was cut short because it misses its SLOs whatever comes."""
 SURE_CHANCE = 0.01
-_MISSED_BY = ("timeout", "errors", DECIDED)
+MISSED_BY = ("timeout", "errors", DECIDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
     Raises InputError where no request has the metric at all.
     """
     ratio, binding = slo_ratio(run.records, slos, open_loop=run.spec.concurrency is None)
-    missed = run.stopped_by in _MISSED_BY
+    missed = run.stopped_by in MISSED_BY
     if missed and ratio <= 1:  # what would have been slow never ended
         ratio = math.inf
     passed = not missed and ratio <= 1

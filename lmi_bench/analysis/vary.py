@@ -130,7 +130,7 @@ def _stairs_of(
     steps = math.ceil(most_per_s / planned - 1e-9)
     if steps > _MOST_STAIRS:
         return None
-    central = engine.rate_per_s * engine.central_ratio * layout.copies
+    central = engine.central_per_s * layout.copies
     unit = Figure(max(planned, central), planned, max(planned, central) * engine.time_factor)
     machines = tuple(request.availability.machines(max(least, k)) for k in range(1, steps + 1))
     prices = [request.fleet_usd_per_hour(layout, count) for count in machines]

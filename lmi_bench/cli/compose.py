@@ -64,6 +64,7 @@ class EngineParts:
     router     which replica answers a request, where there are several
     quantized  what quantizing did to the model's matrices; None where nothing was
     score      log-probabilities of given tokens behind others; before the engine is entered
+    back_end_note  what runs the steps of a bundled engine, and why
     """
 
     executors: tuple[Executor, ...]
@@ -76,6 +77,7 @@ class EngineParts:
     drafter: Drafter | None = None
     tensor_parallel: int = 1
     router: str = "round_robin"
+    back_end_note: str = ""
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
     quantized: QuantizedBytes | None = None
 
@@ -210,6 +212,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         tokenizer=Tokenizer.from_folder(folder),
         tensor_parallel=degree,
         router=settings.router,
+        back_end_note=back_end.note,
         facts={
             "kind": "engine",
             "model": shape.name,

@@ -87,7 +87,7 @@ def run(
     timing = f" and {totals.seconds:.2f} s: {speed:.1f} tok/s, first token after {first_ms:.0f} ms"
     note(
         f"{totals.tokens} tokens in {totals.requests} {noun}{'' if emulated else timing}, ended "
-        f"by {totals.finish_reason}"
+        f"by {totals.finish_reason}; {parts.back_end_note}"
     )
     if wish.confidence and totals.logprobs:
         joint = math.fsum(totals.logprobs)

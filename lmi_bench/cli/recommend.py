@@ -117,9 +117,10 @@ def recommend(
         ),
     ] = None,
     measured_on: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Instance that the runs' endpoint ran on, where the run does not say.",
+            metavar="INSTANCE[:TP]",
+            help="What the runs' endpoint ran on, where they do not say; once, or once a run.",
             rich_help_panel=_MACHINES,
         ),
     ] = None,
@@ -192,7 +193,8 @@ def recommend(
     the step-time model first.
     """
     from lmi_bench.cli.money import Money
-    from lmi_bench.cli.recommend_run import Question, run
+    from lmi_bench.cli.recommend_basis import Question
+    from lmi_bench.cli.recommend_run import run
 
     if objective not in ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"):
         raise InputError(
@@ -218,7 +220,7 @@ def recommend(
             blended_ratio=blended_ratio,
             discount=discount,
             seed=seed,
-            measured_on=measured_on,
+            measured_on=tuple(measured_on or ()),
             vary=vary,
             routing=cast("Routing", routing),
             explain=explain,

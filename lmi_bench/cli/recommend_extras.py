@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from lmi_bench.analysis.recommendation import Candidate, Recommendation
 from lmi_bench.analysis.vary import Variation
 
 _SHOWN_UNPRICED = 5
+_SHOWN_PROBES = 2
+_PROBE_REQUESTS = 2000  # a p90 within some per cent, though neighbours move together
 
 
 def money_lines(chosen: Candidate) -> Iterator[str]:
@@ -59,21 +62,54 @@ def price_cells(candidate: Candidate) -> dict[str, Any]:
 
 
 def measure_next_lines(answer: Recommendation) -> Iterator[str]:
-    """What to measure so that the answer rests on less of a forecast."""
+    """What to measure so that the answer rests on less of a forecast, with the commands."""
     best = answer.recommended or answer.nearest
     if best is None:
         return
-    slots = max(1, int(best.memory["slots_per_copy"]))
-    loads = sorted({1, max(1, round(slots**0.5)), slots})
     question = answer.question
-    yield (
-        f"measure next, on one {best.instance} at TP {best.tensor_parallel}: lmi-bench sweep URL "
-        f"--input-tokens {question['input_tokens']} --output-tokens {question['output_tokens']} "
-        f"--concurrency {','.join(map(str, loads))} --out RUN; then lmi-bench recommend RUN "
-        f"--measured-on {best.instance}"
+    lengths = (
+        f"--input-tokens {question['input_tokens']} --output-tokens {question['output_tokens']}"
     )
+    if not question["calibrated"]:
+        slots = max(1, int(best.memory["slots_per_copy"]))
+        loads = sorted({1, max(1, round(slots**0.5)), slots})
+        yield (
+            f"measure first, one copy on one {best.instance} at TP {best.tensor_parallel}: "
+            f"lmi-bench sweep URL {lengths} --concurrency {','.join(map(str, loads))} --out RUN; "
+            f"then lmi-bench recommend RUN --measured-on {_place(best)}"
+        )
+    for probe in answer.measure_next[:_SHOWN_PROBES]:
+        instance, degree = probe.layout.instance.instance_type, probe.layout.tensor_parallel
+        fleet = f"{probe.machines} x {instance}, TP {degree}"
+        purpose = f"confirms {fleet}"
+        if probe.saves_usd_per_hour:
+            purpose = f"decides {fleet}, USD {probe.saves_usd_per_hour:,.2f} per hour less"
+        elif answer.recommended is None:
+            purpose = f"decides {fleet}"
+        yield (
+            f"measure next, {purpose} (keeps the SLOs with a chance of {probe.chance:.0%}): one "
+            f"copy on one {instance} at TP {degree}: lmi-bench sweep URL {lengths} --rate "
+            f"{_rounded_up(probe.rate_per_s)} --requests-per-level {_PROBE_REQUESTS} --out RUN; "
+            "add RUN to the runs and recommend again"
+        )
     if answer.recommended is not None:
         yield "before buying, replay the load on the fleet: lmi-bench verify REC.json --target URL"
+
+
+def _rounded_up(rate_per_s: float) -> str:
+    """A rate to four digits, never below it: a level decides on its own rate and lower ones.
+
+    >>> _rounded_up(20 / 7), _rounded_up(3.0)
+    ('2.858', '3')
+    """
+    step = 10.0 ** (math.floor(math.log10(rate_per_s)) - 3)
+    return f"{math.ceil(rate_per_s / step - 1e-9) * step:.4g}"
+
+
+def _place(candidate: Candidate) -> str:
+    """The candidate's machine as `--measured-on` takes it."""
+    degree = candidate.tensor_parallel
+    return candidate.instance if degree == 1 else f"{candidate.instance}:{degree}"
 
 
 def attainment_lines(chosen: Candidate) -> Iterator[str]:

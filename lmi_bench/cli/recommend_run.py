@@ -5,28 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.attainment import Routing
-from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
-from lmi_bench.analysis.from_run import calibrate_on_runs, run_dtype, run_lengths
 from lmi_bench.analysis.frontier import frontier
-from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
-from lmi_bench.analysis.layouts import Workload
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.recommend_request import Objective, RecommendRequest
+from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Figure, Recommendation
 from lmi_bench.analysis.recommender import recommend
 from lmi_bench.analysis.sensitivity import sensitivity
 from lmi_bench.analysis.vary import parse_range, vary_rate
-from lmi_bench.catalog.instances import Instance, all_instances, find_instance
-from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import note, print_table, progress, say, warn
+from lmi_bench.catalog.instances import all_instances
+from lmi_bench.cli.console import print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
-from lmi_bench.cli.money import Money
-from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.recommend_basis import Basis, Question, basis_of
 from lmi_bench.cli.recommend_extras import (
     Extras,
     attainment_lines,
@@ -35,56 +27,15 @@ from lmi_bench.cli.recommend_extras import (
     price_cells,
     unpriced_lines,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.run_store import Run, load_run
 from lmi_bench.slo import parse_slo
 
 _SHOWN_CANDIDATES = 12
 _SHOWN_REASONS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The command's flags; None and () are what was left out."""
-
-    runs: tuple[Path, ...]
-    model: str | None
-    input_tokens: int | None
-    output_tokens: int | None
-    dtype: str | None
-    rate_per_s: float | None
-    users: int | None
-    think_time_s: float | None
-    slos: tuple[str, ...]
-    objective: Objective
-    instances: tuple[str, ...]
-    degrees: tuple[int, ...]
-    price_usd_per_hour: float | None
-    blended_ratio: float
-    discount: float
-    seed: int
-    measured_on: str | None = None
-    vary: str | None = None
-    routing: Routing = "random"
-    explain: bool = False
-    money: Money = field(default_factory=Money)
-    profile: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """What the answer rests on: the profile, the machines to choose from, its accuracy."""
-
-    profile: EngineProfile
-    instances: tuple[Instance, ...] | None
-    workload: Workload
-    accuracy: dict[str, Any] | None = None
-
-
 def run(question: Question, *, json_file: Path | None) -> int:
     """Answer, print, save; returns the exit code. Raises InputError for an unusable question."""
-    runs = [load_run(path) for path in question.runs]
-    basis = _calibrated(question, runs) if runs else _from_profile(question)
+    basis = basis_of(question)
     request = RecommendRequest(
         workload=basis.workload,
         profile=basis.profile,
@@ -105,6 +56,8 @@ def run(question: Question, *, json_file: Path | None) -> int:
         requirements=question.money.requirements(),
         routing=question.routing,
         look_long=True,
+        measured=basis.measured,
+        calibrated=basis.accuracy is not None,
     )
     span = None if question.vary is None else parse_range(question.vary)
     with progress() as report:
@@ -125,85 +78,6 @@ def run(question: Question, *, json_file: Path | None) -> int:
     if json_file is not None:
         say(f"recommendation: {json_file}")
     return answer.exit_code
-
-
-def _from_profile(question: Question) -> Basis:
-    missing = [
-        flag
-        for flag, value in (
-            ("--model", question.model),
-            ("--input-tokens", question.input_tokens),
-            ("--output-tokens", question.output_tokens),
-        )
-        if value is None
-    ]
-    if missing:
-        raise InputError(
-            f"{', '.join(missing)} is missing: give a run folder, or --model, --input-tokens and "
-            "--output-tokens"
-        )
-    assert question.model is not None
-    assert question.input_tokens is not None
-    assert question.output_tokens is not None
-    workload = Workload(
-        find_model(question.model),
-        question.dtype or "float16",
-        question.input_tokens,
-        question.output_tokens,
-    )
-    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
-
-
-def _calibrated(question: Question, runs: list[Run]) -> Basis:
-    """The profile fitted to the runs, and the machines that it can speak for."""
-    first = runs[0]
-    facts = first.manifest.get("target")
-    facts = facts if isinstance(facts, Mapping) else {}
-    kind = facts.get("kind")
-    model = str(facts.get("model") or first.manifest["scenario"]["model"])
-    shape = find_model(question.model or model)
-    default: tuple[Instance, ...] | None
-    if kind == "engine":
-        base = BUNDLED_CPU_PRIOR
-        measured_on = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
-        default = (measured_on,)
-    else:
-        base, default = find_profile(question.profile), None
-        name = question.measured_on or facts.get("instance")
-        if name is None:
-            raise InputError(
-                f"{first.path} does not say which machine its endpoint runs on: add "
-                "--measured-on INSTANCE, such as --measured-on ml.g5.2xlarge"
-            )
-        measured_on = find_instance(str(name))
-    note(f"calibrating on {sum(len(run.levels) for run in runs)} measured level(s)")
-    measured_shape = find_model(model)
-    profile, accuracy = calibrate_on_runs(base, runs, measured_shape, measured_on)
-    input_tokens, output_tokens = run_lengths(first)
-    workload = Workload(
-        shape,
-        question.dtype or run_dtype(first),
-        question.input_tokens or input_tokens,
-        question.output_tokens or output_tokens,
-    )
-    return Basis(profile, _machines(question, default=default), workload, accuracy)
-
-
-def _machines(
-    question: Question, *, default: tuple[Instance, ...] | None
-) -> tuple[Instance, ...] | None:
-    """The machines named by the user; `local` is this one, measured."""
-    if not question.instances:
-        return default
-    machines = []
-    for name in question.instances:
-        if name != LOCAL_NAME:
-            machines.append(find_instance(name))
-        elif default is not None and default[0].instance_type == LOCAL_NAME:
-            machines.append(default[0])
-        else:
-            machines.append(probe_local_instance(price_usd_per_hour=question.price_usd_per_hour))
-    return tuple(machines)
 
 
 def _content(answer: Recommendation, basis: Basis) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def _side_by_side(results: Sequence[Mapping[str, Any]]) -> Table:
         Column("weights, MiB", "Memory"),
         Column("KV tokens", "Memory"),
         *(Column(f"tok/s at {load}", "Speed") for load in loads),
-        Column(f"ms/token p50 at {loads[0] if loads else 1}", "Speed"),
+        Column(f"ms/token at {loads[0] if loads else 1}", "Speed"),
         Column("tok/s against the baseline", "Speed"),
         Column("USD/1M out", "Price"),
     )
@@ -82,7 +82,7 @@ def _row(result: Mapping[str, Any], loads: Sequence[int]) -> Row:
             Cell(number(memory["weight_bytes"] / MIB)),
             Cell(count(memory["kv_tokens_in_baseline_memory"])),
             *(speed(load, "throughput_tokens_per_s") for load in loads),
-            speed(loads[0] if loads else 1, "latency_ms_per_token_p50"),
+            speed(loads[0] if loads else 1, "latency_ms_per_token_mean"),
             Cell(_ratio(result["throughput_ratios"]) or missing),
             Cell(missing if result["emulated"] else usd(price)),
         )

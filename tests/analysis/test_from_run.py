@@ -10,8 +10,16 @@ import pytest
 
 from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.from_run import calibrate_on_runs, cells_from_run, run_dtype
+from lmi_bench.analysis.from_run import (
+    PlacedRun,
+    calibrate_on_runs,
+    cells_from_run,
+    has_users,
+    loads_from_run,
+    run_dtype,
+)
 from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -90,6 +98,42 @@ def test_the_engines_cache_format_is_the_cells():
     assert cell.kv_dtype == "float32"
 
 
+def poisson_run(**changes):
+    """One open level of 60 requests on two copies, by hand."""
+    closed = sweep_of(TGI_2023, levels=(1,), **changes)
+    records = tuple(
+        RequestRecord(i, i * 1.0, i * 1.0, (i + 2.5, i + 2.6), input_tokens=256) for i in range(60)
+    )
+    line = {"concurrency": None, "rate_per_s": 4.0, "valid": True, "stopped_by": None}
+    manifest = closed.manifest | {"target": closed.manifest["target"] | {"replicas": 2}}
+    return Run(Path("runs/open"), manifest, [line], [records], None)
+
+
+WORKLOAD = Workload(SHAPE, "float16", 256, 256)
+
+
+def test_a_level_of_poisson_arrivals_is_a_load_of_one_copy_without_its_ramp():
+    """4 req/s over two copies; the first answer ends at 2.6 s, so the first three are the ramp."""
+    (load,) = loads_from_run(PlacedRun(poisson_run(), INSTANCE), WORKLOAD)
+    assert load.rate_per_s == 2.0
+    assert load.engine_key == Layout(INSTANCE, 1).engine_key
+    assert [record.request_id for record in load.records] == list(range(3, 60))
+    assert not load.cut_short
+
+
+def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
+    other_lengths = Workload(SHAPE, "float16", 512, 256)
+    assert loads_from_run(PlacedRun(poisson_run(), INSTANCE), other_lengths) == []
+    constant = poisson_run()
+    constant.manifest["scenario"]["load"] = {"arrivals": "constant"}
+    assert loads_from_run(PlacedRun(constant, INSTANCE), WORKLOAD) == []
+    late = poisson_run()
+    late.levels[0]["valid"] = False  # the generator fell behind
+    assert loads_from_run(PlacedRun(late, INSTANCE), WORKLOAD) == []
+    assert loads_from_run(PlacedRun(sweep_of(TGI_2023), INSTANCE), WORKLOAD) == []
+    assert not has_users(poisson_run())
+
+
 def test_levels_that_missed_failed_or_stopped_are_left_out():
     run = sweep_of(TGI_2023)
     run.levels[1]["valid"] = False
@@ -116,7 +160,9 @@ def test_a_profile_fitted_to_a_sweep_explains_it():
             EAGER_GPU_PRIOR.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3
         ),
     )
-    profile, accuracy = calibrate_on_runs(EAGER_GPU_PRIOR, [sweep_of(truth)], SHAPE, INSTANCE)
+    profile, accuracy = calibrate_on_runs(
+        EAGER_GPU_PRIOR, [PlacedRun(sweep_of(truth), INSTANCE)], SHAPE
+    )
     for name in ("bandwidth_share", "host_per_sequence_s"):
         found, true = getattr(profile.parameters, name), getattr(truth.parameters, name)
         assert abs(np.log(found / true)) <= 2 * profile.log_sd[name]

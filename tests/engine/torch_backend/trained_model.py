@@ -25,7 +25,7 @@ from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import read_config
 
-_STEPS = 110
+_STEPS = 200
 _BATCH = 8
 _LENGTH = 64
 _OUTLIERS = 4
@@ -84,8 +84,13 @@ def _raise_outliers(model: transformers.LlamaForCausalLM) -> None:
                 reader.weight[:, channels] /= _OUTLIER_FACTOR
 
 
-def perplexity(folder: Path, plan: QuantizePlan | None = None) -> float:
-    """exp(-mean log-probability) of the sample text, in float32, weights rounded by `plan`."""
+def perplexity(scores: torch.Tensor) -> float:
+    """exp(-mean log-probability)."""
+    return math.exp(-float(scores.double().mean()))
+
+
+def text_scores(folder: Path, plan: QuantizePlan | None = None) -> torch.Tensor:
+    """Log-probabilities of the sample text's letters, in float32, weights rounded by `plan`."""
     spec = spec_from_hf_config(folder.name, read_config(folder))
     precision, device = Precision(torch.float32, torch.float32), torch.device("cpu")
     model = build_model(folder, spec, precision, device, plan=plan)
@@ -100,4 +105,4 @@ def perplexity(folder: Path, plan: QuantizePlan | None = None) -> float:
     scores: list[float] = []
     for sequence in calibration_sequences(folder, None, spec)[:16]:
         scores += runner.score(sequence, 1)
-    return math.exp(-math.fsum(scores) / len(scores))
+    return torch.tensor(scores)

@@ -1,0 +1,453 @@
+"""The bundled engine's step back ends on a CPU, beside the engines that people would use instead.
+
+Every engine runs the same checkpoint and the same prompts, greedy, in a process of its own: all
+requests handed over at once (output tokens a second), then one request alone (milliseconds a
+token, its prompt subtracted). The bundled engine runs as it serves, scheduler and event loop
+included, and once as a bare loop over its step, which shows what serving costs.
+
+Beside each figure stands what it is of the machine: a batch is bound by arithmetic, so its GFLOP/s
+against the faster of oneDNN's float32 and bfloat16 products; a single stream is bound by reading
+weights, so its GB/s against a read probe. Probes are taken before and after every engine, since a
+shared machine drifts. Engines can be measured one call after another: results are kept in a file.
+
+    python benchmarks/engine_cpu.py run --shape 110m --engines torch native --results cpu.json
+    python benchmarks/engine_cpu.py run --shape 110m --engines vllm --vllm-python V/bin/python ...
+    python benchmarks/engine_cpu.py table --results cpu.json --out benchmarks/results/engine_cpu.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PEERS = ROOT / "benchmarks" / "support" / "engine_peers.py"
+PREFILL_TOKENS = 1024
+TOKENS = 128
+SINGLE_TOKENS = 65
+
+
+@dataclass(frozen=True)
+class Shape:
+    """weights: parameters that a token reads, the head but not an untied embedding."""
+
+    requests: int
+    weights: int
+    layer_weights: int
+    context_values: int  # keys and values of one token
+    score_flop: int  # of one row and one cached token
+
+
+def shape_of(folder: Path, requests: int) -> Shape:
+    config = json.loads((folder / "config.json").read_text())
+    hidden, layers, ffn = (
+        config[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size")
+    )
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = hidden // heads
+    layer = 2 * hidden * (heads + kv_heads) * head_dim + 3 * hidden * ffn
+    return Shape(
+        requests,
+        layers * layer + config["vocab_size"] * hidden,
+        layers * layer,
+        2 * layers * kv_heads * head_dim,
+        4 * layers * heads * head_dim,
+    )
+
+
+def folder_of(name: str) -> Path:
+    """The checkpoint of a shape; made once, of random but fixed weights."""
+    from lmi_bench.engine.torch_backend.demo import ensure_demo_model
+
+    if name == "110m":
+        return ensure_demo_model("demo-110m")
+    folder = ensure_demo_model("demo-110m").parent / "benchmark-1.1b-v1"
+    if not (folder / "config.json").is_file():
+        write_tiny_llama(folder)
+    return folder
+
+
+def write_tiny_llama(folder: Path) -> None:
+    """TinyLlama's shape (Zhang et al. 2024, arXiv:2401.02385), bfloat16, nothing tied."""
+    import torch
+    from safetensors.torch import save_file
+
+    hidden, layers, heads, kv_heads, ffn, vocab = 2048, 22, 32, 4, 5632, 32000
+    generator = torch.Generator().manual_seed(20_261_121)
+
+    def normal(rows: int, columns: int, std: float) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=generator) * std).to(torch.bfloat16)
+
+    kv = kv_heads * hidden // heads
+    sizes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden)}
+    sizes |= {"self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, hidden)}
+    sizes |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden)}
+    sizes |= {"mlp.down_proj": (hidden, ffn)}
+    ones = torch.ones(hidden, dtype=torch.bfloat16)
+    weights = {"model.embed_tokens.weight": normal(vocab, hidden, 0.02)}
+    weights["lm_head.weight"] = normal(vocab, hidden, hidden**-0.5)
+    weights["model.norm.weight"] = ones.clone()
+    for index in range(layers):
+        prefix = f"model.layers.{index}"
+        for part, (rows, columns) in sizes.items():
+            weights[f"{prefix}.{part}.weight"] = normal(rows, columns, columns**-0.5)
+        weights[f"{prefix}.input_layernorm.weight"] = ones.clone()
+        weights[f"{prefix}.post_attention_layernorm.weight"] = ones.clone()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "max_position_embeddings": 2048,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def prompts_of(requests: int) -> list[list[int]]:
+    chance = random.Random(7)
+    return [[chance.randrange(300, 31_000) for _ in range(TOKENS)] for _ in range(requests)]
+
+
+# The bundled engine
+
+
+def open_executor(engine: str, folder: Path, dtype: str, threads: int) -> Any:
+    from lmi_bench.engine.native_backend.executor import NativeExecutor
+    from lmi_bench.engine.torch_backend.executor import TorchExecutor
+
+    load = {"torch": TorchExecutor, "native": NativeExecutor}[engine].load
+    return load(folder, dtype=dtype, threads=threads, most_cache_tokens=1 << 15)
+
+
+class Watched:
+    """A back end whose time in the step is summed."""
+
+    def __init__(self, forward: Any) -> None:
+        self.inside_s = 0.0
+        self._forward = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward, name)
+
+    def likeliest(self, sequences: Any) -> list[int]:
+        start_s = time.perf_counter()
+        token_ids: list[int] = self._forward.likeliest(sequences)
+        self.inside_s += time.perf_counter() - start_s
+        return token_ids
+
+
+async def served(executor: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]:
+    """All requests at once through scheduler and engine."""
+    from lmi_bench.engine.async_engine import AsyncEngine
+    from lmi_bench.engine.scheduling.config import SchedulerConfig
+    from lmi_bench.engine.scheduling.sampling import SamplingParams
+    from lmi_bench.engine.scheduling.scheduler import Scheduler
+
+    config = SchedulerConfig(
+        num_blocks=executor.num_blocks,
+        block_size=executor.block_size,
+        max_model_len=2 * TOKENS,
+        max_rolling_batch_size=len(prompts),
+        max_rolling_batch_prefill_tokens=PREFILL_TOKENS,
+    )
+    watched = Watched(executor._runner._forward)
+    executor._runner._forward = watched
+    decode: list[float] = []
+    outside: list[float] = []
+    ended_s = inside_s = 0.0
+
+    def on_step(batch: Any, _start_s: float, end_s: float) -> None:
+        nonlocal ended_s, inside_s
+        if not batch.shape.prefill_sequences and ended_s:
+            decode.append(end_s - ended_s)
+            outside.append(end_s - ended_s - (watched.inside_s - inside_s))
+        ended_s, inside_s = end_s, watched.inside_s
+
+    executor_close, executor.close = executor.close, _nothing
+    try:
+        async with AsyncEngine(Scheduler(config), executor, on_step=on_step) as engine:
+            sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+            start_s = time.perf_counter()
+            running = [engine.submit(prompt, sampling) for prompt in prompts]
+            for generation in running:
+                await generation.wait()
+            wall_s = time.perf_counter() - start_s
+    finally:
+        executor.close = executor_close
+        executor._runner._forward = watched._forward
+    found = {"wall_s": wall_s}
+    if decode:
+        found["step_s"] = statistics.median(decode)
+        found["overhead_frac"] = statistics.median(outside) / found["step_s"]
+    return found
+
+
+async def _nothing() -> None:
+    """The executor outlives the engine."""
+
+
+def bare(executor: Any, prompts: list[list[int]], tokens: int) -> float:
+    """Seconds of the same work in a plain loop over the step."""
+    from lmi_bench.engine.torch_backend.inputs import SequenceRows
+
+    forward, size = executor._runner._forward, executor.block_size
+    blocks = -(-(TOKENS + tokens) // size)
+    tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(len(prompts))]
+    at_once = max(1, PREFILL_TOKENS // TOKENS)
+    start_s = time.perf_counter()
+    last: list[int] = []
+    for first in range(0, len(prompts), at_once):
+        last += forward.likeliest(
+            [
+                SequenceRows(prompt, 0, table, 1)
+                for prompt, table in zip(
+                    prompts[first : first + at_once], tables[first : first + at_once], strict=True
+                )
+            ]
+        )
+    for step in range(tokens - 1):
+        last = forward.likeliest(
+            [
+                SequenceRows([token], TOKENS + step, table, 1)
+                for token, table in zip(last, tables, strict=True)
+            ]
+        )
+    return time.perf_counter() - start_s
+
+
+async def bundled(
+    engine: str, folder: Path, dtype: str, threads: int, order: Any
+) -> dict[str, Any]:
+    executor = open_executor(engine, folder, dtype, threads)
+    prompts = prompts_of(order.requests)
+    found: dict[str, Any] = {"note": executor.weights_description}
+    loop = asyncio.get_running_loop()
+
+    async def alone(call: Any, *arguments: Any) -> Any:
+        return await loop.run_in_executor(executor._worker, call, *arguments)
+
+    await alone(bare, executor, prompts, 3)
+    runs = [await served(executor, prompts, TOKENS) for _ in range(order.repeats)]
+    found["batch_s"] = [run["wall_s"] for run in runs]
+    found["overhead_frac"] = [run["overhead_frac"] for run in runs]
+    found["step_s"] = [run["step_s"] for run in runs]
+    found["bare_s"] = [await alone(bare, executor, prompts, TOKENS) for _ in range(order.bare)]
+    single, first = [], []
+    for _ in range(order.repeats):
+        first.append((await served(executor, prompts[:1], 1))["wall_s"])
+        single.append((await served(executor, prompts[:1], SINGLE_TOKENS))["wall_s"])
+    found["token_s"] = [
+        (whole - one) / (SINGLE_TOKENS - 1) for whole, one in zip(single, first, strict=True)
+    ]
+    found["ttft_s"] = first
+    await executor.close()
+    return found
+
+
+# The rounds
+
+
+def probes(threads: int) -> dict[str, float]:
+    import torch
+
+    from lmi_bench.engine.torch_backend.layers import make_linear
+
+    torch.set_num_threads(threads)
+
+    def shortest_s(call: Any) -> float:
+        call()
+        times_s = []
+        for _ in range(7):
+            start_s = time.perf_counter()
+            call()
+            times_s.append(time.perf_counter() - start_s)
+        return min(times_s)
+
+    numbers = torch.ones(64 << 20)
+    found = {"read_bytes_per_s": numbers.nbytes / shortest_s(numbers.sum)}
+    for name in ("float32", "bfloat16"):
+        dtype = getattr(torch, name)
+        linear, x = (
+            make_linear(torch.ones(2048, 2048, dtype=dtype)),
+            torch.ones(512, 2048).to(dtype),
+        )
+        found[f"{name}_flop_per_s"] = 2 * 512 * 2048**2 / shortest_s(lambda: linear(x))  # noqa: B023
+    return found
+
+
+def run(order: argparse.Namespace) -> None:
+    folder = folder_of(order.shape)
+    results = json.loads(order.results.read_text()) if order.results.is_file() else []
+    for engine in order.engines:
+        before = probe_apart(order.threads)
+        program = {"vllm": order.vllm_python, "transformers": order.transformers_python}.get(engine)
+        command = [program or sys.executable]
+        if engine in ("torch", "native"):
+            command += [__file__, "bundled"]
+        else:
+            prompts = order.results.with_suffix(".prompts.json")
+            prompts.write_text(json.dumps(prompts_of(order.requests)))
+            command += [str(PEERS), "--prompts", str(prompts), "--tokens", str(TOKENS)]
+        command += ["--engine", engine, "--folder", str(folder), "--dtype", order.dtype]
+        command += ["--threads", str(order.threads), "--repeats", str(order.repeats)]
+        command += ["--requests", str(order.requests)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(order.threads), "PYTHONPATH": str(ROOT)}
+        if engine not in ("torch", "native"):
+            environment.pop("PYTHONPATH")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        if not lines:
+            print(f"{engine}: no result\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+            continue
+        found = json.loads(lines[-1].removeprefix("RESULT "))
+        found |= {"engine": engine, "shape": order.shape, "dtype": order.dtype}
+        found |= {"requests": order.requests, "threads": order.threads}
+        found["probes"] = [before, probe_apart(order.threads)]
+        results.append(found)
+        order.results.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps(found), flush=True)
+
+
+def probe_apart(threads: int) -> dict[str, float]:
+    """In a process of its own, so that no pool of threads stays behind."""
+    code = (
+        "import json; from benchmarks.engine_cpu import probes; "
+        f"print(json.dumps(probes({threads})))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(order: argparse.Namespace) -> None:
+    results = json.loads(order.results.read_text())
+    lines = [
+        "# The bundled engine on a CPU, beside others",
+        "",
+        f"{platform.machine()}, {results[0]['threads']} threads, Python {platform.python_version()}; "
+        f"{cpu_model()}. {TOKENS} tokens in and out, greedy, random prompts, medians.",
+        "",
+        "| shape | engine | dtype | repeats | batch tok/s | of GEMM peak | bare loop tok/s | 1 stream "
+        "ms/token | of read probe | serving, % of a decode step | probe read GB/s | GEMM peak GF |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
+    ]
+    for found in results:
+        lines.append(row_of(found))
+    text = "\n".join(lines) + "\n"
+    if order.out:
+        order.out.write_text(text)
+    print(text)
+
+
+def row_of(found: dict[str, Any]) -> str:
+    shape = shape_of(folder_of(found["shape"]), found["requests"])
+    middle = {key: statistics.median(value) for key, value in found.items() if key.endswith("_s")}
+    reads = [probe["read_bytes_per_s"] for probe in found["probes"]]
+    peaks = [
+        max(probe["float32_flop_per_s"], probe["bfloat16_flop_per_s"]) for probe in found["probes"]
+    ]
+    requests, generated = shape.requests, shape.requests * TOKENS
+    rows = requests * TOKENS
+    flop = 2 * rows * shape.layer_weights + 2 * generated * shape.weights
+    flop += shape.score_flop * requests * (TOKENS**2 / 2 + TOKENS * TOKENS * 1.5)
+    width = (
+        4 if found["engine"] in ("torch", "transformers", "vllm") and not is_narrow(found) else 2
+    )
+    cells = [found["shape"], found["engine"], found["dtype"], str(len(found["batch_s"]))]
+    batch_s = middle["batch_s"]
+    cells += [f"{generated / batch_s:.0f}", f"{flop / batch_s / statistics.mean(peaks):.0%}"]
+    cells.append(f"{generated / middle['bare_s']:.0f}" if found.get("bare_s") else "")
+    if found.get("token_s"):
+        token_s = middle["token_s"]
+        read = width * (shape.weights + shape.context_values * (TOKENS + SINGLE_TOKENS / 2))
+        cells += [f"{token_s * 1e3:.1f}", f"{read / token_s / statistics.mean(reads):.0%}"]
+    else:
+        cells += ["", ""]
+    overhead = found.get("overhead_frac")
+    cells.append(f"{statistics.median(overhead):.1%}" if overhead else "")
+    cells.append(" / ".join(f"{read / 1e9:.1f}" for read in reads))
+    cells.append(" / ".join(f"{peak / 1e9:.0f}" for peak in peaks))
+    return "| " + " | ".join(cells) + " |"
+
+
+def is_narrow(found: dict[str, Any]) -> bool:
+    """Whether weights are read as two bytes."""
+    return found["dtype"] == "bfloat16" and "computed in float32" not in found.get("note", "")
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.processor()
+    text = info.read_text()
+    flags = next(line for line in text.splitlines() if line.startswith("flags")).split()
+    names = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+    has = ", ".join(f"{name} {'yes' if name in flags else 'no'}" for name in names)
+    name = next(line for line in text.splitlines() if line.startswith("model name"))
+    return f"{name.partition(':')[2].strip()} ({has})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    rounds = kinds.add_parser("run")
+    rounds.add_argument("--shape", choices=("110m", "1.1b"), default="110m")
+    rounds.add_argument("--engines", nargs="+", default=["torch", "native"])
+    rounds.add_argument("--dtype", default="bfloat16")
+    rounds.add_argument("--threads", type=int, default=os.cpu_count())
+    rounds.add_argument("--requests", type=int, default=None, help="64 at 110m, 16 at 1.1b")
+    rounds.add_argument("--repeats", type=int, default=3)
+    rounds.add_argument("--vllm-python", default=None)
+    rounds.add_argument("--transformers-python", default=sys.executable)
+    rounds.add_argument("--results", type=Path, default=Path("engine_cpu.json"))
+    shown = kinds.add_parser("table")
+    shown.add_argument("--results", type=Path, default=Path("engine_cpu.json"))
+    shown.add_argument("--out", type=Path, default=None)
+    own = kinds.add_parser("bundled")
+    for name in ("engine", "folder", "dtype"):
+        own.add_argument(f"--{name}")
+    for name in ("threads", "repeats", "requests"):
+        own.add_argument(f"--{name}", type=int)
+    order = parser.parse_args()
+    if order.kind == "run":
+        order.requests = order.requests or {"110m": 64, "1.1b": 16}[order.shape]
+        run(order)
+    elif order.kind == "table":
+        table(order)
+    else:
+        order.bare = 1
+        found = asyncio.run(
+            bundled(order.engine, Path(order.folder), order.dtype, order.threads, order)
+        )
+        print("RESULT " + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

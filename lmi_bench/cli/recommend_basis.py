@@ -1,0 +1,196 @@
+"""What a recommendation rests on: a shipped profile, or runs, and the machines to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.attainment import Routing
+from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
+from lmi_bench.analysis.from_run import (
+    PlacedRun,
+    calibrate_on_runs,
+    has_users,
+    loads_from_run,
+    run_dtype,
+    run_lengths,
+)
+from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.layouts import Workload
+from lmi_bench.analysis.measured_load import MeasuredLoad
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.recommend_request import Objective
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import note
+from lmi_bench.cli.money import Money
+from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.errors import InputError
+from lmi_bench.run_store import Run, load_run
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The command's flags; None and () are what was left out."""
+
+    runs: tuple[Path, ...]
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    dtype: str | None
+    rate_per_s: float | None
+    users: int | None
+    think_time_s: float | None
+    slos: tuple[str, ...]
+    objective: Objective
+    instances: tuple[str, ...]
+    degrees: tuple[int, ...]
+    price_usd_per_hour: float | None
+    blended_ratio: float
+    discount: float
+    seed: int
+    measured_on: tuple[str, ...] = ()
+    vary: str | None = None
+    routing: Routing = "random"
+    explain: bool = False
+    money: Money = field(default_factory=Money)
+    profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What the answer rests on: the profile, the machines to choose from, its accuracy.
+
+    measured  levels of random arrivals that the runs hold
+    """
+
+    profile: EngineProfile
+    instances: tuple[Instance, ...] | None
+    workload: Workload
+    accuracy: dict[str, Any] | None = None
+    measured: tuple[MeasuredLoad, ...] = ()
+
+
+def basis_of(question: Question) -> Basis:
+    """Read what the question names. Raises InputError where it is not enough."""
+    runs = [load_run(path) for path in question.runs]
+    return _measured(question, runs) if runs else _from_profile(question)
+
+
+def _from_profile(question: Question) -> Basis:
+    missing = [
+        flag
+        for flag, value in (
+            ("--model", question.model),
+            ("--input-tokens", question.input_tokens),
+            ("--output-tokens", question.output_tokens),
+        )
+        if value is None
+    ]
+    if missing:
+        raise InputError(
+            f"{', '.join(missing)} is missing: give a run folder, or --model, --input-tokens and "
+            "--output-tokens"
+        )
+    assert question.model is not None
+    assert question.input_tokens is not None
+    assert question.output_tokens is not None
+    workload = Workload(
+        find_model(question.model),
+        question.dtype or "float16",
+        question.input_tokens,
+        question.output_tokens,
+    )
+    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
+
+
+def _measured(question: Question, runs: list[Run]) -> Basis:
+    """The profile fitted to the runs' closed loops, and the loads that their rates were."""
+    first = runs[0]
+    model = str(_facts(first).get("model") or first.manifest["scenario"]["model"])
+    shape = find_model(question.model or model)
+    local = None
+    if any(_facts(run).get("kind") == "engine" for run in runs):
+        local = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
+    placed = [
+        _placed(question, run, index, len(runs), local=local) for index, run in enumerate(runs)
+    ]
+    base = find_profile(question.profile) if local is None else BUNDLED_CPU_PRIOR
+    told = [each for each in placed if has_users(each.run)]
+    profile, accuracy = base, None
+    if told:
+        note(f"calibrating on {sum(len(each.run.levels) for each in told)} measured level(s)")
+        profile, accuracy = calibrate_on_runs(base, told, find_model(model))
+    input_tokens, output_tokens = run_lengths(first)
+    workload = Workload(
+        shape,
+        question.dtype or run_dtype(first),
+        question.input_tokens or input_tokens,
+        question.output_tokens or output_tokens,
+    )
+    loads = [] if shape.name != find_model(model).name else _loads(placed, workload)
+    default = None if local is None else (local,)
+    return Basis(profile, _machines(question, default=default), workload, accuracy, tuple(loads))
+
+
+def _loads(placed: list[PlacedRun], workload: Workload) -> list[MeasuredLoad]:
+    """Loads of the workload's own weights; levels of another number format tell nothing."""
+    found = [
+        load
+        for each in placed
+        if run_dtype(each.run) == workload.dtype
+        for load in loads_from_run(each, workload)
+    ]
+    if found:
+        note(f"{len(found)} measured load(s) of random arrivals are held against the SLOs")
+    return found
+
+
+def _facts(run: Run) -> Mapping[str, Any]:
+    facts = run.manifest.get("target")
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def _placed(
+    question: Question, run: Run, index: int, count: int, *, local: Instance | None
+) -> PlacedRun:
+    """The run with the machine that it was made on: `--measured-on`, or as the run says."""
+    given = question.measured_on
+    if len(given) not in (0, 1, count):
+        raise InputError(
+            f"--measured-on is given {len(given)} times for {count} runs: once for all of them, "
+            "or once each in their order"
+        )
+    if _facts(run).get("kind") == "engine" and local is not None:
+        return PlacedRun(run, local)
+    name = given[index if len(given) > 1 else 0] if given else _facts(run).get("instance")
+    if name is None:
+        raise InputError(
+            f"{run.path} does not say which machine its endpoint runs on: add "
+            "--measured-on INSTANCE, such as --measured-on ml.g5.2xlarge"
+        )
+    machine, _, degree = str(name).partition(":")
+    if degree and not (degree.isdigit() and int(degree) >= 1):
+        raise InputError(
+            f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4"
+        )
+    return PlacedRun(run, find_instance(machine), int(degree) if degree else None)
+
+
+def _machines(
+    question: Question, *, default: tuple[Instance, ...] | None
+) -> tuple[Instance, ...] | None:
+    """The machines named by the user; `local` is this one, measured."""
+    if not question.instances:
+        return default
+    machines = []
+    for name in question.instances:
+        if name != LOCAL_NAME:
+            machines.append(find_instance(name))
+        elif default is not None and default[0].instance_type == LOCAL_NAME:
+            machines.append(default[0])
+        else:
+            machines.append(probe_local_instance(price_usd_per_hour=question.price_usd_per_hour))
+    return tuple(machines)

@@ -1,0 +1,78 @@
+"""A capacity is believed as predicted until levels are measured; then they cut it off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_bench.analysis.capacity_belief import CapacityBelief
+
+capacities = st.tuples(st.floats(0.1, 50.0), st.floats(1.0, 4.0)).map(
+    lambda pair: (pair[0], pair[0] * pair[1])
+)
+levels = st.lists(st.tuples(st.floats(0.05, 200.0), st.booleans()), max_size=4)
+
+
+def test_unmeasured_the_lower_end_is_promised_and_the_prediction_has_even_odds():
+    belief = CapacityBelief(4.0, 5.0)
+    assert belief.sure_per_s == 4.0
+    assert belief.chance(5.0) == pytest.approx(0.5)
+
+
+def test_a_level_that_kept_its_slos_is_certain_and_one_that_missed_is_out():
+    belief = CapacityBelief.after(4.0, 5.0, [(4.6, True), (5.2, False)])
+    assert belief.chance(4.6) == 1.0
+    assert belief.chance(5.2) == 0.0
+    assert 4.6 <= belief.sure_per_s < 5.2
+
+
+def test_between_two_levels_odds_are_those_of_the_cut_off_prediction():
+    """P(rate) = 0.85 F(x / sd) + 0.15 F(x / wide), sd = ln(5 / 4) / 1.2816, wide = 3 sd + 0.1."""
+
+    def normal(x):
+        return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+    sd = math.log(5 / 4) / 1.2815515655446004
+
+    def above(rate):
+        x = math.log(5 / rate)
+        return 0.85 * normal(x / sd) + 0.15 * normal(x / (3 * sd + 0.1))
+
+    belief = CapacityBelief.after(4.0, 5.0, [(4.0, True), (6.0, False)])
+    expected = (above(5.0) - above(6.0)) / (above(4.0) - above(6.0))
+    assert belief.chance(5.0) == pytest.approx(expected)
+
+
+def test_of_levels_that_contradict_each_other_the_missed_one_counts():
+    belief = CapacityBelief.after(4.0, 5.0, [(4.5, True), (3.0, False), (2.0, True)])
+    assert (belief.kept_per_s, belief.missed_per_s) == (2.0, 3.0)
+
+
+def test_where_nothing_is_promised_only_a_measured_level_is():
+    assert CapacityBelief(0.0, 0.0).sure_per_s == 0.0
+    assert CapacityBelief.after(0.0, 0.0, [(1.5, True)]).sure_per_s == 1.5
+
+
+@given(capacity=capacities, measured=levels, rates=st.tuples(st.floats(0.05, 200), st.floats(1, 9)))
+def test_a_higher_rate_never_has_a_better_chance(capacity, measured, rates):
+    belief = CapacityBelief.after(*capacity, measured)
+    rate, factor = rates
+    assert 0.0 <= belief.chance(rate * factor) <= belief.chance(rate) + 1e-9 <= 1.0 + 1e-9
+
+
+@given(capacity=capacities, measured=levels, rate=st.floats(0.05, 200.0))
+def test_a_further_level_that_kept_never_lowers_what_is_promised(capacity, measured, rate):
+    before = CapacityBelief.after(*capacity, measured).sure_per_s
+    after = CapacityBelief.after(*capacity, [*measured, (rate, True)]).sure_per_s
+    assert after >= before * (1 - 1e-9)
+
+
+@given(capacity=capacities, measured=levels, rate=st.floats(0.05, 200.0))
+def test_a_further_level_that_missed_never_raises_what_is_promised(capacity, measured, rate):
+    before = CapacityBelief.after(*capacity, measured).sure_per_s
+    after = CapacityBelief.after(*capacity, [*measured, (rate, False)]).sure_per_s
+    assert after <= before * (1 + 1e-9)
+    assert after < rate
