@@ -75,3 +75,10 @@ class TargetError(LmiBenchError):
         super().__init__(message)
         self.kind = kind
         self.exchange = exchange
+
+
+def timeout_message(timeout_s: float, num_tokens: int) -> str:
+    """What a request's record says when its time is over and `num_tokens` had come."""
+    if not num_tokens:
+        return f"no first token within {timeout_s:g} s"
+    return f"no complete answer within {timeout_s:g} s, {num_tokens} tokens came"

@@ -25,7 +25,13 @@ from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
-from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetErrorKind
+from lmi_bench.errors import (
+    CapacityError,
+    InputError,
+    OverloadedError,
+    TargetErrorKind,
+    timeout_message,
+)
 from lmi_bench.records import STATUS_OK, LevelRun, RequestRecord
 from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
@@ -438,7 +444,9 @@ class _Level:
             _, request = self._deadlines.popleft()
             assert request.replica is not None
             request.replica.cancel(request, now_s, self._slack_s(now_s))
-            self._fail(request, "timeout", f"no complete answer within {self._timeout_s:g} s")
+            assert self._timeout_s is not None
+            message = timeout_message(self._timeout_s, sum(request.token_counts))
+            self._fail(request, "timeout", message)
             self._user_sends(now_s)
 
     def _fail(self, request: _Request, kind: TargetErrorKind, message: str) -> None:

@@ -33,7 +33,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="Steps of the bundled engine: native (compiled at first use), torch or auto. "
-            "(default: auto)",
+            "(default: torch)",
             rich_help_panel=_MODEL,
         ),
     ] = None

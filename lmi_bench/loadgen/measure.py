@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from lmi_bench.errors import TargetError
+from lmi_bench.errors import TargetError, timeout_message
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import Exchange, RequestRecord
@@ -132,9 +132,8 @@ def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchan
             f"stuck after {came} tokens: no answer of the level ended for "
             f"{guard.gave_up_after_s:g} s; --timeout sets a limit of one's own"
         )
-    if not came:
-        return f"no first token within {timeout_s:g} s"
-    return f"no complete answer within {timeout_s:g} s, {came} tokens came"
+    assert timeout_s is not None  # or nothing was late
+    return timeout_message(timeout_s, came)
 
 
 def _free_s(record: RequestRecord, now_s: float) -> float:
