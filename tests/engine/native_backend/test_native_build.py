@@ -74,7 +74,11 @@ def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
             "Llama",
             "step back end torch; not native, because quantized weights run in torch",
         ),
-        ({}, "Mixtral", "step back end torch; not native, because it has no step for mixtral"),
+        (
+            {"backend": "auto"},
+            "Mixtral",
+            "step back end torch; not native, because it has no step for mixtral",
+        ),
     ],
 )
 def test_what_the_native_step_cannot_run_is_left_to_torch_with_the_reason(
@@ -88,7 +92,7 @@ def test_what_the_native_step_cannot_run_is_left_to_torch_with_the_reason(
 
 def test_ranks_and_small_blocks_are_left_to_torch(make_model):
     folder = make_model("Llama").folder
-    settings = EngineSection()
+    settings = EngineSection(backend="auto")
     ranks = choose_back_end(settings, [folder], degree=2, block_size=64)
     assert "a model split over ranks" in ranks.note
     blocks = choose_back_end(settings, [folder], degree=1, block_size=8)
@@ -97,6 +101,6 @@ def test_ranks_and_small_blocks_are_left_to_torch(make_model):
 
 def test_the_native_step_is_taken_and_named_where_it_runs(make_model, compiled):
     folder = make_model("Llama").folder
-    back_end = choose_back_end(EngineSection(), [folder], degree=1, block_size=64)
+    back_end = choose_back_end(EngineSection(backend="auto"), [folder], degree=1, block_size=64)
     assert back_end.note == "step back end native"
     assert back_end.facts() == {"back_end": "native", "kernels": compiled.variants()[0]}
