@@ -10,9 +10,9 @@ prefixes. The planner sees data sheets and prices and may measure eight cells: c
 random arrivals on one copy that it names itself (`measure_next`). Its fleet is then run.
 
 The world steps the engine's scheduler in virtual time (the simulator), each copy under its share of
-the Poisson load, with draws that the planner has not seen. Beside it stand a planner that measures
-all its cells before it asks, one that takes the cheapest machine that holds the model, one that
-believes the data sheets, and one that buys more of what it has measured.
+the Poisson load, with draws that the planner has not seen. Beside it stand a planner that takes the
+cheapest machine that holds the model, one that believes the data sheets, one that buys more of what
+it has measured and, with --up-front, one that measures all its cells before it asks.
 
 Two things are stricter than they were. A fleet is judged on 1,000 requests: with 300 a fleet beyond
 its capacity passed, because its queue had no time to grow, and the cheapest of many fleets was the
@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,8 @@ MEASURED_REQUESTS = 3000
 MOST_CELLS = 8
 FIRST_USERS = (1, 24)
 MOST_MACHINES = 400
-PLANNERS = ("lmi-bench", "all cells up front", "cheapest that fits", "data sheet", "nearest cell")
+UP_FRONT = "all cells up front"
+PLANNERS = ("lmi-bench", UP_FRONT, "cheapest that fits", "data sheet", "nearest cell")
 
 
 class HiddenEngine:
@@ -330,13 +332,17 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
     return MeasuredLoad(layout.engine_key, rate_per_s, settled(level.records))
 
 
+def calibrated(world: World, cells: Sequence[Cell]) -> EngineProfile:
+    return calibrate_profile(
+        EAGER_GPU_PRIOR, cells, fitted_on=f"world {world.number}", fitted_date="2026-11-21"
+    )
+
+
 def measure_and_ask(world: World, layouts: Sequence[Layout]) -> Choice:
     """What the planner tells its user to do: calibrate, then measure the loads that decide."""
     first = first_layouts(world, layouts)
     cells = [measure(world, layout, users) for layout in first for users in FIRST_USERS]
-    fitted = calibrate_profile(
-        EAGER_GPU_PRIOR, cells, fitted_on=f"world {world.number}", fitted_date="2026-11-21"
-    )
+    fitted = calibrated(world, cells)
     measured: list[MeasuredLoad] = []
     prepared = prepare(question(world, fitted), lambda _text, _share: None)
     while True:
@@ -422,23 +428,20 @@ class Outcome:
     regret: float | None = None
 
 
-def audit_world(number: int) -> tuple[int, bool, dict[str, Outcome]] | None:
-    """All planners in one world; None where no fleet at all keeps its SLOs."""
+def audit_world(number: int, up_front: bool) -> tuple[int, bool, dict[str, Outcome]] | None:
+    """The planners in one world; None where no fleet at all keeps its SLOs."""
     world = draw_world(number)
     judge = Judge(world)
     layouts = judge.layouts()
     cells = eight_cells(world, layouts)
-    fitted = calibrate_profile(
-        EAGER_GPU_PRIOR, cells, fitted_on=f"world {number}", fitted_date="2026-11-21"
-    )
     choosers: dict[str, Callable[[], Choice]] = {
         "lmi-bench": lambda: measure_and_ask(world, layouts),
-        "all cells up front": lambda: ask(world, fitted),
+        UP_FRONT: lambda: ask(world, calibrated(world, cells)),
         "cheapest that fits": lambda: cheapest_that_fits(world, layouts),
         "data sheet": lambda: ask(world, believe_data_sheets(world)),
         "nearest cell": lambda: nearest_cell(world, layouts, cells),
     }
-    choices = {name: choosers[name]() for name in PLANNERS}
+    choices = {name: choosers[name]() for name in PLANNERS if up_front or name != UP_FRONT}
     least = judge.least_cost([choice for choice in choices.values() if choice is not None])
     if least is None:
         return None
@@ -466,7 +469,7 @@ def summary(rows: Sequence[tuple[int, bool, dict[str, Outcome]]]) -> list[str]:
     }
     for label, group in groups.items():
         for name in PLANNERS:
-            outcomes = [row[2][name] for row in group]
+            outcomes = [row[2][name] for row in group if name in row[2]]
             given = [each for each in outcomes if each.answer != "none"]
             broken = sum(each.answer == "broken" for each in given)
             regrets = [each.regret for each in given if each.regret is not None]
@@ -497,6 +500,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--up-front", action="store_true", help=f"also: {UP_FRONT}; slower")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     start_s = time.perf_counter()
@@ -504,7 +508,7 @@ def main() -> None:
     rows = []
     hopeless = 0
     with ProcessPoolExecutor(given.workers) as pool:
-        for row in pool.map(audit_world, numbers):
+        for row in pool.map(audit_world, numbers, repeat(given.up_front)):
             if row is None:
                 hopeless += 1
                 continue
