@@ -351,11 +351,13 @@ def table(order: argparse.Namespace) -> None:
     lines = [
         "# The bundled engine on a CPU, beside others",
         "",
-        f"{platform.machine()}, {results[0]['threads']} threads, Python {platform.python_version()}; "
-        f"{cpu_model()}. {TOKENS} tokens in and out, greedy, random prompts, medians.",
+        f"{platform.machine()}, {results[0]['threads']} threads, Python "
+        f"{platform.python_version()}; {cpu_model()}. {TOKENS} tokens in and out, greedy, random "
+        "prompts, medians.",
         "",
-        "| shape | engine | dtype | repeats | batch tok/s | of GEMM peak | bare loop tok/s | 1 stream "
-        "ms/token | of read probe | serving, % of a decode step | probe read GB/s | GEMM peak GF |",
+        "| shape | engine | dtype | repeats | batch tok/s | of GEMM peak | bare loop tok/s | "
+        "1 stream ms/token | of read probe | serving, % of a decode step | probe read GB/s | "
+        "GEMM peak GF |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     for found in results:
