@@ -231,6 +231,13 @@ def predict_cell(profile: EngineProfile, cell: Cell, *, smooth: bool = False) ->
     mean_e2e_s = float(np.average(e2e_s, weights=weights))
     mean_ttft_s = float(np.average(ttft_s, weights=weights))
     wall_s = max(part.wall_s for part in parts)
+    if cell.output_tokens > 1:
+        tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
+    else:  # no later token: how long one would take beside as many sequences
+        users = cell.concurrency if cell.rate_per_s is None else 1
+        tpot_s = model.step_time_s(
+            _decode_shape(cell, max(1, min(slots, users // cell.replicas)))
+        )
     throughput = float(weights.sum()) * cell.output_tokens / wall_s
     if cell.throughput_by_latency and cell.rate_per_s is None:
         throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
@@ -239,7 +246,7 @@ def predict_cell(profile: EngineProfile, cell: Cell, *, smooth: bool = False) ->
         latency_p90_s_per_token=_quantile(e2e_s, weights, 0.9) / cell.output_tokens,
         latency_mean_s_per_token=mean_e2e_s / cell.output_tokens,
         ttft_mean_s=mean_ttft_s,
-        tpot_mean_s=(mean_e2e_s - mean_ttft_s) / max(1, cell.output_tokens - 1),
+        tpot_mean_s=tpot_s,
         peak_sequences=slots,
     )
 

@@ -11,7 +11,7 @@ from lmi_bench.analysis.accuracy import accuracies, rates_under
 from lmi_bench.analysis.cells import Cell
 from lmi_bench.analysis.measured_tables import TableRow, read_table
 from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.validation import Judged, validate_profile
+from lmi_bench.analysis.validation import Judged, problems_of, validate_profile
 from lmi_bench.analysis.validation import validate as judge
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.profile_files import find_profile
@@ -45,6 +45,7 @@ def run(order: Order, *, json_file: Path | None) -> None:
     warnings: list[str] = []
     if profile is not None:
         judged = validate_profile(profile, rows)
+        warnings = problems_of(judged)
     else:
         judged, warnings = judge(
             rows,
@@ -57,10 +58,13 @@ def run(order: Order, *, json_file: Path | None) -> None:
     chosen = [row for row in judged if row.calibrated]
     if chosen:
         print_table(
-            f"Calibrated on {len(chosen)} lines",
+            f"Calibrated on {_count(len(chosen), 'line')}",
             [_line(row) for row in chosen],
             left=("engine", "model", "machine"),
         )
+    found = accuracies(judged)
+    if not found:
+        note("no measured line is left to judge: every one was calibrated on, or cannot be used")
     print_table(
         "Errors on lines that were not calibrated on, and 80 % intervals",
         [
@@ -74,7 +78,7 @@ def run(order: Order, *, json_file: Path | None) -> None:
                 "covered": f"{entry.coverage:.0%}",
                 "half-width": f"{entry.half_width:.1%}",
             }
-            for entry in accuracies(judged)
+            for entry in found
         ],
         left=("slice", "figure"),
     )
@@ -97,7 +101,7 @@ def run(order: Order, *, json_file: Path | None) -> None:
     for text in warnings[:_SHOWN_WARNINGS]:
         warn(text)
     if len(warnings) > _SHOWN_WARNINGS:
-        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more lines that cannot be used")
+        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more such warnings")
     if json_file is not None:
         say(f"predictions: {json_file}")
 
@@ -107,7 +111,7 @@ def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
     folders = [source for source in order.sources if source.is_dir()]
     if not folders and len(order.sources) == 1:
         rows = read_table(order.sources[0])
-        note(f"{len(rows)} lines of {order.sources[0].name}")
+        note(f"{_count(len(rows), 'line')} of {order.sources[0].name}")
         return rows
     if len(folders) < len(order.sources):
         raise InputError("give one table, or sweeps alone: lines of several sources do not mix")
@@ -122,8 +126,12 @@ def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
             folder, instance=order.instance, dtype=order.dtype, machine=profile.machine
         )
         cells += found.cells
-    note(f"{len(cells)} levels of {len(folders)} sweep(s)")
+    note(f"{_count(len(cells), 'level')} of {_count(len(folders), 'sweep')}")
     return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
