@@ -17,6 +17,7 @@ from lmi_bench.analysis.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.cells import (
     Cell,
     Metric,
+    can_run,
     capacity_tokens_per_s,
     predict_cell,
     regime_of,
@@ -127,7 +128,9 @@ def validate(
         base = _base(engine, [*group, *known])
         known = [_that_ran(base, row) for row in known]
         started = prior_fit(base, _cells(group))
-        known = [row for row in known if row.cell is not None and _can_run(started, row.cell)]
+        known = [
+            row for row in known if row.cell is not None and can_run(started.profile, row.cell)
+        ]
         fit = fit_cells(base, _cells(known)) if known else started
         if calibrate_on is None:  # a line that repeats another has not been chosen with it
             chosen = {row.number for row in known}
@@ -251,7 +254,7 @@ def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -
     fit = prior_fit(_base(engine, group), _cells(group))
     light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
     cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
-    fits = [index for index, cell in enumerate(cells) if _can_run(fit, cell)]
+    fits = [index for index, cell in enumerate(cells) if can_run(fit.profile, cell)]
     if not fits:
         return []
     chosen = choose_cells(fit, [cells[i] for i in fits], [cells[i] for i in fits], count, metrics)
@@ -265,14 +268,6 @@ def _is_measured(row: TableRow) -> bool:
         or cell.tpot_mean_s is not None
         or cell.latency_p90_s_per_token is not None
     )
-
-
-def _can_run(fit: Fit, cell: Cell) -> bool:
-    try:
-        predict_cell(fit.profile, cell, smooth=True)
-    except InputError:
-        return False
-    return True
 
 
 def _identity(cell: Cell) -> tuple[Any, ...]:

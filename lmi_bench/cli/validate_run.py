@@ -14,6 +14,7 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.validation import Judged, problems_of, validate_profile
 from lmi_bench.analysis.validation import validate as judge
 from lmi_bench.cli.console import note, print_table, say, warn
+from lmi_bench.cli.files import write_text
 from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.run_cells import cells_of_run_folder
 from lmi_bench.errors import InputError
@@ -54,7 +55,8 @@ def run(order: Order, *, json_file: Path | None) -> None:
             seed=order.seed,
         )
     if json_file is not None:
-        _save(json_file, [row.to_json() for row in judged])
+        content = [row.to_json() for row in judged]
+        write_text(json_file, json.dumps(content, indent=1) + "\n")
     chosen = [row for row in judged if row.calibrated]
     if chosen:
         print_table(
@@ -163,11 +165,3 @@ def _line(row: Judged) -> dict[str, Any]:
         "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
         "load": load,
     }
-
-
-def _save(path: Path, content: list[dict[str, Any]]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
