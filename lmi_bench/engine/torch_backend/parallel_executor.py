@@ -18,6 +18,7 @@ from lmi_bench.engine.torch_backend.executor import (
     DEFAULT_MEMORY_SHARE,
     DEFAULT_MOST_CACHE_TOKENS,
     usable_cores,
+    weights_name,
 )
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.parallel import check_degree
@@ -26,13 +27,17 @@ from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.rank import (
     ChoosePrecision,
+    CompareSteps,
     LoadWeights,
     Room,
     RunStep,
     Score,
     TakeCache,
+    TakenCache,
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
+from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
+from lmi_bench.engine.torch_backend.static.check import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
@@ -57,7 +62,7 @@ class ParallelExecutor:
         block_size: int,
         num_blocks: int,
         rooms: list[Room],
-        kv_cache_bytes: int,
+        taken: list[TakenCache],
         precision: Precision,
         kv_dtype: str,
         shared_memory: bool,
@@ -71,7 +76,8 @@ class ParallelExecutor:
             rooms[0].free_bytes if shared_memory else sum(room.free_bytes for room in rooms)
         )
         self.kv_bytes_per_block = sum(room.bytes_per_block for room in rooms)
-        self.kv_cache_bytes = kv_cache_bytes
+        self.kv_cache_bytes = sum(each.num_bytes for each in taken)
+        self.prepared = taken[0].prepared
         self.kv_dtype = kv_dtype
         self.weights_description = str(precision)
         self.transport = group.transport
@@ -97,6 +103,7 @@ class ParallelExecutor:
         transport: Transport | None = None,
         quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,
+        steps: StepSettings = NOTHING_PREPARED,
     ) -> ParallelExecutor:
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
@@ -162,7 +169,9 @@ class ParallelExecutor:
                 most=max(1, most_cache_tokens // block_size),
             )
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
-            cache_bytes = sum(group.ask_each(TakeCache(blocks, seed)))
+            taken: list[TakenCache] = group.ask_each(
+                TakeCache(blocks, seed, steps, weights_name(config, quantize))
+            )
         except BaseException:
             if group is not None:
                 group.close()
@@ -175,7 +184,7 @@ class ParallelExecutor:
             block_size=block_size,
             num_blocks=blocks,
             rooms=rooms,
-            kv_cache_bytes=cache_bytes,
+            taken=taken,
             precision=precision,
             kv_dtype=str(cache_dtype or precision.stored).removeprefix("torch."),
             shared_memory=on_one_machine,
@@ -210,6 +219,14 @@ class ParallelExecutor:
         loop = asyncio.get_running_loop()
         scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
         return scores
+
+    async def compare_prepared(self) -> list[StepDifference]:
+        """As TorchExecutor.compare_prepared; all ranks run the steps together."""
+        loop = asyncio.get_running_loop()
+        found: list[StepDifference] = await loop.run_in_executor(
+            self._worker, self._group.ask, CompareSteps()
+        )
+        return found
 
     async def lost(self) -> EngineError:
         """Return when a rank's process has ended, whether or not a step runs."""
