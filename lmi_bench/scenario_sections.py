@@ -231,8 +231,14 @@ class EngineSection(Section):
                       row, of weights by output, instead of one for all
     calibration       a text file that awq and smoothquant look at; by default a short text that
                       comes with the engine
-    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`, or
-                      `auto`: native where machine and model allow it
+    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`,
+                      `triton` (a GPU's own kernels), or `auto`: native where machine and model
+                      allow it
+    device            of the bundled engine in torch: `cpu`, or `cuda`; triton's is always cuda
+    compile           compile decode steps at start, or take them from this user's cache; for
+                      compile_shapes, such as 1x512,8x512: sequences x tokens of context
+    artefact          a folder of `lmi-bench compile`: compiled steps that must fit this engine
+    enforce_eager     record no CUDA graphs
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
                       draft_tokens of it, at most, are verified in one step
     draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
@@ -240,7 +246,12 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
-    backend: Literal["auto", "native", "torch"] = "torch"
+    backend: Literal["auto", "native", "torch", "triton"] = "torch"
+    device: Literal["cpu", "cuda"] | None = None
+    compile: bool = False
+    compile_shapes: str | None = None
+    artefact: str | None = None
+    enforce_eager: bool = False
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
     kv_layout: Literal["paged", "contiguous"] | None = None
     batch_size: PositiveInt = 4

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
@@ -22,6 +22,7 @@ from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
+from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, progress
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -50,6 +51,10 @@ from lmi_bench.model_shape import ModelShape
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
+if TYPE_CHECKING:
+    from lmi_bench.engine.torch_backend.static.build import PreparedSteps
+    from lmi_bench.engine.torch_backend.static.check import StepDifference
+
 DEMO_NAMES = ("demo-15m", "demo-110m")
 
 
@@ -65,6 +70,7 @@ class EngineParts:
     quantized  what quantizing did to the model's matrices; None where nothing was
     score      log-probabilities of given tokens behind others; before the engine is entered
     back_end_note  what runs the steps of a bundled engine, and why
+    compare    prepared decode steps against eager ones; before the engine is entered
     """
 
     executors: tuple[Executor, ...]
@@ -80,6 +86,7 @@ class EngineParts:
     back_end_note: str = ""
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
     quantized: QuantizedBytes | None = None
+    compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -114,14 +121,23 @@ class TorchNumbers(Executor, Protocol):
     weights_description: str
     weight_bytes: int
     quantized: QuantizedBytes | None
+    prepared: PreparedSteps | None
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
         """Log-probabilities of given tokens behind others."""
         ...
 
+    async def compare_prepared(self) -> list[StepDifference]:
+        """Prepared decode steps against eager ones."""
+        ...
 
-def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
+
+def open_torch_engine(
+    model: str, settings: EngineSection, *, compile_into: Path | None = None
+) -> EngineParts:
     """The bundled engine with a model folder or a demo model, loaded into memory.
+
+    compile_into  folder for compiled steps; None: the user's cache
 
     Raises InputError where the model or a setting cannot be used, or torch is not installed.
     """
@@ -163,6 +179,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         degree=degree,
         block_size=block_size,
     )
+    steps = step_settings(settings, back_end, out=compile_into)
     copy = _TorchCopy(
         folder,
         draft_folder,
@@ -175,6 +192,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "memory_share": share,
             "threads": max(1, cores // copies),
             "quantize": quantize_settings(settings),
+            "device": back_end.device,
+            "steps": steps,
         },
     )
     executors, loaded, draft = copy.load(copies, settings.num_blocks)
@@ -224,6 +243,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
+            **step_facts(loaded.prepared),
             "scheduler": _config_facts(config),
             **speculation_facts(settings),
         },
@@ -235,12 +255,14 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
             + (" a replica" if copies > 1 else ""),
             *quantize_notes(loaded.quantized),
+            *step_notes(settings, loaded.prepared),
             *notes,
             *speculation_notes(settings),
         ),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         score=loaded.score,
         quantized=loaded.quantized,
+        compare=loaded.compare_prepared,
     )
 
 
@@ -316,6 +338,9 @@ class _TorchCopy:
         if self._draft_folder is None:
             return loaded, None
         options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
+        options["steps"] = replace(  # a draft's steps run as they are
+            options["steps"], compiled=False, artefact=None, captured=False, kernels=None
+        )
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
             draft = self._on_one_device(self._draft_folder, options | {"beside": beside})
@@ -424,6 +449,13 @@ def open_simulated_engine(
             f"--quantize {settings.quantize}: a simulated engine has no weights to round; its "
             "format is chosen with --dtype"
         )
+    for option, stated in (
+        ("--compile", settings.compile),
+        ("--artefact", settings.artefact is not None),
+        ("--device", settings.device is not None),
+    ):
+        if stated:
+            raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)
