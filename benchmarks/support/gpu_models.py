@@ -18,6 +18,7 @@ from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.loading import WeightLoader
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_with
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision
@@ -61,6 +62,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+DEVICE = torch.device("cuda", 0)
 PRECISION = Precision(torch.bfloat16, torch.bfloat16)
 BLOCK_SIZE = 64
 MAX_TOKENS = 2048
@@ -72,7 +74,7 @@ class RandomCheckpoint:
     """Gives a random tensor of any name and shape: 1 and small noise for norms."""
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        noise = torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(0.02)
+        noise = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).mul_(0.02)
         return noise.add_(1.0) if len(shape) == 1 else noise
 
 
@@ -125,18 +127,18 @@ class GpuModel:
 
 def make_model(name: str, *, memory_share: float = 0.8) -> GpuModel:
     spec = spec_from_hf_config(name, CONFIGS[name])
-    device = torch.device("cuda", 0)
     torch.manual_seed(0)
-    load = WeightLoader(spec, RandomCheckpoint(), PRECISION, device)  # type: ignore[arg-type]
+    load = WeightLoader(spec, RandomCheckpoint(), PRECISION, DEVICE)  # type: ignore[arg-type]
     decoder = build_with(load, Path(name))
     layout = KvLayoutShape(
         spec.num_layers, spec.num_kv_heads, spec.head_dim, BLOCK_SIZE, torch.bfloat16
     )
     gc.collect()
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+    free = free_memory_bytes(DEVICE)
     blocks = min(int(free * memory_share) // layout.bytes_per_block, 256 * MAX_TOKENS // BLOCK_SIZE)
-    cache = KvCache(layout, blocks + SPARE_BLOCKS, device)
+    cache = KvCache(layout, blocks + SPARE_BLOCKS, DEVICE)
     for pages in (*cache.keys, *cache.values):
         pages.normal_(std=0.5)  # never zeros: they read and multiply faster
     return GpuModel(decoder, cache, blocks)
@@ -174,30 +176,36 @@ def prompt_rows(model: GpuModel, prompts: int, tokens: int) -> list[SequenceRows
     ]
 
 
+def wait() -> None:
+    """Until the device is idle."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def seconds_a_call(call: Callable[[], object], *, calls: int = 20, warm_ups: int = 3) -> float:
     """The median; each call ends with the device idle."""
     for _ in range(warm_ups):
         call()
     times = []
     for _ in range(calls):
-        torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         call()
-        torch.cuda.synchronize()
+        wait()
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2]
 
 
 def copy_bytes_per_s() -> float:
     """Reads and writes of a device copy, both counted."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
+    source = torch.empty(2 << 30, dtype=torch.uint8, device=DEVICE).random_(0, 255)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds_a_call(lambda: target.copy_(source))
 
 
 def gemm_flop_per_s() -> float:
     """bfloat16 products of random 8192 x 8192 matrices."""
-    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     return float(2 * 8192**3 / seconds_a_call(lambda: a @ b))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from lmi_bench.engine.torch_backend.executor import (
     usable_cores,
     weights_name,
 )
+from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.parallel import check_degree
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
@@ -55,7 +57,7 @@ class ParallelExecutor:
 
     def __init__(
         self,
-        group: RankGroup,
+        group: RankGroup | LaunchedRanks,
         worker: ThreadPoolExecutor,
         shape: ModelShape,
         *,
@@ -122,7 +124,11 @@ class ParallelExecutor:
         ):
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1, got {count}")
-        if device == "cuda" and torch.cuda.device_count() < tensor_parallel:
+        if (
+            device == "cuda"
+            and launch_of(os.environ) is None
+            and torch.cuda.device_count() < tensor_parallel
+        ):
             raise InputError(
                 f"--tp {tensor_parallel} needs as many GPUs; {torch.cuda.device_count()} are here"
             )
@@ -135,13 +141,17 @@ class ParallelExecutor:
         cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
         threads_each = max(1, (threads or usable_cores()) // tensor_parallel)
         worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
-        group: RankGroup | None = None
+        group: RankGroup | LaunchedRanks | None = None
         try:
-            group = RankGroup(
-                tensor_parallel,
-                transport or usual_transport(tensor_parallel, device),
-                threads=threads_each,
-            )
+            launch = launch_of(os.environ)
+            if launch is not None:
+                group = LaunchedRanks(launch, device, threads=threads or usable_cores())
+            else:
+                group = RankGroup(
+                    tensor_parallel,
+                    transport or usual_transport(tensor_parallel, device),
+                    threads=threads_each,
+                )
             precision: Precision = group.ask_first(
                 ChoosePrecision(dtype, device, shape.params_total)
             )

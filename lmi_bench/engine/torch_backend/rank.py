@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -167,7 +167,7 @@ def run_rank(rank: int, degree: int, threads: int, connection: Connection) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    worker = _Rank(rank, degree, connection)
+    worker = RankWorker(rank, degree, connection)
     try:
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -176,11 +176,27 @@ def run_rank(rank: int, degree: int, threads: int, connection: Connection) -> No
         worker.close()
 
 
-class _Rank:
-    def __init__(self, rank: int, degree: int, connection: Connection) -> None:
+class Line(Protocol):
+    """What a rank says things over."""
+
+    def send(self, answer: Answer, /) -> None: ...
+
+    def recv(self) -> Any: ...
+
+    def poll(self) -> bool: ...
+
+
+class RankWorker:
+    """One rank's model, cache and runner, and what it does with each request."""
+
+    def __init__(
+        self, rank: int, degree: int, connection: Line, *, device_number: int | None = None
+    ) -> None:
+        """device_number  of this rank's GPU on its host; None: the rank"""
         self._rank = rank
         self._degree = degree
         self._connection = connection
+        self._device_number = rank if device_number is None else device_number
         self._collectives: Collectives | None = None
         self._device = torch.device("cpu")
         self._model: Decoder | None = None
@@ -197,7 +213,7 @@ class _Rank:
             if isinstance(request, Stop):
                 return
             try:
-                result = self._do(request)
+                result = self.do(request)
             except LmiBenchError as exc:
                 self._connection.send(Answer(error=exc))
             except Exception as exc:  # noqa: BLE001 - whatever it is, the one in charge is told
@@ -212,7 +228,12 @@ class _Rank:
         if self._collectives is not None:
             self._collectives.close()
 
-    def _do(self, request: object) -> Any:
+    def use(self, collectives: Collectives) -> None:
+        """Reach the other ranks this way."""
+        self._collectives = collectives
+
+    def do(self, request: object) -> Any:
+        """The answer to a request."""
         match request:
             case RunStep(batch):
                 return self._run(batch)
@@ -323,7 +344,9 @@ class _Rank:
         return times_s
 
     def _place(self, device: str) -> torch.device:
-        return torch.device("cuda", self._rank) if device == "cuda" else torch.device(device)
+        return (
+            torch.device("cuda", self._device_number) if device == "cuda" else torch.device(device)
+        )
 
     def _loaded(self) -> ModelRunner:
         if self._runner is None:

@@ -124,8 +124,9 @@ def test_a_killed_compilation_leaves_what_was_done(tmp_path):
     assert compiler.asked == [SHAPES[1]]
 
 
-def test_compiled_steps_give_transformers_tokens_and_are_found_again(llama, tmp_path):
+def test_compiled_steps_give_transformers_tokens_and_are_found_again(make_llama, tmp_path):
     """The whole way, compiler included; another cache format and another size are refused."""
+    llama = make_llama(num_hidden_layers=1)
     settings = StepSettings(compiled=True, out=tmp_path / "out", shapes=(StaticShape(2, 16),))
     made = Steps(llama.folder, steps=settings)
     assert not made.executor.prepared.found

@@ -110,7 +110,7 @@ def _compile(
         program = torch.export.export(step, inputs, dynamic_shapes=shapes)
     aot: Any = torch._inductor.aoti_compile_and_package
     try:
-        aot(program, package_path=str(path), inductor_configs=SETTINGS)
+        aot(program, package_path=str(path), inductor_configs=dict(SETTINGS))
     except InductorError as exc:
         raise InputError(f"the step cannot be compiled here: {str(exc).splitlines()[0]}") from exc
 
