@@ -70,7 +70,7 @@ def job_need(recipe: Recipe, shape: ModelShape, name: str, settings: EngineSecti
     if settings.draft is not None and settings.draft != "ngram":
         shapes.append(_shape(settings.draft))
     drafts = sum(weight_bytes(each, _FLOATS) for each in shapes[1:])
-    cache = tokens * sum(kv_bytes_per_token(each) for each in shapes)
+    cache = round(tokens * sum(kv_bytes_per_token(each) for each in shapes))
     return JobNeed(
         name,
         weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
