@@ -242,7 +242,7 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
-    backend: Literal["auto", "native", "torch"] = "torch"
+    backend: Literal["auto", "native", "torch"] = "auto"
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
     kv_layout: Literal["paged", "contiguous"] | None = None
     batch_size: PositiveInt = 4

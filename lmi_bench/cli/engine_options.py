@@ -32,8 +32,8 @@ class ModelOptions:
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Steps of the bundled engine: native (compiled at first use), torch or auto. "
-            "(default: torch)",
+            help="Steps of the bundled engine: native (compiled at first use), torch, or auto: "
+            "native where machine and model allow it. (default: auto)",
             rich_help_panel=_MODEL,
         ),
     ] = None
