@@ -248,7 +248,7 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
-    backend: Literal["auto", "native", "torch", "triton"] = "torch"
+    backend: Literal["auto", "native", "torch", "triton"] = "auto"
     device: Literal["cpu", "cuda"] | None = None
     compile: bool = False
     compile_shapes: str | None = None

@@ -51,7 +51,10 @@ def library(
     if path.is_file():
         return path
     if tell is not None:
-        tell(f"compiling the native step with {Path(program).name}, once for this machine")
+        tell(
+            f"compiling the native step with {Path(program).name}, once for this machine "
+            "(some 10 to 20 s; --backend torch does without)"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".step-", suffix=".so", dir=folder)
