@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.engine_setting import has_graphs
 from lmi_bench.analysis.from_run import PlacedRun, accuracy_on, calibrate_on_runs, cells_from_run
 from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.profiles import EngineProfile, profile_from_json, profile_to_json
@@ -54,11 +56,26 @@ def check_learnable(plan: Mapping[str, Any], candidate: Mapping[str, Any], copie
         )
 
 
+_DOUBT = 3.0
 _UNFITTED = ("speculation", "cuda_graphs")
 
 
 def _copies(candidate: Mapping[str, Any]) -> int:
     return int(candidate["instances"]) * int(candidate["replicas"])
+
+
+def doubted(profile: EngineProfile) -> EngineProfile:
+    """The profile where a measurement contradicts it: three times its deviations, up to those of an
+    engine of its kind of which nothing is known, and no correlations."""
+    general = GRAPH_GPU_PRIOR if has_graphs(profile) else EAGER_GPU_PRIOR
+    return replace(
+        profile,
+        log_sd={
+            name: max(sd, min(general.log_sd.get(name, sd), _DOUBT * sd))
+            for name, sd in profile.log_sd.items()
+        },
+        log_correlation=(),
+    )
 
 
 def learn(
@@ -92,8 +109,16 @@ def update(
     folder: Path,
     profile: EngineProfile,
     path: Path,
+    *,
+    contradicted: bool,
 ) -> None:
-    """Fit, write, say; a run that cannot be fitted leaves the file as it is, with the reason."""
+    """Fit, write, say; a run that cannot be fitted leaves the file as it is, with the reason.
+
+    contradicted  figures lie outside their intervals, so that less of the profile is believed
+    """
+    if contradicted:
+        profile = doubted(profile)
+        say(f"figures lie outside: the profile is fitted anew with {_DOUBT:g} times its deviations")
     try:
         fitted = learn(plan, candidate, folder, profile)
     except InputError as exc:

@@ -85,7 +85,14 @@ def run(replay: Replay, *, json_file: Path | None) -> int:
         write_text(json_file, json.dumps(content, indent=2) + "\n")
         say(f"verification: {json_file}")
     if profile is not None and replay.update_profile is not None:
-        update(plan, candidate, folder, profile, replay.update_profile)
+        update(
+            plan,
+            candidate,
+            folder,
+            profile,
+            replay.update_profile,
+            contradicted=bool(outside),
+        )
     elif outside:
         say(
             "the profile does not describe this target: sweep it at several loads and plan "

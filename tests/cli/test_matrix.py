@@ -135,7 +135,7 @@ def test_a_matrix_sweeps_the_degrees_of_one_machine(tmp_path):
     path = matrix_file(tmp_path, targets, [payload], {"load": {"concurrency": [16]}})
     found = {}
     for cell in read_matrix(path):
-        found[cell.title] = cell.scenario.engine.tensor_parallel
+        found[cell.title] = cell.fields["engine"]["tensor_parallel"]
     assert found == {f"short on tp{n}": n for n in (1, 2, 4, 8)}
     assert not run_matrix(path, {}, SweepOptions(), out=tmp_path / "out", resume=False).failed
     runs = sorted((tmp_path / "out").glob("*/levels.jsonl"))
