@@ -225,6 +225,8 @@ class EngineSection(Section):
     what came of it.
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
+    recompute_on_join a request that joins a batch makes its whole cache be computed anew
+    rope_scaling      of the bundled engine: `linear:2` and the like stretch the model's positions
     quantize          the bundled engine's weights, rounded as they are loaded
     smoothquant_alpha how much of the activations' outliers moves into the weights;
                       smoothquant_per_token, smoothquant_per_channel: scales of activations by
@@ -250,6 +252,7 @@ class EngineSection(Section):
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     prefix_caching: bool | None = None
+    recompute_on_join: bool | None = None
     max_input_tokens: PositiveInt | None = None
     max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -260,6 +263,7 @@ class EngineSection(Section):
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None
+    rope_scaling: str | None = None
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     threads: PositiveInt | None = None
     quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = "none"

@@ -47,6 +47,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
+from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
@@ -143,12 +144,12 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
             "--target sim:INSTANCE or a URL"
         ) from exc
-    folder = _model_folder(model)
+    folder = model_folder(model, settings.rope_scaling)
     draft_folder = None
     copies = settings.replicas
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / copies
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft_folder = _model_folder(settings.draft)
+        draft_folder = model_folder(settings.draft)
         check_same_vocabulary(folder, draft_folder)
         bytes_a_token = [
             kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
@@ -188,7 +189,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
             f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
         )
-    shape = replace(loaded.model_shape, name=model if model in DEMO_NAMES else folder.name)
+    named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder.name
+    shape = replace(loaded.model_shape, name=named)
     config = _scheduler_config(
         settings,
         SchedulerConfig(
@@ -383,14 +385,23 @@ def make_router(name: str) -> Router:
     return RoundRobin()
 
 
-def _model_folder(model: str) -> Path:
-    """A model's folder; a demo model is made first where it is not there yet."""
+def model_folder(model: str, rope_scaling: str | None = None) -> Path:
+    """A model's folder, or one like it with stretched positions.
+
+    A demo model is made first where it is not there yet. Raises InputError for a model that is
+    neither.
+    """
     from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 
+    folder = None
     if model in DEMO_MODELS:
-        return ensure_demo_model(model)
-    if Path(model).is_dir():
-        return Path(model)
+        folder = ensure_demo_model(model)
+    elif Path(model).is_dir():
+        folder = Path(model)
+    if folder is not None:
+        if rope_scaling is None:
+            return folder
+        return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
     raise InputError(
         f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
         "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
@@ -418,6 +429,11 @@ def open_simulated_engine(
         raise InputError(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
             "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
+        )
+    if settings.rope_scaling is not None:
+        raise InputError(
+            f"--rope-scaling {settings.rope_scaling}: a simulated engine reads no positions; "
+            "state the length with --max-model-len"
         )
     if settings.quantize != "none":
         raise InputError(
@@ -521,6 +537,7 @@ def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sche
         "chunked_prefill": settings.chunked_prefill,
         "max_concurrent_requests": settings.max_concurrent_requests,
         "prefix_caching": settings.prefix_caching,
+        "recompute_on_join": settings.recompute_on_join,
         "max_input_tokens": settings.max_input_tokens,
         "num_blocks": settings.num_blocks,
         "max_model_len": settings.max_model_len,
@@ -565,7 +582,7 @@ def measure_layer_errors(model: str, settings: EngineSection) -> dict[str, float
 
     with progress() as report:
         return layer_errors(
-            _model_folder(model),
+            model_folder(model),
             quantize_settings(settings),
             dtype=settings.dtype or "bfloat16",
             told=report,
@@ -578,7 +595,7 @@ def save_quantized(model: str, settings: EngineSection, out: Path) -> int:
 
     with progress() as report:
         return export_quantized(
-            _model_folder(model),
+            model_folder(model),
             out,
             quantize_settings(settings),
             dtype=settings.dtype or "bfloat16",

@@ -58,6 +58,14 @@ class ModelOptions:
         int | None,
         typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_MODEL),
     ] = None
+    rope_scaling: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the bundled engine: longer requests without training, as linear:2, dynamic:4 "
+            "or yarn:4; see `lmi-bench perplexity`.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
     memory_share: Annotated[
         float | None,
         typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_MODEL),
@@ -163,6 +171,14 @@ class BatchingOptions:
         typer.Option(
             "--prefix-caching/--no-prefix-caching",
             help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+    recompute_on_join: Annotated[
+        bool | None,
+        typer.Option(
+            "--recompute-on-join/--insert-on-join",
+            help="Compute the whole batch's cache anew when a request joins, as old engines did.",
             rich_help_panel=_BATCHING,
         ),
     ] = None

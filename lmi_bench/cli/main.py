@@ -17,6 +17,7 @@ from lmi_bench.cli.gate import gate
 from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.optimize import optimize
+from lmi_bench.cli.perplexity import perplexity
 from lmi_bench.cli.plan_day import plan_day
 from lmi_bench.cli.predict import predict
 from lmi_bench.cli.profile import profile
@@ -53,6 +54,7 @@ app.add_typer(deploy)
 app.add_typer(profile)
 app.command()(generate)
 app.command()(optimize)
+app.command()(perplexity)
 app.command()(predict)
 app.command()(calibrate)
 app.command()(validate)
