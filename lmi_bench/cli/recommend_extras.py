@@ -123,7 +123,7 @@ def _place(candidate: Candidate) -> str:
 
 
 def attainment_lines(chosen: Candidate) -> Iterator[str]:
-    """Joint attainment and the worst five minutes of the planned load."""
+    """Joint attainment of the planned load."""
     found = chosen.attainment
     if not found:
         return
@@ -134,9 +134,16 @@ def attainment_lines(chosen: Candidate) -> Iterator[str]:
         f"joint attainment: {found['joint_attainment']:.2%} of {found['requests']:,} simulated "
         f"requests in {found['minutes']:.0f} minutes meet every SLO ({found['routing']} routing)"
     )
-    for slo, worst_ms in found["worst_5_minutes_ms"].items():
-        shown = "too few requests" if worst_ms is None else f"{worst_ms:,.0f} ms"
-        yield f"  {slo}: {shown} over the worst 5 minutes"
+
+
+def worst_minutes(chosen: Candidate, slo: str) -> str:
+    """The SLO's statistic over the five minutes in which it is worst; empty where not simulated."""
+    found = chosen.attainment
+    if not found or found["reason"] or slo not in found["worst_5_minutes_ms"]:
+        return ""
+    worst_ms = found["worst_5_minutes_ms"][slo]
+    shown = "too few requests to tell" if worst_ms is None else f"{worst_ms:,.0f} ms"
+    return f"; worst five minutes: {shown}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,16 @@ from typing import Any
 from lmi_bench.analysis.frontier import frontier
 from lmi_bench.analysis.profiles import profile_to_json
 from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommendation import Candidate, Figure, Recommendation
+from lmi_bench.analysis.recommendation import Recommendation
 from lmi_bench.analysis.recommender import recommend
 from lmi_bench.analysis.sensitivity import sensitivity
 from lmi_bench.analysis.vary import parse_range, vary_rate
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.cli.console import STDOUT, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
+from lmi_bench.cli.recommend_answer import answer_lines
 from lmi_bench.cli.recommend_basis import Basis, Question, basis_of
-from lmi_bench.cli.recommend_extras import (
-    Extras,
-    attainment_lines,
-    measure_next_lines,
-    money_lines,
-    unpriced_lines,
-)
+from lmi_bench.cli.recommend_extras import Extras, unpriced_lines
 from lmi_bench.cli.recommend_table import (
     candidate_rows,
     distinct_layouts,
@@ -117,20 +112,8 @@ def _print(answer: Recommendation, request: RecommendRequest, basis: Basis, more
     print_table("Cheapest layout by load", more.load_rows(), left=("layout",))
     for text in (*basis.notes, *answer.warnings):
         warn(text)
-    if answer.recommended is not None:
-        say(f"recommended: {_describe(answer.recommended)}")
-        for text in (*money_lines(answer.recommended), *attainment_lines(answer.recommended)):
-            say(text)
-    elif answer.nearest is not None:
-        what = "the budget" if answer.nearest.meets_slos else "the SLOs"
-        say(f"no candidate keeps {what}; the nearest: {_describe(answer.nearest)}")
-        for outlook in answer.nearest.slos:
-            if outlook.confidence == "missed" and outlook.predicted_ms is not None:
-                say(f"  {outlook.slo}: predicted {outlook.predicted_ms:,.0f} ms")
-    for text in measure_next_lines(answer):
+    for text in answer_lines(answer, request):
         say(text)
-    if answer.recommended is None and answer.nearest is None:
-        say("the model fits into none of these machines: see the reasons above")
 
 
 def _print_candidates(answer: Recommendation) -> None:
@@ -156,30 +139,6 @@ def _print_candidates(answer: Recommendation) -> None:
         notes.append("of each layout its best engine setting; the others in the --json file")
     for text in notes:
         say(text)
-
-
-def _describe(candidate: Candidate) -> str:
-    copies = "copy" if candidate.copies == 1 else "copies"
-    text = (
-        f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}, "
-        f"{candidate.copies} {copies} a machine"
-    )
-    if setting := candidate.setting.describe():
-        text += f", {setting}"
-    if candidate.price_usd_per_hour is None:
-        text += ", price unknown"
-    else:
-        text += f", USD {candidate.price_usd_per_hour:,.2f} per hour"
-        if candidate.price_provenance:
-            text += f" ({candidate.price_provenance})"
-    throughput = candidate.figures.get("throughput_tokens_per_s")
-    if throughput is not None:
-        text += f"; {_interval(throughput)} tok/s"
-    return f"{text}; {candidate.reason}" if candidate.reason else text
-
-
-def _interval(figure: Figure) -> str:
-    return f"{figure.predicted:,.4g} [{figure.low:,.4g} to {figure.high:,.4g}]"
 
 
 def _accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:

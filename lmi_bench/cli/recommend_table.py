@@ -64,16 +64,16 @@ def _row(candidate: Candidate) -> dict[str, str]:
         "engine": candidate.setting.describe(),
         "USD/h": _money(candidate.price_usd_per_hour),
         "USD/1M out": _money(candidate.usd_per_1m_output_tokens),
-        "capacity req/s": _interval(candidate.figures.get("capacity_rate_per_s")),
+        "capacity req/s": interval(candidate.figures.get("capacity_rate_per_s")),
         "tok/s": _plain(candidate.figures.get("throughput_tokens_per_s")),
-        "TTFT p90 ms": _interval(candidate.figures.get("ttft_p90_ms")),
-        "ITL p50 ms": _interval(candidate.figures.get("itl_p50_ms")),
-        "ms/token p90": _interval(candidate.figures.get("latency_per_token_p90_ms")),
+        "TTFT p90 ms": interval(candidate.figures.get("ttft_p90_ms")),
+        "ITL p50 ms": interval(candidate.figures.get("itl_p50_ms")),
+        "ms/token p90": interval(candidate.figures.get("latency_per_token_p90_ms")),
     }
     for outlook in candidate.slos:
         slo = parse_slo(outlook.slo)
         figure = candidate.figures.get(f"{slo.metric}_{slo.statistic}_ms")
-        shown = _interval(figure) if figure is not None else ""
+        shown = interval(figure) if figure is not None else ""
         mark = {"likely": " ?", "measured": " measured", "missed": " missed"}
         title = f"{slo.metric.upper() if len(slo.metric) < 5 else slo.metric} {slo.statistic} ms"
         row.pop(title, None)
@@ -93,7 +93,7 @@ def _plain(figure: Figure | None) -> str:
     return "" if figure is None else f"{figure.predicted:,.0f}"
 
 
-def _interval(figure: Figure | None) -> str:
+def interval(figure: Figure | None) -> str:
     """47 [41-55]: predicted with its 80 % interval."""
     if figure is None:
         return "withheld"

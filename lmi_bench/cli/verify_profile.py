@@ -56,7 +56,6 @@ def check_learnable(plan: Mapping[str, Any], candidate: Mapping[str, Any], copie
         )
 
 
-_DOUBT = 3.0
 _UNFITTED = ("speculation", "cuda_graphs")
 
 
@@ -65,15 +64,12 @@ def _copies(candidate: Mapping[str, Any]) -> int:
 
 
 def doubted(profile: EngineProfile) -> EngineProfile:
-    """The profile where a measurement contradicts it: three times its deviations, up to those of an
-    engine of its kind of which nothing is known, and no correlations."""
+    """The profile where a measurement contradicts it: its values, with the doubt of an engine of
+    its kind of which no level is known."""
     general = GRAPH_GPU_PRIOR if has_graphs(profile) else EAGER_GPU_PRIOR
     return replace(
         profile,
-        log_sd={
-            name: max(sd, min(general.log_sd.get(name, sd), _DOUBT * sd))
-            for name, sd in profile.log_sd.items()
-        },
+        log_sd={name: max(sd, general.log_sd.get(name, sd)) for name, sd in profile.log_sd.items()},
         log_correlation=(),
     )
 
@@ -118,7 +114,7 @@ def update(
     """
     if contradicted:
         profile = doubted(profile)
-        say(f"figures lie outside: the profile is fitted anew with {_DOUBT:g} times its deviations")
+        say("figures lie outside: the profile is doubted like one of an engine not yet measured")
     try:
         fitted = learn(plan, candidate, folder, profile)
     except InputError as exc:
