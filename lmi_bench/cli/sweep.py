@@ -115,6 +115,13 @@ def sweep(
             rich_help_panel=_CLIENT,
         ),
     ] = None,
+    receive: Annotated[
+        str | None,
+        typer.Option(
+            help="Who reads the sockets: native (C, built at first use), python, or auto.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
     retries: Annotated[
         str | None,
         typer.Option(
@@ -223,6 +230,7 @@ def sweep(
         **load.fields(),
         **{name: value for name, value in sessions.fields().items() if value is not None},
         "client.timestamps": timestamps,
+        "client.receive": receive,
         "client.retries": retries,
         "client.connections": _connections(connections),
         "seed": seed,

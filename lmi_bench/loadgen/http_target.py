@@ -11,8 +11,9 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -50,7 +51,7 @@ Sign = Callable[[bytes], Mapping[str, str]]
 class _Response:
     """A response, or as much of it as came."""
 
-    reads: list[Read]
+    reads: Sequence[Read]
     sent_ns: int
     sent_by_ns: int
     connect_s: float | None
@@ -81,6 +82,8 @@ class HttpTarget:
                 the kernel's where the host has it
     connections "reuse": as many as there are requests at once; "per-request": a new one for each;
                 a number: at most so many, for which requests wait
+    native      library of the native receiver (`native_harvest.choose_receive`), which reads the
+                connections without TLS; None: Python reads
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class HttpTarget:
         timestamps: Timestamps | None = None,
         tls_context: ssl.SSLContext | None = None,
         connections: Connections = "reuse",
+        native: Path | None = None,
     ) -> None:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
@@ -114,11 +118,13 @@ class HttpTarget:
         self._sampler: asyncio.TimerHandle | None = None
         self._address: Address | None = None
         self._connections = connections
+        self._native = native
         self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._signals = ReceiveSignals(self.timestamps)
         self._undecoded_bytes = 0
+        self._receiver: str | None = None
 
     @property
     def timestamps(self) -> Timestamps:
@@ -163,6 +169,8 @@ class HttpTarget:
     def end_level(self) -> ReceiveSignals:
         """What the receiver saw since `open_level`."""
         self._signals.clock_steps = self._clock.steps
+        if self._receiver is not None:
+            self._signals.receiver = self._receiver
         return self._signals
 
     async def send(self, request: PlannedRequest) -> Exchange:
@@ -270,11 +278,13 @@ class HttpTarget:
         return connection, connection.connect_s
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
+        receiver = receiver_of(asyncio.get_running_loop())
+        if self._native is not None:
+            receiver.use_native(self._native)
         if self._address is None:
             self._address = await self._resolve()
         connection = await connect(
-            receiver_of(loop),
+            receiver,
             self._address,
             tls_context=self._tls_context,
             host=self.endpoint.host,
@@ -282,6 +292,7 @@ class HttpTarget:
             timeout_s=self._connect_timeout_s,
         )
         self._open.add(connection)
+        self._receiver = "native" if connection.native else "python"
         self._signals.connect_s.append(connection.connect_s)
         if connection.tls_s is not None:
             self._signals.tls_s.append(connection.tls_s)
