@@ -10,7 +10,7 @@ states. CPU is the client's, in seconds for 100,000 token events, in the level a
 decoding after it. `late` is the p99 of user time - kernel time: by so much would the times be wrong
 without the kernel's. `steal` is the share of both cores that the hypervisor gave to others.
 
-    python benchmarks/loadgen_accuracy.py --part 2/4            # its second quarter
+    python benchmarks/loadgen_accuracy.py --rows 6,7,8          # three of its rows
 """
 
 from __future__ import annotations
@@ -389,9 +389,8 @@ def cells(results: list[Result]) -> list[str]:
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
     if options.streams is None:
-        part, parts = (int(text) for text in options.part.split("/"))
-        size = -(-len(TABLE) // parts)
-        return list(TABLE[(part - 1) * size : part * size])
+        numbers = [int(text) for text in options.rows.split(",")] if options.rows else []
+        return [TABLE[number - 1] for number in numbers] or list(TABLE)
     return [
         Row(
             int(text),
@@ -409,7 +408,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", help="such as 512,1024: these instead of the whole table")
     parser.add_argument("--server", choices=("py", "c"), default="c")
-    parser.add_argument("--part", default="1/1", help="such as 2/4: a part of the table's rows")
+    parser.add_argument("--rows", help="such as 1,2,6: these rows of the table alone")
     parser.add_argument("--receive", choices=("auto", "native", "python"), default="auto")
     parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
     parser.add_argument("--repeat", type=int, default=1, help="runs; medians are printed")
