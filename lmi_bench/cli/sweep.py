@@ -99,6 +99,13 @@ def sweep(
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    first_token_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a request without a token fails and the sweep ends.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     model_options: ModelOptions,
     batching: BatchingOptions,
     workers: Annotated[
@@ -231,6 +238,7 @@ def sweep(
         **{name: value for name, value in sessions.fields().items() if value is not None},
         "client.timestamps": timestamps,
         "client.receive": receive,
+        "client.first_token_timeout_s": first_token_timeout,
         "client.retries": retries,
         "client.connections": _connections(connections),
         "seed": seed,

@@ -136,7 +136,7 @@ class Connection:
         """Close the socket; a request in flight gets no answer."""
         if self.fd >= 0:
             self.reusable = False
-            self._keep_reads()
+            self.keep_reads()
             self._receiver.remove(self)
             self._sock.close()
             self.fd = -1
@@ -223,8 +223,15 @@ class Connection:
         elif self.num_bytes > MAX_ANSWER_BYTES:
             self._fail("malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes")
 
-    def _keep_reads(self) -> None:
-        """Take what the native receiver holds of the present request."""
+    def give_up(self, error: TargetError) -> None:
+        """Close the connection and let the request in flight fail with this."""
+        waiter = self._waiter
+        self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def keep_reads(self) -> None:
+        """Have in `reads` what came so far of the present request."""
         if self._kept is not None and self._waiter is not None:
             self.num_bytes = self._kept.num_bytes
             self.reads = self._kept.reads()
@@ -238,7 +245,7 @@ class Connection:
 
     def _end_of_stream(self) -> None:
         self.reusable = False
-        self._keep_reads()
+        self.keep_reads()
         if self._waiter is None:  # the server closed an idle connection
             self.close()
         elif is_close_delimited(self.reads):
@@ -248,16 +255,13 @@ class Connection:
             self._fail("broken_stream", f"the server closed the connection {came}")
 
     def _finish(self) -> None:
-        self._keep_reads()
+        self.keep_reads()
         waiter, self._waiter, self._parser = self._waiter, None, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _fail(self, kind: TargetErrorKind, message: str) -> None:
-        waiter = self._waiter
-        self.close()
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(TargetError(kind, message))
+        self.give_up(TargetError(kind, message))
 
     def _send(self, data: bytes) -> None:
         try:

@@ -72,6 +72,7 @@ class SageMakerTarget(HttpTarget):
         headers: Mapping[str, str] | None = None,
         timestamps: Timestamps | None = None,
         connections: Connections = "reuse",
+        first_token_timeout_s: float | None = None,
         native: Path | None = None,
     ) -> None:
         operation = "invocations-response-stream" if stream else "invocations"
@@ -86,6 +87,7 @@ class SageMakerTarget(HttpTarget):
             stream=stream,
             sign=self._signer.sign,
             timestamps=timestamps,
+            first_token_timeout_s=first_token_timeout_s,
             native=native,
             connections=connections,
         )

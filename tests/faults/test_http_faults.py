@@ -162,6 +162,18 @@ def test_an_endless_stream_is_a_time_out_and_the_server_is_hung_up_on():
     assert server.broken_off == 1
 
 
+@pytest.mark.parametrize("head", [[], [STREAM_HEAD, chunk(b": waiting\n\n")]])
+def test_a_first_token_that_does_not_come_in_time_is_a_time_out_of_its_own(head):
+    """Headers and comments are no token; once one came, the answer may take its time."""
+    late, slow = records_of(
+        [*head, 0.5, None],
+        [STREAM_HEAD, chunk(event(" a")), 0.3, chunk(event(" b", "length")) + LAST_CHUNK],
+        first_token_timeout_s=0.15,
+    )[0]
+    assert (late.status, late.error) == ("timeout", "no first token within 0.15 s")
+    assert (slow.status, slow.output_tokens) == ("ok", 2)
+
+
 def test_headers_that_never_come_are_a_time_out():
     record = record_of([b"HTTP/1.1 200 OK\r\n", 3.0], timeout_s=0.2)
     assert record.status == "timeout"

@@ -257,7 +257,7 @@ def test_closing_the_loop_leaves_nothing_that_dangles():
 
     run_on_sockets(main())
     connection, ours, theirs = kept
-    connection._keep_reads()
+    connection.keep_reads()
     assert list(connection.reads) == []
     ours.close()
     theirs.close()
