@@ -279,6 +279,14 @@ def test_a_model_that_no_cell_was_of_is_a_slice_of_its_own(tmp_path):
     assert {entry.rows for entry in accuracies(judged) if entry.slice_name == "other model"} == {3}
 
 
+def test_calibration_cells_that_name_no_engine_are_of_the_table_s(tmp_path):
+    rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:12]
+    named = [replace(row, engine="tgi 1.1") for row in rows]
+    judged, warnings = validate(named, calibrate_on=rows[:8])
+    assert sum(row.calibrated for row in judged) == 8
+    assert any("names its engine" in text for text in warnings)
+
+
 def test_an_open_loop_s_times_grow_faster_than_its_steps_the_nearer_its_capacity():
     """Little's law, B = rate * output * TPOT, and a step a + b * B: d ln TPOT = d ln a / (1 - u),
     u = b * rate * output, next to nothing at a light load."""
