@@ -34,7 +34,7 @@ from lmi_bench.workload import LevelSpec, PlannedRequest
 
 JUMPSTART = Path(__file__).parents[1] / "lmi_bench/catalog/data/published/jumpstart_concurrency.csv"
 SPLITS = 5
-TRANSFER_CELLS = 8
+TRANSFER_CELLS, TRANSFER_FORETOLD = 8, 20
 LIGHT_LOAD = 0.7
 Belongs = Callable[[Judged], bool]
 
@@ -160,10 +160,6 @@ def h100() -> None:
         for engine in sorted({row.engine for row in rows}):
             own = [row for row in judged if row.row.engine == engine]
             table(f"H100, {kind} loop, {engine}", [line("all", own, f) for f in figures])
-        if kind == "open":
-            only = [row for row in rows if row.engine == "vllm"]
-            alone = judged_splits(only, 6)
-            report("H100, open loop, vLLM alone, 6 cells", alone, figures, bars)
         pooled += judged
         light_rows += light(judged)
     report("H100, both sets pooled", pooled, figures[:2], bars)
@@ -190,9 +186,11 @@ def transfers(
         other = [cell for cell in cells if kind(cell) != known]
         said: dict[Metric, list[tuple[Estimate, float]]] = {metric: [] for metric in metrics}
         for seed in range(SPLITS):
-            chosen = np.random.default_rng(seed).permutation(len(own))[:TRANSFER_CELLS]
+            chance = np.random.default_rng(seed)
+            chosen = chance.permutation(len(own))[:TRANSFER_CELLS]
             fit = fit_cells(prior, [own[index] for index in chosen])
-            for cell in other:
+            for index in chance.permutation(len(other))[:TRANSFER_FORETOLD]:
+                cell = other[index]
                 estimates = fit.estimates(cell, metrics)
                 for metric in metrics:
                     value = cell.measured(metric)
