@@ -248,7 +248,7 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
-    backend: Literal["auto", "native", "torch", "triton"] = "torch"
+    backend: Literal["auto", "native", "torch", "triton"] = "auto"
     device: Literal["cpu", "cuda"] | None = None
     compile: bool = False
     compile_shapes: str | None = None
@@ -303,11 +303,16 @@ class ClientSection(Section):
 
     timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's where the
                 host has it
+    receive     native: a C library reads the sockets, built at first use; python: Python does,
+                which carries fewer streams; auto: native where a C compiler is and TLS is not
+    first_token_timeout_s  a request fails when no token of its answer came by then
     retries     aws-standard: as AWS's SDKs do, three attempts, counted, latency from the first
     connections reuse: as many as there are requests at once, kept open; per-request: a new one
                 each time; a number: at most so many, for which requests wait
     """
 
     timestamps: Literal["kernel", "user"] | None = None
+    receive: Literal["auto", "native", "python"] = "auto"
+    first_token_timeout_s: PositiveSeconds | None = None
     retries: Literal["aws-standard"] | None = None
     connections: Literal["reuse", "per-request"] | PositiveInt = "reuse"

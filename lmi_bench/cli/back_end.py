@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.cli.console import note
+from lmi_bench.cli.console import note, progress
 from lmi_bench.cli.quantizing import quantize_settings
 from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.errors import InputError
@@ -114,8 +115,16 @@ def choose_back_end(
     from lmi_bench.engine.native_backend.build import NativeUnavailableError
     from lmi_bench.engine.native_backend.executor import step_library
 
-    try:
-        compiled = [step_library(folder, block_size=block_size, tell=note) for folder in folders]
-    except NativeUnavailableError as exc:
-        return BackEnd(reason=str(exc))
+    with ExitStack() as shown:
+
+        def tell(text: str) -> None:
+            note(text)
+            shown.enter_context(progress())("compiling", 0, None)
+
+        try:
+            compiled = [
+                step_library(folder, block_size=block_size, tell=tell) for folder in folders
+            ]
+        except NativeUnavailableError as exc:
+            return BackEnd(reason=str(exc))
     return BackEnd(compiled[0])

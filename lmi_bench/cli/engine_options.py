@@ -33,7 +33,7 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="Steps of the bundled engine: native (compiled at first use), torch, triton (on a "
-            "GPU) or auto. (default: torch)",
+            "GPU), or auto: native where machine and model allow it. (default: auto)",
             rich_help_panel=_MODEL,
         ),
     ] = None

@@ -28,6 +28,7 @@ from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
 from lmi_bench.cli.validate import validate
 from lmi_bench.cli.verify import verify
+from lmi_bench.cli.workload import workload
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.slo import join_goodput
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(recommend)
 app.command()(verify)
+app.add_typer(workload)
 app.command()(plan_day)
 app.command()(compare_accelerators)
 app.command()(report)

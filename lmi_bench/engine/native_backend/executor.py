@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import secrets
 from collections.abc import Callable
@@ -119,7 +118,6 @@ class NativeExecutor(TorchExecutor):
         shape = spec.shape(folder.resolve().name)
         stored, cached = torch_dtype(dtype), torch_dtype(kv_dtype or dtype)
         count = threads or usable_cores()
-        cores = _own_cores(count)
         place = torch.device(device)
 
         def load_all() -> tuple[Loaded, NativeForward]:
@@ -146,7 +144,6 @@ class NativeExecutor(TorchExecutor):
                 block_size=block_size,
                 num_blocks=blocks,
                 threads=count,
-                cores=cores,
                 variant=variant,
             )
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
@@ -177,9 +174,8 @@ class NativeExecutor(TorchExecutor):
         made = cls(loaded, shape, block_size, worker)
         made._forward = forward
         kernels = variant or compiled.variants()[0]
-        pinned = "pinned" if cores else "not pinned"
         made.weights_description = (
-            f"{dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''} {pinned}"
+            f"{dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''}"
         )
         return made
 
@@ -187,15 +183,6 @@ class NativeExecutor(TorchExecutor):
         """Wait for the step that runs, then end the worker and the library's threads."""
         await super().close()
         await asyncio.to_thread(self._forward.close)
-
-
-def _own_cores(threads: int) -> list[int]:
-    """A core for each thread where they are as many as this process may use, else none: other
-    engines of this process would be given the same ones."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    cores = sorted(os.sched_getaffinity(0))
-    return cores if len(cores) == threads else []
 
 
 def _is_x86() -> bool:
