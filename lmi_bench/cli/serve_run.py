@@ -10,11 +10,11 @@ from pathlib import Path
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compose import (
     EngineParts,
-    follow_launcher,
     open_simulated_engine,
     open_torch_engine,
 )
 from lmi_bench.cli.console import note, say, warn
+from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.engine.server.app import Listening, build_app, serve
 from lmi_bench.engine.server.codec import Codec
