@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.compiling import count_notes
 from lmi_bench.cli.compose import (
     EngineParts,
     open_simulated_engine,
@@ -99,3 +100,5 @@ async def _serve(
             f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
             f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
         )
+        for line in count_notes(parts.executors):
+            note(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +62,8 @@ class Loaded:
     weight_bytes: int
     quantized: QuantizedBytes | None
     prepared: PreparedSteps | None = None
-    compare: Callable[[], list[StepDifference]] | None = None
+    static: StaticForward | None = None
+    eager: Forward | None = None
 
 
 class TorchExecutor:
@@ -103,7 +104,8 @@ class TorchExecutor:
         self.weight_bytes = loaded.weight_bytes
         self.quantized = loaded.quantized
         self.prepared = loaded.prepared
-        self._compare = loaded.compare
+        self._static = loaded.static
+        self._eager = loaded.eager
 
     @classmethod
     def load(
@@ -210,9 +212,8 @@ class TorchExecutor:
                 model.held_bytes,
                 model.quantized,
                 prepared,
-                partial(compare_steps, forward, eager)
-                if isinstance(forward, StaticForward)
-                else None,
+                forward if isinstance(forward, StaticForward) else None,
+                eager,
             )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
@@ -264,9 +265,17 @@ class TorchExecutor:
     async def compare_prepared(self) -> list[StepDifference]:
         """Prepared steps against the same steps run as they are, one for each shape; none where
         none are prepared. Only while the executor holds no sequence."""
-        if self._compare is None:
+        if self._static is None or self._eager is None:
             return []
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._compare)
+        compare = partial(compare_steps, self._static, self._eager)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, compare)
+
+    @property
+    def step_counts(self) -> tuple[int, int] | None:
+        """Steps that ran prepared, and those that did not; None where none are prepared."""
+        if self._static is None:
+            return None
+        return self._static.static_steps, self._static.other_steps
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the worker thread if it is this one's own."""
