@@ -73,6 +73,7 @@ class EngineParts:
     score      log-probabilities of given tokens behind others; before the engine is entered
     back_end_note  what runs the steps of a bundled engine, and why
     compare    prepared decode steps against eager ones; before the engine is entered
+    time_products  seconds of a decode step's matrix products for so many sequences, likewise
     """
 
     executors: tuple[Executor, ...]
@@ -89,6 +90,7 @@ class EngineParts:
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
     quantized: QuantizedBytes | None = None
     compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
+    time_products: Callable[[int], Awaitable[float | None]] | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -131,6 +133,10 @@ class TorchNumbers(Executor, Protocol):
 
     async def compare_prepared(self) -> list[StepDifference]:
         """Prepared decode steps against eager ones."""
+        ...
+
+    async def time_products(self, rows: int) -> float | None:
+        """Seconds of a decode step's matrix products."""
         ...
 
 
@@ -266,6 +272,7 @@ def open_torch_engine(
         score=loaded.score,
         quantized=loaded.quantized,
         compare=loaded.compare_prepared,
+        time_products=loaded.time_products,
     )
 
 

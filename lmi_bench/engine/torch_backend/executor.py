@@ -20,9 +20,11 @@ from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
+from lmi_bench.engine.torch_backend.quantization.product_times import product_time_s
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import (
     NOTHING_PREPARED,
@@ -64,6 +66,7 @@ class Loaded:
     prepared: PreparedSteps | None = None
     static: StaticForward | None = None
     eager: Forward | None = None
+    model: Decoder | None = None
 
 
 class TorchExecutor:
@@ -106,6 +109,7 @@ class TorchExecutor:
         self.prepared = loaded.prepared
         self._static = loaded.static
         self._eager = loaded.eager
+        self._model = loaded.model
 
     @classmethod
     def load(
@@ -214,6 +218,7 @@ class TorchExecutor:
                 prepared,
                 forward if isinstance(forward, StaticForward) else None,
                 eager,
+                model,
             )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
@@ -269,6 +274,14 @@ class TorchExecutor:
             return []
         compare = partial(compare_steps, self._static, self._eager)
         return await asyncio.get_running_loop().run_in_executor(self._worker, compare)
+
+    async def time_products(self, rows: int) -> float | None:
+        """Seconds of a decode step's matrix products for so many sequences; None where another
+        back end has the weights. Only while no step runs."""
+        if self._model is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, product_time_s, self._model, rows)
 
     @property
     def step_counts(self) -> tuple[int, int] | None:
