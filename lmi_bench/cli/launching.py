@@ -39,5 +39,6 @@ def follow_launcher(settings: EngineSection) -> bool:
     launch = launch_of(os.environ)
     if launch is None or launch.rank == 0:
         return False
-    follow(launch, settings.device or "cpu", threads=usable_cores())
+    device = "cuda" if settings.backend == "triton" else settings.device or "cpu"
+    follow(launch, device, threads=usable_cores())
     return True
