@@ -11,6 +11,7 @@ from lmi_bench import __version__
 from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.compare_accelerators import compare_accelerators
+from lmi_bench.cli.compile import compile_steps
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
@@ -27,6 +28,7 @@ from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
 from lmi_bench.cli.validate import validate
 from lmi_bench.cli.verify import verify
+from lmi_bench.cli.workload import workload
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.slo import join_goodput
 
@@ -40,6 +42,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(recommend)
 app.command()(verify)
+app.add_typer(workload)
 app.command()(plan_day)
 app.command()(compare_accelerators)
 app.command()(report)
@@ -52,6 +55,7 @@ app.add_typer(deploy)
 app.add_typer(profile)
 app.command()(generate)
 app.command()(optimize)
+app.command("compile")(compile_steps)
 app.command()(perplexity)
 app.command()(predict)
 app.command()(calibrate)

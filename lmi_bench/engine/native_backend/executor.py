@@ -31,6 +31,7 @@ from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_b
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
@@ -91,6 +92,7 @@ class NativeExecutor(TorchExecutor):
         progress: Progress | None = None,
         quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,  # noqa: ARG003  nothing is calibrated
+        steps: StepSettings = NOTHING_PREPARED,  # noqa: ARG003  the step is compiled as it is
         compiled: StepLibrary | None = None,
         variant: str = "",
     ) -> Self:
