@@ -47,6 +47,7 @@ from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
@@ -154,7 +155,6 @@ def open_torch_engine(
         from lmi_bench.engine.torch_backend.executor import (
             DEFAULT_BLOCK_SIZE,
             DEFAULT_MEMORY_SHARE,
-            usable_cores,
         )
     except ImportError as exc:
         raise InputError(
@@ -403,7 +403,6 @@ def follow_launcher(settings: EngineSection) -> bool:
     """
     if os.environ.get("RANK", "0") == "0":
         return False
-    from lmi_bench.engine.torch_backend.executor import usable_cores
     from lmi_bench.engine.torch_backend.launched import follow, launch_of
 
     launch = launch_of(os.environ)
