@@ -47,6 +47,7 @@ from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
@@ -160,7 +161,6 @@ def open_torch_engine(
         from lmi_bench.engine.torch_backend.executor import (
             DEFAULT_BLOCK_SIZE,
             DEFAULT_MEMORY_SHARE,
-            usable_cores,
         )
     except ImportError as exc:
         raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from lmi_bench.errors import InputError
+from lmi_bench.host import usable_cores
 from lmi_bench.scenario import EngineSection
 
 
@@ -33,7 +34,6 @@ def follow_launcher(settings: EngineSection) -> bool:
     """
     if os.environ.get("RANK", "0") == "0":
         return False
-    from lmi_bench.engine.torch_backend.executor import usable_cores
     from lmi_bench.engine.torch_backend.launched import follow, launch_of
 
     launch = launch_of(os.environ)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +37,7 @@ from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
 
@@ -302,10 +302,3 @@ def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
     if quantize != NOT_QUANTIZED or not stored:
         return str(quantize)
     return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; a container's core set counts where the system says."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
