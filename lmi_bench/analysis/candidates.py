@@ -69,8 +69,9 @@ class Engine:
             low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
         low = min(low, _BELOW * self.too_much_per_s)
         median = max(low, min(self.central_per_s, self.too_much_per_s))
-        levels = ((rate, verdict == "kept") for rate, verdict in self.measured)
-        return CapacityBelief.after(low, median, levels)
+        levels = [(rate, verdict == "kept") for rate, verdict in self.measured if verdict != "near"]
+        near = [rate for rate, verdict in self.measured if verdict == "near"]
+        return CapacityBelief.after(low, median, levels, near_per_s=near)
 
     def load_limit_per_s(self, *, keeps_slos: bool) -> float:
         """What a copy may be loaded with."""
