@@ -94,10 +94,12 @@ def _plain(figure: Figure | None) -> str:
 
 
 def interval(figure: Figure | None) -> str:
-    """47 [41-55]: predicted with its 80 % interval."""
+    """47 [41-55]: predicted with its 80 % interval; alone where it is certain."""
     if figure is None:
         return "withheld"
     low, high = short(figure.low), short(figure.high)
+    if low == high:
+        return low
     return f"{short(figure.predicted)} [{low}-{high}]"
 
 
@@ -132,7 +134,7 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
         kind = _NUMBER.sub("#", each.reason)
         kinds[kind] += 1
         examples.setdefault(kind, each)
-    yield f"{len(rejected)} layouts are out:"
+    yield "1 layout is out:" if len(rejected) == 1 else f"{len(rejected)} layouts are out:"
     for kind, number in kinds.most_common(shown):
         each = examples[kind]
         place = each.instance_type
@@ -142,4 +144,4 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
             place += f", {setting}"
         yield f"  {number:>3}  {'such as ' if number > 1 else ''}{place}: {each.reason}"
     if len(kinds) > shown:
-        yield f"  and {len(kinds) - shown} more kinds of reason, in the --json file"
+        yield f"  more kinds of reason: {len(kinds) - shown}, in the --json file"
