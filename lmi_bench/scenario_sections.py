@@ -233,8 +233,14 @@ class EngineSection(Section):
                       row, of weights by output, instead of one for all
     calibration       a text file that awq and smoothquant look at; by default a short text that
                       comes with the engine
-    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`, or
-                      `auto`: native where machine and model allow it
+    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`,
+                      `triton` (a GPU's own kernels), or `auto`: native where machine and model
+                      allow it
+    device            of the bundled engine in torch: `cpu`, or `cuda`; triton's is always cuda
+    compile           compile decode steps at start, or take them from this user's cache; for
+                      compile_shapes, such as 1x512,8x512: sequences x tokens of context
+    artefact          a folder of `lmi-bench compile`: compiled steps that must fit this engine
+    enforce_eager     record no CUDA graphs
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
                       draft_tokens of it, at most, are verified in one step
     draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
@@ -242,7 +248,12 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
-    backend: Literal["auto", "native", "torch"] = "torch"
+    backend: Literal["auto", "native", "torch", "triton"] = "auto"
+    device: Literal["cpu", "cuda"] | None = None
+    compile: bool = False
+    compile_shapes: str | None = None
+    artefact: str | None = None
+    enforce_eager: bool = False
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
     kv_layout: Literal["paged", "contiguous"] | None = None
     batch_size: PositiveInt = 4
@@ -292,11 +303,16 @@ class ClientSection(Section):
 
     timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's where the
                 host has it
+    receive     native: a C library reads the sockets, built at first use; python: Python does,
+                which carries fewer streams; auto: native where a C compiler is and TLS is not
+    first_token_timeout_s  a request fails when no token of its answer came by then
     retries     aws-standard: as AWS's SDKs do, three attempts, counted, latency from the first
     connections reuse: as many as there are requests at once, kept open; per-request: a new one
                 each time; a number: at most so many, for which requests wait
     """
 
     timestamps: Literal["kernel", "user"] | None = None
+    receive: Literal["auto", "native", "python"] = "auto"
+    first_token_timeout_s: PositiveSeconds | None = None
     retries: Literal["aws-standard"] | None = None
     connections: Literal["reuse", "per-request"] | PositiveInt = "reuse"

@@ -6,13 +6,14 @@ With `back_end` the only module that reaches the back ends, inside the functions
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
@@ -22,6 +23,7 @@ from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
+from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, progress
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -51,6 +53,10 @@ from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
 
+if TYPE_CHECKING:
+    from lmi_bench.engine.torch_backend.static.build import PreparedSteps
+    from lmi_bench.engine.torch_backend.static.check import StepDifference
+
 DEMO_NAMES = ("demo-15m", "demo-110m")
 
 
@@ -66,6 +72,7 @@ class EngineParts:
     quantized  what quantizing did to the model's matrices; None where nothing was
     score      log-probabilities of given tokens behind others; before the engine is entered
     back_end_note  what runs the steps of a bundled engine, and why
+    compare    prepared decode steps against eager ones; before the engine is entered
     """
 
     executors: tuple[Executor, ...]
@@ -81,6 +88,7 @@ class EngineParts:
     back_end_note: str = ""
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
     quantized: QuantizedBytes | None = None
+    compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -115,14 +123,23 @@ class TorchNumbers(Executor, Protocol):
     weights_description: str
     weight_bytes: int
     quantized: QuantizedBytes | None
+    prepared: PreparedSteps | None
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
         """Log-probabilities of given tokens behind others."""
         ...
 
+    async def compare_prepared(self) -> list[StepDifference]:
+        """Prepared decode steps against eager ones."""
+        ...
 
-def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
+
+def open_torch_engine(
+    model: str, settings: EngineSection, *, compile_into: Path | None = None
+) -> EngineParts:
     """The bundled engine with a model folder or a demo model, loaded into memory.
+
+    compile_into  folder for compiled steps; None: the user's cache
 
     Raises InputError where the model or a setting cannot be used, or torch is not installed.
     """
@@ -156,7 +173,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
-    degree = _degree(settings, most=max(1, cores // copies))
+    degree = _launched_degree(settings) or _degree(settings, most=max(1, cores // copies))
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -164,6 +181,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         degree=degree,
         block_size=block_size,
     )
+    steps = step_settings(settings, back_end, out=compile_into)
     copy = _TorchCopy(
         folder,
         draft_folder,
@@ -176,6 +194,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "memory_share": share,
             "threads": max(1, cores // copies),
             "quantize": quantize_settings(settings),
+            "device": back_end.device,
+            "steps": steps,
         },
     )
     executors, loaded, draft = copy.load(copies, settings.num_blocks)
@@ -226,6 +246,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
+            **step_facts(loaded.prepared),
             "scheduler": _config_facts(config),
             **speculation_facts(settings),
         },
@@ -237,12 +258,14 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
             + (" a replica" if copies > 1 else ""),
             *quantize_notes(loaded.quantized),
+            *step_notes(settings, loaded.prepared),
             *notes,
             *speculation_notes(settings),
         ),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         score=loaded.score,
         quantized=loaded.quantized,
+        compare=loaded.compare_prepared,
     )
 
 
@@ -318,6 +341,9 @@ class _TorchCopy:
         if self._draft_folder is None:
             return loaded, None
         options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
+        options["steps"] = replace(  # a draft's steps run as they are
+            options["steps"], compiled=False, artefact=None, captured=False, kernels=None
+        )
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
             draft = self._on_one_device(self._draft_folder, options | {"beside": beside})
@@ -350,6 +376,41 @@ def _degree(settings: EngineSection, *, most: int) -> int:
     """The tensor-parallel degree; `max` is as many as there are devices or cores for one copy."""
     degree = settings.tensor_parallel
     return degree if isinstance(degree, int) else most
+
+
+def _launched_degree(settings: EngineSection) -> int | None:
+    """Ranks that a launcher has started for this one copy; None where none has.
+
+    Raises InputError where the settings ask for another number of them.
+    """
+    from lmi_bench.engine.torch_backend.launched import launch_of
+
+    launch = launch_of(os.environ)
+    if launch is None:
+        return None
+    if settings.tensor_parallel not in ("max", launch.degree) or settings.replicas > 1:
+        raise InputError(
+            f"the launcher has started {launch.degree} ranks of one copy: give --tp "
+            f"{launch.degree} or --tp max, and no --replicas"
+        )
+    return launch.degree
+
+
+def follow_launcher(settings: EngineSection) -> bool:
+    """Be one of the ranks that a launcher such as torchrun has started, until rank 0 ends.
+
+    False at once where this process is in charge itself.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    from lmi_bench.engine.torch_backend.executor import usable_cores
+    from lmi_bench.engine.torch_backend.launched import follow, launch_of
+
+    launch = launch_of(os.environ)
+    if launch is None or launch.rank == 0:
+        return False
+    follow(launch, settings.device or "cpu", threads=usable_cores())
+    return True
 
 
 def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: TorchNumbers) -> str:
@@ -440,6 +501,13 @@ def open_simulated_engine(
             f"--quantize {settings.quantize}: a simulated engine has no weights to round; its "
             "format is chosen with --dtype"
         )
+    for option, stated in (
+        ("--compile", settings.compile),
+        ("--artefact", settings.artefact is not None),
+        ("--device", settings.device is not None),
+    ):
+        if stated:
+            raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)

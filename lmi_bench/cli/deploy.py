@@ -271,6 +271,18 @@ def shards(
 
 
 @deploy.command()
+def presets(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="As measured. (default: all)")
+    ] = None,
+) -> None:
+    """Measured configurations: for each model one for lower cost, one for lower latency."""
+    from lmi_bench.cli.presets_run import print_presets
+
+    print_presets(model)
+
+
+@deploy.command()
 def defaults(
     model: Annotated[str, typer.Argument(help="A catalog name or folder.")],
     instance: Annotated[str, typer.Argument(help="Such as ml.g5.12xlarge.")],

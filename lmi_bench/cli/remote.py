@@ -12,11 +12,13 @@ from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
 from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.compose import find_tokenizer
+from lmi_bench.cli.console import note
 from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.retry import RetryingTarget
@@ -37,12 +39,14 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         scenario, notes = _resolved(scenario, found)
     wire_format = find_format(scenario.protocol, stream=scenario.stream)
     headers = access.all_headers()
+    receive = _choose_receive(scenario, scenario.target)
     facts: dict[str, Any] = {
         "kind": "http",
         "url": scenario.target,
         "protocol": scenario.protocol,
         "model": scenario.model,
         "headers": sorted(headers),
+        "receiver": receive.note,
     }
     if found is not None:
         facts |= {
@@ -61,6 +65,8 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
             stream=scenario.stream,
             timestamps=scenario.client.timestamps,
             connections=scenario.client.connections,
+            first_token_timeout_s=scenario.client.first_token_timeout_s,
+            native=receive.library,
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,
@@ -122,6 +128,8 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         variant = settings.target_variant or str(found.facts.get("variant", "AllTraffic"))
         client = open_cloudwatch(aws.session, aws.region)
         cloudwatch = functools.partial(read_levels, client, invocation.endpoint_name, variant)
+    receive = _choose_receive(scenario, aws.runtime_url)
+    facts["receiver"] = receive.note
     keys = aws.credentials.get_frozen_credentials()
     return _bench(
         scenario,
@@ -134,6 +142,8 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
             headers=access.headers,
             timestamps=scenario.client.timestamps,
             connections=scenario.client.connections,
+            first_token_timeout_s=scenario.client.first_token_timeout_s,
+            native=receive.library,
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
@@ -144,6 +154,15 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         cloudwatch=cloudwatch,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
+
+
+def _choose_receive(scenario: Scenario, url: str) -> ReceiveChoice:
+    """Who reads the sockets of this endpoint; a person is told where a compiler is missing."""
+    tls = url.lower().startswith("https:")
+    choice = choose_receive(scenario.client.receive, tls=tls, tell=note)
+    if choice.why is not None and not tls:
+        note(f"receiver: {choice.note}")
+    return choice
 
 
 def _with_levels(scenario: Scenario) -> Scenario:

@@ -99,6 +99,13 @@ def sweep(
             rich_help_panel=_LOAD,
         ),
     ] = None,
+    first_token_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a request without a token fails and the sweep ends.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     model_options: ModelOptions,
     batching: BatchingOptions,
     workers: Annotated[
@@ -112,6 +119,13 @@ def sweep(
         str | None,
         typer.Option(
             help="Whose receive time counts: kernel (default where there is one) or user.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    receive: Annotated[
+        str | None,
+        typer.Option(
+            help="Who reads the sockets: native (C, built at first use), python, or auto.",
             rich_help_panel=_CLIENT,
         ),
     ] = None,
@@ -223,6 +237,8 @@ def sweep(
         **load.fields(),
         **{name: value for name, value in sessions.fields().items() if value is not None},
         "client.timestamps": timestamps,
+        "client.receive": receive,
+        "client.first_token_timeout_s": first_token_timeout,
         "client.retries": retries,
         "client.connections": _connections(connections),
         "seed": seed,

@@ -24,6 +24,7 @@ _DIRECT: Final = {
     "option.enable_prefix_caching": "prefix_caching",
     "option.enable_kv_cache_reuse": "prefix_caching",
     "option.block_size": "block_size",
+    "option.enforce_eager": "enforce_eager",
     "option.tokens_per_block": "block_size",
     "option.gpu_memory_utilization": "memory_share",
     "option.kv_cache_free_gpu_mem_fraction": "memory_share",

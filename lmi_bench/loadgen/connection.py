@@ -1,7 +1,8 @@
 """One connection of the streaming client: take the time first, frame the response, nothing more.
 
 While a response comes in, each read costs one recvmsg, one tuple and the C parser that finds the
-response's end. What the bytes mean is worked out later (`http_answer`).
+response's end; where the native receiver reads (`native_harvest`), only what may hold the end comes
+here. What the bytes mean is worked out later (`http_answer`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 
@@ -19,6 +21,7 @@ import httptools
 from lmi_bench.errors import TargetError, TargetErrorKind
 from lmi_bench.loadgen.http_answer import Read, is_close_delimited
 from lmi_bench.loadgen.kernel_time import SO_TIMESTAMPNS
+from lmi_bench.loadgen.native_harvest import CLOSED, FAILED
 from lmi_bench.loadgen.receive import Receiver
 
 READ_BYTES = 65536
@@ -68,7 +71,8 @@ class TlsLayer:
 class Connection:
     """A connected socket that carries one request at a time.
 
-    reads       what came for the present request; num_bytes: their bytes
+    reads       what came for the present request, whole when it ended; num_bytes: their bytes
+    native      whether the native receiver reads
     status      of the last whole response
     sent_by_ns  when all of the present request was in the kernel's hands; 0: not yet
     connect_s   what opening it took, the TLS handshake included; tls_s: the handshake alone
@@ -93,22 +97,28 @@ class Connection:
         self._num_fed = 0
         self._chunked = False
         self._complete = False
+        self._reads: list[Read] = []
         self.num_bytes = 0
         self.fd = sock.fileno()
         self.connect_s = connect_s
         self.tls_s = tls_s
         self.status = 0
         self.sent_by_ns = 0
-        self.reads: list[Read] = []
+        self.reads: Sequence[Read] = self._reads
         self.reusable = True
-        receiver.add(self)
+        self._kept = receiver.add_kept(self) if tls is None else None
+        self.native = self._kept is not None
+        if not self.native:
+            receiver.add(self)
 
     def start(self, request: bytes) -> tuple[int, asyncio.Future[None]]:
         """Send a request; gives the time just before it left and a future of the response's end.
 
         The future holds a TargetError if the response fails.
         """
-        self.reads = []
+        self.reads = self._reads = []
+        if self._kept is not None:
+            self._kept.restart(MAX_ANSWER_BYTES)
         self.num_bytes = 0
         self._num_fed = 0
         self._chunked = False
@@ -126,6 +136,7 @@ class Connection:
         """Close the socket; a request in flight gets no answer."""
         if self.fd >= 0:
             self.reusable = False
+            self.keep_reads()
             self._receiver.remove(self)
             self._sock.close()
             self.fd = -1
@@ -156,7 +167,7 @@ class Connection:
         now_ns = monotonic_ns()
         if self._chunked and data[-4:] in _MORE_FOLLOWS and self.num_bytes < MAX_ANSWER_BYTES:
             # Not the end: the parser gets it with the bytes that may be, in one call.
-            self.reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
+            self._reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
             self.num_bytes += len(data)
             return
         ended = not data
@@ -168,29 +179,62 @@ class Connection:
                 return
             ended = ended or self._tls.ended
         if data:
-            parser = self._parser
-            if parser is None:  # nobody asked for it
+            if self._parser is None:  # nobody asked for it
                 self.close()
                 return
-            reads = self.reads
+            reads = self._reads
             reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
             self.num_bytes += len(data)
             if self._num_fed < len(reads) - 1:
                 data = b"".join([read[2] for read in reads[self._num_fed :]])
             self._num_fed = len(reads)
-            try:
-                parser.feed_data(data)
-            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-                self._fail("malformed_frame", f"not an HTTP/1.1 response: {exc}")
-                return
-            if self._complete:
-                self._finish()
-            elif self.num_bytes > MAX_ANSWER_BYTES:
-                self._fail(
-                    "malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes"
-                )
+            self._feed(self._parser, data)
         if ended and self.fd >= 0:
             self._end_of_stream()
+
+    def on_woken(self, kind: int, error: int) -> None:
+        """Look at what the native receiver kept; see `receive.WokenStream`."""
+        if self._kept is None:
+            return
+        if kind == FAILED:
+            self._fail("broken_stream", f"the connection broke: {os.strerror(error)}")
+            return
+        data = self._kept.since(self._num_fed)
+        if data:
+            if self._parser is None:  # nobody asked for it
+                self.close()
+                return
+            self.num_bytes = self._num_fed = self._num_fed + len(data)
+            self._feed(self._parser, data)
+            if self._chunked:
+                self._kept.body_is_chunked()
+        if kind == CLOSED and self.fd >= 0:
+            self._end_of_stream()
+
+    def _feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
+        """Look for the response's end in bytes that the parser has not seen."""
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            self._fail("malformed_frame", f"not an HTTP/1.1 response: {exc}")
+            return
+        if self._complete:
+            self._finish()
+        elif self.num_bytes > MAX_ANSWER_BYTES:
+            self._fail("malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes")
+
+    def give_up(self, error: TargetError) -> None:
+        """Close the connection and let the request in flight fail with this."""
+        waiter = self._waiter
+        self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def keep_reads(self) -> None:
+        """Have in `reads` what came so far of the present request."""
+        if self._kept is not None and self._waiter is not None:
+            self.num_bytes = self._kept.num_bytes
+            self.reads = self._kept.reads()
 
     def on_writable(self) -> None:
         """Send what did not fit before; see `receive.Stream`."""
@@ -201,6 +245,7 @@ class Connection:
 
     def _end_of_stream(self) -> None:
         self.reusable = False
+        self.keep_reads()
         if self._waiter is None:  # the server closed an idle connection
             self.close()
         elif is_close_delimited(self.reads):
@@ -210,15 +255,13 @@ class Connection:
             self._fail("broken_stream", f"the server closed the connection {came}")
 
     def _finish(self) -> None:
+        self.keep_reads()
         waiter, self._waiter, self._parser = self._waiter, None, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _fail(self, kind: TargetErrorKind, message: str) -> None:
-        waiter = self._waiter
-        self.close()
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(TargetError(kind, message))
+        self.give_up(TargetError(kind, message))
 
     def _send(self, data: bytes) -> None:
         try:

@@ -168,6 +168,7 @@ def decode_answer(
     Raises TargetError, with what had come, where the response is not a full answer.
     """
     response, collector = _Response(), _Collector()
+    reads = list(reads)
     stamps = _stamps(reads, kernel_time, clock_bound_ns)
     ended_s = stamps[-1][0] if stamps else None
     sending_s = max(0, sent_by_ns - sent_ns) / NS_PER_S

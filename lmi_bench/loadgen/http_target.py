@@ -11,13 +11,14 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from lmi_bench.clock import is_virtual
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.errors import InputError, TargetError, timeout_message
 from lmi_bench.loadgen.connection import Address, Connection, connect
 from lmi_bench.loadgen.endpoint import header_lines, parse_endpoint, request_head
 from lmi_bench.loadgen.http_answer import NS_PER_S, KernelTime, Read, decode_answer
@@ -50,7 +51,7 @@ Sign = Callable[[bytes], Mapping[str, str]]
 class _Response:
     """A response, or as much of it as came."""
 
-    reads: list[Read]
+    reads: Sequence[Read]
     sent_ns: int
     sent_by_ns: int
     connect_s: float | None
@@ -81,6 +82,9 @@ class HttpTarget:
                 the kernel's where the host has it
     connections "reuse": as many as there are requests at once; "per-request": a new one for each;
                 a number: at most so many, for which requests wait
+    first_token_timeout_s  a request fails when no token came by then; None: never for that reason
+    native      library of the native receiver (`native_harvest.choose_receive`), which reads the
+                connections without TLS; None: Python reads
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class HttpTarget:
         timestamps: Timestamps | None = None,
         tls_context: ssl.SSLContext | None = None,
         connections: Connections = "reuse",
+        first_token_timeout_s: float | None = None,
+        native: Path | None = None,
     ) -> None:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
@@ -114,11 +120,14 @@ class HttpTarget:
         self._sampler: asyncio.TimerHandle | None = None
         self._address: Address | None = None
         self._connections = connections
+        self._first_token_timeout_s = first_token_timeout_s
+        self._native = native
         self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._signals = ReceiveSignals(self.timestamps)
         self._undecoded_bytes = 0
+        self._receiver: str | None = None
 
     @property
     def timestamps(self) -> Timestamps:
@@ -163,6 +172,8 @@ class HttpTarget:
     def end_level(self) -> ReceiveSignals:
         """What the receiver saw since `open_level`."""
         self._signals.clock_steps = self._clock.steps
+        if self._receiver is not None:
+            self._signals.receiver = self._receiver
         return self._signals
 
     async def send(self, request: PlannedRequest) -> Exchange:
@@ -242,6 +253,7 @@ class HttpTarget:
                 connection.num_bytes,
             )
 
+        deadline = self._watch_first_token(connection, response)
         try:
             await ended
         except asyncio.CancelledError as exc:
@@ -252,11 +264,30 @@ class HttpTarget:
             self._drop(connection)
             exc.exchange = self._decode(response(), whole=False)
             raise
+        finally:
+            if deadline is not None:
+                deadline.cancel()
         if connection.reusable and self._connections != "per-request":
             self._idle.append(connection)
         else:
             self._drop(connection)
         return response()
+
+    def _watch_first_token(
+        self, connection: Connection, response: Callable[[], _Response]
+    ) -> asyncio.TimerHandle | None:
+        """Give the request up if no token came in time."""
+        limit_s = self._first_token_timeout_s
+        if limit_s is None:
+            return None
+
+        def look() -> None:
+            connection.keep_reads()
+            came = self._decode(response(), whole=False, signals=ReceiveSignals())
+            if not came.token_times_s:
+                connection.give_up(TargetError("timeout", timeout_message(limit_s, 0)))
+
+        return asyncio.get_running_loop().call_later(limit_s, look)
 
     async def _take(self) -> tuple[Connection, float | None]:
         """An idle connection that is still open, or a new one and what opening it took."""
@@ -270,11 +301,13 @@ class HttpTarget:
         return connection, connection.connect_s
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
+        receiver = receiver_of(asyncio.get_running_loop())
+        if self._native is not None:
+            receiver.use_native(self._native)
         if self._address is None:
             self._address = await self._resolve()
         connection = await connect(
-            receiver_of(loop),
+            receiver,
             self._address,
             tls_context=self._tls_context,
             host=self.endpoint.host,
@@ -282,6 +315,7 @@ class HttpTarget:
             timeout_s=self._connect_timeout_s,
         )
         self._open.add(connection)
+        self._receiver = "native" if connection.native else "python"
         self._signals.connect_s.append(connection.connect_s)
         if connection.tls_s is not None:
             self._signals.tls_s.append(connection.tls_s)
@@ -319,14 +353,16 @@ class HttpTarget:
         connection.close()
         self._open.discard(connection)
 
-    def _decode(self, response: _Response, *, whole: bool = True) -> Exchange:
+    def _decode(
+        self, response: _Response, *, whole: bool = True, signals: ReceiveSignals | None = None
+    ) -> Exchange:
         return decode_answer(
             self._format,
             response.reads,
             sent_ns=response.sent_ns,
             connect_s=response.connect_s,
             kernel_time=self._kernel_time,
-            signals=self._signals,
+            signals=self._signals if signals is None else signals,
             tls_s=response.tls_s,
             sent_by_ns=response.sent_by_ns,
             clock_bound_ns=self._clock.error_bound_ns,

@@ -2,8 +2,9 @@
 
 asyncio would wake a task for every token. Here `select()` reads the stream sockets, keeps (time,
 kernel time, bytes) and wakes a future only when a response ends, so one ordinary loop on one core
-keeps up with some 100,000 token events a second. Times are CLOCK_MONOTONIC nanoseconds, which is
-the loop's own clock.
+keeps up with tens of thousands of token events a second in Python, and with more where the native
+receiver (`native_harvest`) reads in its place. Times are CLOCK_MONOTONIC nanoseconds, which is the
+loop's own clock.
 
 Whose time counts, the read's or the kernel's, is the matter of `kernel_time`.
 """
@@ -18,7 +19,11 @@ import selectors
 import sys
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from lmi_bench.loadgen import native_harvest
+from lmi_bench.loadgen.native_harvest import KeptStream, NativeHarvester
 
 T = TypeVar("T")
 
@@ -44,11 +49,27 @@ class Stream(Protocol):
         ...
 
 
+class WokenStream(Stream, Protocol):
+    """A socket that the native receiver may read for."""
+
+    def on_woken(self, kind: int, error: int) -> None:
+        """Look at what was kept; kind is one of `native_harvest`'s, `error` the errno of FAILED."""
+        ...
+
+
 class Receiver(Protocol):
     """Where a stream socket is watched."""
 
     def add(self, stream: Stream) -> None:
         """Read for this socket from now on."""
+        ...
+
+    def use_native(self, library: Path) -> None:
+        """Let the native receiver read for streams that are `kept`, where it can."""
+        ...
+
+    def add_kept(self, stream: WokenStream) -> KeptStream | None:
+        """Read for this socket natively from now on; None: not here, `add` it."""
         ...
 
     def remove(self, stream: Stream) -> None:
@@ -78,6 +99,8 @@ if sys.platform == "linux":
             self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
             self._epoll_fd = self._epoll.fileno()
             self._streams: dict[int, Stream] = {}
+            self._native: NativeHarvester | None = None
+            self._kept: dict[int, WokenStream] = {}
             self._harvested_ns = time.monotonic_ns()
             self._tick_s: float | None = None
 
@@ -92,17 +115,37 @@ if sys.platform == "linux":
 
         def remove(self, stream: Stream) -> None:
             """Stop; the socket is about to be closed."""
-            if self._streams.pop(stream.fd, None) is not None:
-                self._epoll.unregister(stream.fd)
+            fd = stream.fd
+            if self._streams.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+            elif self._native is not None and self._kept.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+                self._native.remove(fd)
+
+        def use_native(self, library: Path) -> None:
+            """Let the native receiver read for streams that are `kept`."""
+            if self._native is None:
+                self._native = NativeHarvester(library, self._epoll_fd)
+
+        def add_kept(self, stream: WokenStream) -> KeptStream | None:
+            """Read for this socket natively from now on; None: not here, `add` it."""
+            if self._native is None:
+                return None
+            kept = self._native.add(stream.fd)
+            self._kept[stream.fd] = stream
+            self._epoll.register(stream.fd, select.EPOLLIN)
+            return kept
 
         def want_write(self, stream: Stream, wanted: bool) -> None:
             """Tell the stream when it can write again, or stop telling it."""
-            if stream.fd in self._streams:
+            if stream.fd in self._streams or stream.fd in self._kept:
                 events = select.EPOLLIN | (select.EPOLLOUT if wanted else 0)
                 self._epoll.modify(stream.fd, events)
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             """Read every stream that has something; return what is ready of all others."""
+            if self._native is not None and self._kept:
+                return self._select_natively(self._native, timeout)
             wait_s = -1.0 if timeout is None else max(0.0, timeout)
             if wait_s and self._epoll_fd < _FD_SETSIZE:
                 if self._tick_s is None:
@@ -117,18 +160,54 @@ if sys.platform == "linux":
             streams = self._streams
             for fd, event in self._epoll.poll(wait_s, len(streams) + 64):
                 stream = streams.get(fd)
-                if stream is not None:
-                    if event == _READABLE:
-                        stream.on_readable(bound_ns)
-                        continue
-                    if event & select.EPOLLOUT:
-                        stream.on_writable()
-                    if event & ~select.EPOLLOUT and stream.fd >= 0:
-                        stream.on_readable(bound_ns)
-                elif (key := self.get_map().get(fd)) is not None:
-                    mask = selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0
-                    mask |= selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
-                    ready.append((key, mask & key.events))
+                if stream is not None and event == _READABLE:
+                    stream.on_readable(bound_ns)
+                else:
+                    self._serve(fd, event, bound_ns, ready)
+            return ready
+
+        def close(self) -> None:
+            """Close the epoll and free the native receiver."""
+            if self._native is not None:
+                self._native.close()
+                self._native = None
+            super().close()
+
+        def _serve(
+            self,
+            fd: int,
+            event: int,
+            bound_ns: int,
+            ready: list[tuple[selectors.SelectorKey, int]],
+        ) -> None:
+            """Let a stream read and write, or note what is ready of any other descriptor."""
+            stream = self._streams.get(fd)
+            if stream is not None:
+                if event & select.EPOLLOUT:
+                    stream.on_writable()
+                if event & ~select.EPOLLOUT and stream.fd >= 0:
+                    stream.on_readable(bound_ns)
+            elif (key := self.get_map().get(fd)) is not None:
+                mask = selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0
+                mask |= selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
+                ready.append((key, mask & key.events))
+
+        def _select_natively(
+            self, native: NativeHarvester, timeout: float | None
+        ) -> list[tuple[selectors.SelectorKey, int]]:
+            """The same, the kept streams being read without Python until one may have ended."""
+            ready: list[tuple[selectors.SelectorKey, int]] = []
+            kept = self._kept
+            watched = len(self.get_map()) + len(self._streams) + len(kept)
+            for fd, kind, event, error in native.wait(timeout, self._tick_s, watched):
+                if kind == native_harvest.NO_STREAM:
+                    self._serve(fd, event, 0, ready)  # no bound is known to Python here
+                elif (stream := kept.get(fd)) is None:
+                    continue  # closed by what another stream's end set off
+                elif kind == native_harvest.WRITABLE:
+                    stream.on_writable()
+                else:
+                    stream.on_woken(kind, error)
             return ready
 
         def _wait_in_ticks(self, tick_s: float, timeout: float | None) -> None:
@@ -153,6 +232,13 @@ class LoopReceiver:
     def add(self, stream: Stream) -> None:
         """Read for this socket from now on."""
         self._loop.add_reader(stream.fd, stream.on_readable, 0)
+
+    def use_native(self, library: Path) -> None:
+        """Nothing to do: these readers read in Python."""
+
+    def add_kept(self, stream: WokenStream) -> KeptStream | None:
+        """Not here."""
+        return None
 
     def remove(self, stream: Stream) -> None:
         """Stop; the socket is about to be closed."""

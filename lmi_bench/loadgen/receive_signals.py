@@ -20,6 +20,7 @@ class ReceiveSignals:
 
     timestamps     whose time the events have: "kernel", "user" or "loop" (of a target that takes
                    them itself)
+    receiver       who read the sockets: "native", "python", "mixed", or "" where there are none
     delays_s       user time - kernel time of each read with tokens, or its upper bound; inf where
                    neither is known
     times_s        times of the token events, answer after answer, and `events` how many each has
@@ -31,6 +32,7 @@ class ReceiveSignals:
     """
 
     timestamps: str = "loop"
+    receiver: str = ""
     delays_s: array[float] = field(default_factory=_floats)
     times_s: array[float] = field(default_factory=_floats)
     late_s: array[float] = field(default_factory=_floats)
@@ -56,6 +58,7 @@ class ReceiveSignals:
         """Both together, as if one receiver had seen them."""
         return ReceiveSignals(
             timestamps=self.timestamps if self.timestamps == other.timestamps else "mixed",
+            receiver=self.receiver if self.receiver == other.receiver else "mixed",
             delays_s=self.delays_s + other.delays_s,
             times_s=self.times_s + other.times_s,
             late_s=self.late_s + other.late_s,

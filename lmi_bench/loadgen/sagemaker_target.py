@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.aws_access import AwsAccess, Signer
@@ -71,6 +72,8 @@ class SageMakerTarget(HttpTarget):
         headers: Mapping[str, str] | None = None,
         timestamps: Timestamps | None = None,
         connections: Connections = "reuse",
+        first_token_timeout_s: float | None = None,
+        native: Path | None = None,
     ) -> None:
         operation = "invocations-response-stream" if stream else "invocations"
         url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
@@ -84,6 +87,8 @@ class SageMakerTarget(HttpTarget):
             stream=stream,
             sign=self._signer.sign,
             timestamps=timestamps,
+            first_token_timeout_s=first_token_timeout_s,
+            native=native,
             connections=connections,
         )
 

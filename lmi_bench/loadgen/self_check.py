@@ -92,6 +92,7 @@ def check_level(
         loop_lag_p99_s=quantile(sorted(watch.lags_s), 0.99),
         cpu_share=watch.cpu_share,
         timestamps=signals.timestamps,
+        receiver=signals.receiver,
         asked_load=asked,
         achieved_load=achieved,
         workers=workers,

@@ -296,7 +296,7 @@ def generator_table(axis: str, lines: Lines) -> Table:
                     _bound_cell(check, "ttft"),
                     _bound_cell(check, "itl"),
                     _load_reached_cell(check),
-                    Cell(str(check.get("timestamps") or MISSING)),
+                    Cell(", ".join(_clock_and_receiver(check)) or MISSING),
                     Cell("ok" if valid else f"invalid: {reason}", "", "good" if valid else "bad"),
                 ),
                 tone="" if valid else "bad",
@@ -313,7 +313,7 @@ def generator_table(axis: str, lines: Lines) -> Table:
         Column("TTFT p99, ms", "Own error, at most"),
         Column("ITL p99, ms", "Own error, at most"),
         Column("Load reached, of that asked for"),
-        Column("Clock of events", numeric=False),
+        Column("Clock of events, who read", numeric=False),
         Column("Verdict", numeric=False),
     )
     workers = max(((line.get("generator") or {}).get("workers") or 1 for line in lines), default=1)
@@ -324,6 +324,12 @@ def generator_table(axis: str, lines: Lines) -> Table:
     if workers > 1:
         note += f" Sent by up to {workers} processes."
     return Table("Load generator's self-check", columns, tuple(rows), note)
+
+
+def _clock_and_receiver(check: Mapping[str, Any]) -> list[str]:
+    receiver = check.get("receiver")
+    stated = (check.get("timestamps"), f"{receiver} receiver" if receiver else None)
+    return [str(part) for part in stated if part]
 
 
 def _bound_cell(check: Mapping[str, Any], name: str) -> Cell:

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.measure import measure
@@ -23,6 +24,9 @@ STREAM_HEAD = (
 LAST_CHUNK = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 REQUEST = PlannedRequest(0, 0.0, input_tokens=4, output_tokens=3, prompt_text="time year way day")
+
+NATIVE: Path | None = None
+"""Library of the native receiver that targets here use; set by the fixture `receiver`."""
 
 Step = bytes | float | None
 """Bytes to write, seconds to wait, or None to close the connection at once."""
@@ -128,7 +132,9 @@ def records_of(
     async def main() -> tuple[list[RequestRecord], Misbehaving]:
         async with serving(lambda number: scripts[number]) as server:
             url = f"http://127.0.0.1:{server.port}"
-            async with HttpTarget(url, find_format(protocol), model="m", **options) as target:
+            async with HttpTarget(
+                url, find_format(protocol), model="m", native=NATIVE, **options
+            ) as target:
                 records = []
                 for _ in scripts:
                     loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.wire.format import find_format
+from tests.faults import misbehaving
 from tests.faults.misbehaving import (
     DONE,
     LAST_CHUNK,
@@ -24,6 +25,8 @@ from tests.faults.misbehaving import (
     records_of,
     usage,
 )
+
+pytestmark = pytest.mark.usefixtures("receiver")
 
 OVERLOADED = b'{"error": {"message": "queue is full", "type": "x", "code": 503}}'
 
@@ -159,6 +162,18 @@ def test_an_endless_stream_is_a_time_out_and_the_server_is_hung_up_on():
     assert server.broken_off == 1
 
 
+@pytest.mark.parametrize("head", [[], [STREAM_HEAD, chunk(b": waiting\n\n")]])
+def test_a_first_token_that_does_not_come_in_time_is_a_time_out_of_its_own(head):
+    """Headers and comments are no token; once one came, the answer may take its time."""
+    late, slow = records_of(
+        [*head, 0.5, None],
+        [STREAM_HEAD, chunk(event(" a")), 0.3, chunk(event(" b", "length")) + LAST_CHUNK],
+        first_token_timeout_s=0.15,
+    )[0]
+    assert (late.status, late.error) == ("timeout", "no first token within 0.15 s")
+    assert (slow.status, slow.output_tokens) == ("ok", 2)
+
+
 def test_headers_that_never_come_are_a_time_out():
     record = record_of([b"HTTP/1.1 200 OK\r\n", 3.0], timeout_s=0.2)
     assert record.status == "timeout"
@@ -219,7 +234,9 @@ def test_a_refused_connection_is_a_connect_error():
         with socket.socket() as sock:  # bound, never listening: every connect is refused
             sock.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-            async with HttpTarget(url, find_format("openai"), model="m") as target:
+            async with HttpTarget(
+                url, find_format("openai"), model="m", native=misbehaving.NATIVE
+            ) as target:
                 await target.open(2)
                 return (await measure(target, REQUEST, 0.0)).record()
 
@@ -231,7 +248,9 @@ def test_a_refused_connection_is_a_connect_error():
 def test_a_host_without_an_address_is_a_connect_error():
     async def main():
         url = "http://host.invalid:8000"
-        async with HttpTarget(url, find_format("openai"), model="m") as target:
+        async with HttpTarget(
+            url, find_format("openai"), model="m", native=misbehaving.NATIVE
+        ) as target:
             return (await measure(target, REQUEST, 0.0)).record()
 
     record = run_on_sockets(main())
@@ -275,7 +294,9 @@ def test_plain_http_behind_https_is_a_tls_error():
 
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with HttpTarget(url, find_format("openai"), model="m") as target:
+        async with HttpTarget(
+            url, find_format("openai"), model="m", native=misbehaving.NATIVE
+        ) as target:
             record = (await measure(target, REQUEST, 0.0)).record()
         server.close()
         return record
@@ -301,7 +322,9 @@ def test_a_connection_that_the_server_closed_between_requests_is_replaced():
 
         async with serving(lambda number: [good_answer(), None]) as server:
             url = f"http://127.0.0.1:{server.port}"
-            async with HttpTarget(url, find_format("openai"), model="m") as target:
+            async with HttpTarget(
+                url, find_format("openai"), model="m", native=misbehaving.NATIVE
+            ) as target:
                 statuses = []
                 for _ in range(3):
                     statuses.append((await measure(target, REQUEST, 0.0)).record().status)

@@ -1,7 +1,9 @@
 """Other tools' results: formulas mapped, units changed, gaps named.
 
 The files in tests/data/imports are made by hand from the fields that each tool documents, with
-numbers chosen so that what must come out can be worked out on paper; no tool wrote them.
+numbers chosen so that what must come out can be worked out on paper; no tool wrote them but
+aiperf_0_13.json, which is what AIPerf 0.13.0 wrote of a server with a TTFT of 200 ms and an ITL of
+20 ms (fields that are not read left out, a warm-up's phase put in).
 """
 
 from __future__ import annotations
@@ -109,6 +111,17 @@ def test_nvidias_inter_token_latency_is_a_tpot(name):
     assert line["itl_ms"]["mean"] is None
     assert line["e2e_ms"]["mean"] == 1600.0
     assert (line["input_tokens"], line["output_tokens"]) == (51200, 12800)
+
+
+def test_the_file_of_a_newer_aiperf_is_told_from_vllms_and_its_load_found():
+    """It has vLLM's keys too, with objects under them; eight users, 24 requests of 64 tokens."""
+    imported = read_results(DATA / "aiperf_0_13.json")
+    (level,) = imported.levels
+    assert (imported.tool, imported.facts["model"]) == ("aiperf", "truth-model")
+    assert (level.line["concurrency"], level.line["requests"]) == (8, 24)
+    assert level.line["ttft_ms"]["p50"] == pytest.approx(200, rel=0.05)
+    assert level.line["tpot_ms"]["p50"] == pytest.approx(20, rel=0.02)
+    assert level.line["output_tokens"] == 24 * 64
 
 
 def test_aiperf_requests_leave_the_warm_up_out_and_count_failures():

@@ -88,7 +88,7 @@ def read_summary(content: Mapping[str, Any], load: Load | None) -> Imported:
         latencies=latencies,
         extra={"goodput": number_of(_metric(content, "goodput"), "avg")},
     )
-    names = _find(config, "model_names") or _find(config, "model")
+    names = _find(config, "model_names") or _find(config, "model") or _named_models(config)
     model = names[0] if isinstance(names, list) and names else names
     return Imported(tool, (ImportedLevel(line),), facts={"model": model})
 
@@ -199,8 +199,22 @@ def _value_ms(metric: Any) -> float | None:
     return None if value is None else value * _scale(metric)
 
 
+def _named_models(config: Mapping[str, Any]) -> list[Any]:
+    """Names as AIPerf 0.13 lists them: models.items[].name."""
+    models = config.get("models")
+    items = models.get("items") if isinstance(models, Mapping) else None
+    return [item.get("name") for item in items or () if isinstance(item, Mapping)]
+
+
 def _find(content: Any, name: str) -> Any:
-    """The first value under a name, however deep: the two tools nest their options apart."""
+    """The first value under a name, however deep: the two tools nest their options apart.
+
+    AIPerf 0.13 lists phases; that of the warm-up has a load of its own, which is passed over.
+    """
+    if isinstance(content, list):
+        content = dict(enumerate(content))
+    if isinstance(content, Mapping) and content.get("kind") == "warmup":
+        return None
     if not isinstance(content, Mapping):
         return None
     if content.get(name) is not None:

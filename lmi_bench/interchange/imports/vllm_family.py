@@ -33,7 +33,7 @@ _ZERO = "0 in the file, which the tool writes where it measured nothing"
 
 def is_vllm(content: Mapping[str, Any]) -> bool:
     """Whether an object is a result of `vllm bench serve`."""
-    return "request_throughput" in content and (
+    return isinstance(content.get("request_throughput"), int | float) and (
         "total_token_throughput" in content or "num_prompts" in content
     )
 

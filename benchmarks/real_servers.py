@@ -1,0 +1,165 @@
+"""Servers that nobody here wrote: swept with nothing but the URL, and beside `vllm bench serve`.
+
+    python benchmarks/real_servers.py sweep --vllm PATH/TO/python
+    python benchmarks/real_servers.py compare --vllm PATH/TO/python --repeats 3
+    python benchmarks/real_servers.py sweep --llama PATH/TO/python --gguf FILE
+
+`--vllm` is a Python that has vLLM (its CPU build), `--llama` one that has llama-cpp-python[server].
+`sweep` gives `lmi-bench sweep URL` no other option and prints what it says. `compare` measures one
+and four users alternately with `lmi-bench sweep` and `vllm bench serve` (64 tokens in, 64 out) and
+prints medians and ranges; the two agree where the ranges overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from real_engine import PORT, vllm_server
+from support.loadgen_peers import VLLM
+
+from lmi_bench.host import host_facts
+from lmi_bench.interchange.imports.level import Load
+from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.run_store import load_run
+
+MODEL, TOKENS, REQUESTS = "demo-15m", 64, 32
+METRICS = (
+    ("TTFT p50, ms", lambda line: line["ttft_ms"]["p50"]),
+    ("ITL p50, ms", lambda line: line["itl_ms"]["p50"]),
+    ("output tok/s", lambda line: line["throughput_tokens_per_s"]),
+)
+
+
+@contextmanager
+def llama_server(python: str, gguf: str) -> Iterator[str]:
+    """llama.cpp's server by its Python package, one thread a core."""
+    command = [python, "-m", "llama_cpp.server", "--model", gguf, "--port", str(PORT)]
+    command += ["--host", "127.0.0.1", "--n_ctx", "2048", "--model_alias", MODEL]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s and server.poll() is None:
+            done = subprocess.run(
+                ["curl", "-sf", f"http://127.0.0.1:{PORT}/v1/models"], capture_output=True
+            )
+            if done.returncode == 0:
+                break
+            time.sleep(0.5)
+        else:
+            raise SystemExit(f"llama.cpp's server did not start: {' '.join(command)}")
+        yield f"http://127.0.0.1:{PORT}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@contextmanager
+def server_of(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """A running server: its name and URL."""
+    if options.llama:
+        with llama_server(options.llama, options.gguf) as url:
+            yield "llama.cpp", url
+    else:
+        with vllm_server(options.vllm, MODEL, "float32") as (url, _):
+            yield "vLLM's CPU build", url
+
+
+def sweep(url: str) -> None:
+    """`lmi-bench sweep URL`, told nothing else."""
+    with tempfile.TemporaryDirectory() as folder:
+        start_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "lmi_bench", "sweep", url],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "150"},
+        )
+        took_s = time.monotonic() - start_s
+    print(f"`lmi-bench sweep URL`: exit status {done.returncode} after {took_s:.0f} s\n")
+    print("```\n" + done.stderr.strip() + "\n" + done.stdout.strip() + "\n```")
+
+
+def ours(url: str, users: int, folder: Path) -> dict:
+    out = folder / "run"
+    subprocess.run(
+        [sys.executable, "-m", "lmi_bench", "sweep", url, "--concurrency", str(users),
+         "--requests-per-level", str(REQUESTS), "--input-tokens", str(TOKENS),
+         "--output-tokens", str(TOKENS), "--out", str(out)],
+        check=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    return load_run(out).levels[0]
+
+
+def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
+    from lmi_bench.cli.compose import _model_folder
+
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    subprocess.run(
+        [options.vllm, "-c", VLLM, "--backend", "openai", "--base-url", url,
+         "--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer",
+         str(_model_folder(MODEL)), "--dataset-name", "random",
+         "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
+         "--num-prompts", str(REQUESTS), "--max-concurrency", str(users), "--ignore-eos",
+         "--save-result", "--result-dir", str(folder), "--result-filename", "v.json",
+         "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"],
+        check=True, capture_output=True, env=environment,
+    )  # fmt: skip
+    return read_results(folder / "v.json", Load(concurrency=users)).levels[0].line
+
+
+def compare(url: str, options: argparse.Namespace) -> None:
+    print("| users | metric | lmi-bench | range | vllm bench serve | range | difference | ranges |")
+    print("|---:|---|---:|---:|---:|---:|---:|---|")
+    for users in (1, 4):
+        lines: dict[str, list[dict]] = {"ours": [], "vllm": []}
+        for _ in range(options.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                lines["ours"].append(ours(url, users, Path(folder)))
+                lines["vllm"].append(vllms(url, users, Path(folder), options))
+        for name, read in METRICS:
+            cells, spans = [], []
+            for tool in ("ours", "vllm"):
+                values = [read(line) for line in lines[tool]]
+                spans.append((min(values), max(values)))
+                cells.append(statistics.median(values))
+            apart = max(spans[0][0], spans[1][0]) > min(spans[0][1], spans[1][1])
+            print(f"| {users} | {name} | {cells[0]:.2f} | {spans[0][0]:.2f}-{spans[0][1]:.2f} | "
+                  f"{cells[1]:.2f} | {spans[1][0]:.2f}-{spans[1][1]:.2f} | "
+                  f"{100 * (cells[0] / cells[1] - 1):+.1f} % | "
+                  f"{'apart' if apart else 'overlap'} |", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("sweep", "compare"))
+    parser.add_argument("--vllm", help="a Python that has vLLM; for compare in any case")
+    parser.add_argument("--llama", help="a Python that has llama-cpp-python[server]")
+    parser.add_argument("--gguf", help="the checkpoint that llama.cpp serves")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    start_s = time.monotonic()
+    with server_of(options) as (name, url):
+        facts = json.dumps({"cpu": host_facts()["cpu"], "cores": os.cpu_count()})
+        print(f"{name}, {MODEL}, {facts}, ready after {time.monotonic() - start_s:.0f} s; load "
+              f"average {os.getloadavg()[0]:.1f}\n", flush=True)  # fmt: skip
+        if options.what == "sweep":
+            sweep(url)
+        else:
+            compare(url, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Other load generators against the truth server: what they report beside what was true.
+
+    python benchmarks/support/loadgen_peers.py --peers ~/peers --tokenizer DIR [--only vllm,aiperf]
+
+`--peers` holds one virtual environment a tool: vllm, aiperf, guidellm, genai-bench, llmeter. Each
+runs with its own defaults on the client's core, 512 streams, three requests each; its result file
+is read by `lmi-bench import`'s readers (genai-bench's, which they do not know, by its own keys).
+Errors are reported / true - 1 of the same quantile. A tool that reports no gaps between tokens
+shows its time per output token there, marked TPOT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import loadgen_accuracy as accuracy
+
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.imports.level import Load
+from lmi_bench.interchange.imports.read import read_results
+
+TOKENS = 64
+VLLM = (
+    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+LLMETER = """
+import asyncio, sys
+from llmeter.endpoints.openai import OpenAICompletionStreamEndpoint
+from llmeter.runner import Runner
+url, streams, rounds, out = sys.argv[1:]
+endpoint = OpenAICompletionStreamEndpoint("truth-model", api_key="none", base_url=url + "/v1")
+runner = Runner(endpoint=endpoint, output_path=out)
+payload = endpoint.create_payload("time " * 64, max_tokens=64)
+asyncio.run(runner.run(payload=payload, clients=int(streams), n_requests=int(rounds), run_name="r"))
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a peer."""
+
+    url: str
+    streams: int
+    rounds: int
+    tokenizer: Path
+    peers: Path
+    out: Path
+
+    @property
+    def requests(self) -> int:
+        return self.streams * self.rounds
+
+    def python(self, name: str) -> str:
+        return str(self.peers / name / "bin" / "python")
+
+
+Quantiles = Mapping[str, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A tool: the command that measures, and what its result says of TTFT and ITL in ms."""
+
+    command: Callable[[Job], list[str]]
+    read: Callable[[Path, int], Quantiles]
+    offline: bool = True
+
+
+def imported(pattern: str) -> Callable[[Path, int], Quantiles]:
+    def read(folder: Path, streams: int) -> Quantiles:
+        load = Load(concurrency=streams)
+        return read_results(next(folder.glob(pattern)), load).levels[0].line
+
+    return read
+
+
+def read_genai_bench(folder: Path, _streams: int) -> Quantiles:
+    content = json.loads(next(folder.glob("g/D*.json")).read_text())
+    stats = content["aggregated_metrics"]["stats"]
+
+    def in_ms(name: str) -> dict[str, float]:
+        return {"p50": 1e3 * stats[name].get("p50", float("nan")), "p99": 1e3 * stats[name]["p99"]}
+
+    return {"ttft_ms": in_ms("ttft"), "tpot_ms": in_ms("tpot")}
+
+
+def vllm(job: Job) -> list[str]:
+    return [
+        job.python("vllm"), "-c", VLLM, "--backend", "openai-chat",
+        "--endpoint", "/v1/chat/completions", "--base-url", job.url, "--model", "truth-model",
+        "--tokenizer", str(job.tokenizer), "--dataset-name", "random", "--random-input-len", "64",
+        "--random-output-len", str(TOKENS), "--num-prompts", str(job.requests),
+        "--max-concurrency", str(job.streams), "--ignore-eos", "--save-result",
+        "--result-dir", str(job.out), "--result-filename", "vllm.json",
+        "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99",
+    ]  # fmt: skip
+
+
+def aiperf(job: Job) -> list[str]:
+    return [
+        str(job.peers / "aiperf/bin/aiperf"), "profile", "-m", "truth-model", "--url", job.url,
+        "--endpoint-type", "chat", "--streaming", "--concurrency", str(job.streams),
+        "--request-count", str(job.requests), "--tokenizer", str(job.tokenizer), "--isl", "64",
+        "--osl", str(TOKENS), "--artifact-dir", str(job.out), "--ui", "none",
+    ]  # fmt: skip
+
+
+def guidellm(job: Job) -> list[str]:
+    return [
+        str(job.peers / "guidellm/bin/guidellm"), "run",
+        "--backend", f"kind=openai_http,target={job.url},model={job.tokenizer}",
+        "--profile", f"kind=concurrent,streams={job.streams}",
+        "--constraint", f"kind=max_requests,count={job.requests}",
+        "--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={TOKENS}",
+        "--output", f"kind=json,path={job.out}/guidellm.json", "--disable-console",
+    ]  # fmt: skip
+
+
+def genai_bench(job: Job) -> list[str]:
+    return [
+        str(job.peers / "genai-bench/bin/genai-bench"), "benchmark", "--api-backend", "openai",
+        "--api-base", job.url, "--api-key", "none", "--task", "text-to-text",
+        "--api-model-name", "truth-model", "--model-tokenizer", str(job.tokenizer),
+        "--model", "truth-model", "--num-concurrency", str(job.streams),
+        "--traffic-scenario", f"D(64,{TOKENS})", "--max-requests-per-run", str(job.requests),
+        "--max-time-per-run", "1", "--experiment-base-dir", str(job.out),
+        "--experiment-folder-name", "g", "--server-engine", "vLLM", "--server-gpu-type", "A10",
+        "--server-version", "0", "--server-gpu-count", "1",
+    ]  # fmt: skip
+
+
+def llmeter(job: Job) -> list[str]:
+    arguments = [job.url, str(job.streams), str(job.rounds), str(job.out)]
+    return [job.python("llmeter"), "-c", LLMETER, *arguments]
+
+
+PEERS = {
+    "vllm": Peer(vllm, imported("vllm.json")),
+    "aiperf": Peer(aiperf, imported("profile_export_aiperf.json"), offline=False),
+    "guidellm": Peer(guidellm, imported("guidellm.json")),
+    "genai-bench": Peer(genai_bench, read_genai_bench),
+    "llmeter": Peer(llmeter, imported("r/responses.jsonl")),
+}
+
+
+def run(name: str, port: int, options: argparse.Namespace) -> str:
+    """A row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"http://127.0.0.1:{port}"
+        job = Job(
+            url, options.streams, options.rounds, options.tokenizer, options.peers, Path(folder)
+        )
+        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+        if PEERS[name].offline:
+            environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        accuracy.call(port, "/truth/reset", "POST")
+        start_s = time.monotonic()
+        try:
+            done = subprocess.run(
+                PEERS[name].command(job),
+                capture_output=True,
+                text=True,
+                timeout=options.timeout_s,
+                env=environment,
+                cwd=folder,
+                preexec_fn=lambda: accuracy.take_core(accuracy.CLIENT_CORE),
+            )
+        except subprocess.TimeoutExpired:
+            return f"| {name} | not done after {options.timeout_s:g} s |" + " |" * 5
+        took_s = time.monotonic() - start_s
+        truth = accuracy.call(port, "/truth/stats", "GET")
+        try:
+            reported = PEERS[name].read(job.out, job.streams)
+        except (StopIteration, OSError, InputError):
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            return (
+                f"| {name} | failed (exit status {done.returncode}): {lines[-1][:90]} |" + " |" * 5
+            )
+    return f"| {name} | {row(reported, truth)} | {truth['completed']:,} | {took_s:.0f} |"
+
+
+def row(reported: Quantiles, truth: Mapping[str, Any]) -> str:
+    cells = [error(reported["ttft_ms"].get(q), truth["ttft"][f"{q}_ms"]) for q in ("p50", "p99")]
+    gaps, mark = reported.get("itl_ms") or {}, ""
+    if gaps.get("p50") is None and gaps.get("p99") is None:
+        gaps, mark = reported.get("tpot_ms") or {}, " TPOT"
+    for q in ("p50", "p99"):
+        shown = error(gaps.get(q), truth["itl"][f"{q}_ms"])
+        cells.append(shown + (mark if shown != "n/a" else ""))
+    return " | ".join(cells)
+
+
+def error(reported: float | None, true: float) -> str:
+    if reported is None or reported != reported:
+        return "n/a"
+    return f"{100 * (reported / true - 1):+.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=Path, required=True, help="folder of virtual environments")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, help="any small tokenizer's folder"
+    )
+    parser.add_argument("--only", default=",".join(PEERS))
+    parser.add_argument("--streams", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--timeout-s", type=float, default=150.0)
+    parser.add_argument("--port", type=int, default=18412)
+    options = parser.parse_args()
+    server = argparse.Namespace(ttft_ms=200.0, itl_ms=20.0, tokens=TOKENS, realtime=False)
+    print("| tool | TTFT p50 % | TTFT p99 % | ITL p50 % | ITL p99 % | requests | took s |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only.split(","):
+            with accuracy.truth_server("c", Path(folder), options.port, server):
+                print(run(name, options.port, options), flush=True)
+
+
+if __name__ == "__main__":
+    main()

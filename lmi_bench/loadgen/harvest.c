@@ -1,0 +1,261 @@
+/* Receiving on many sockets in one call: the harvest of `receive.HarvestSelector` without Python.
+
+Each read is kept with its times in its stream's buffer. The caller is told of a stream only when
+the end of a response may be among what came, when it closed or failed, or when it can write again;
+and of every descriptor of the same epoll that is no stream. All times are CLOCK_MONOTONIC ns but
+the kernel's, which are its own (CLOCK_REALTIME). Nothing here blocks but `harvester_wait`, and one
+thread uses a harvester. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#ifndef SCM_TIMESTAMPNS
+#define SCM_TIMESTAMPNS SO_TIMESTAMPNS
+#endif
+
+enum { READ_BYTES = 65536, KEPT_BYTES = 262144, KEPT_ROWS = 8192 };
+enum wake_kind { NO_STREAM = 0, MAY_HAVE_ENDED = 1, CLOSED = 2, FAILED = 3, WRITABLE = 4 };
+
+struct row { /* one read: `end` is the response's bytes up to and with it */
+    int64_t user_ns, bound_ns, end;
+    int64_t kernel_s, kernel_ns; /* -1: no stamp */
+};
+
+struct stream {
+    uint8_t *data;
+    int64_t num_bytes;
+    struct row *rows;
+    int64_t num_rows;
+    int64_t limit_bytes; /* the caller is told of each read beyond it */
+    int64_t chunked;     /* the body is: reads that end a chunk of events are no end */
+    int64_t capacity_bytes, capacity_rows;
+};
+
+struct wake {
+    int32_t fd, kind;
+    uint32_t events;
+    int32_t error; /* errno of FAILED */
+};
+
+struct harvester {
+    int epoll_fd;
+    int64_t harvested_ns; /* nothing that is not read yet was ready then */
+    struct stream **streams;
+    int num_slots;
+    struct epoll_event *events;
+    int num_events;
+    uint8_t scratch[READ_BYTES];
+};
+
+static int64_t monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+struct harvester *harvester_new(int epoll_fd) {
+    struct harvester *self = calloc(1, sizeof *self);
+    if (self != NULL) {
+        self->epoll_fd = epoll_fd;
+        self->harvested_ns = monotonic_ns();
+    }
+    return self;
+}
+
+static void free_stream(struct stream *stream) {
+    if (stream != NULL) {
+        free(stream->data);
+        free(stream->rows);
+        free(stream);
+    }
+}
+
+void harvester_free(struct harvester *self) {
+    for (int fd = 0; fd < self->num_slots; fd++) free_stream(self->streams[fd]);
+    free(self->streams);
+    free(self->events);
+    free(self);
+}
+
+/* A buffer for this descriptor, which the caller adds to the epoll; NULL without memory. */
+struct stream *harvester_add(struct harvester *self, int fd) {
+    if (fd < 0) return NULL;
+    if (fd >= self->num_slots) {
+        int num_slots = fd + 256;
+        struct stream **grown = realloc(self->streams, (size_t)num_slots * sizeof *grown);
+        if (grown == NULL) return NULL;
+        memset(grown + self->num_slots, 0, (size_t)(num_slots - self->num_slots) * sizeof *grown);
+        self->streams = grown;
+        self->num_slots = num_slots;
+    }
+    free_stream(self->streams[fd]);
+    return self->streams[fd] = calloc(1, sizeof(struct stream));
+}
+
+void harvester_remove(struct harvester *self, int fd) {
+    if (fd >= 0 && fd < self->num_slots) {
+        free_stream(self->streams[fd]);
+        self->streams[fd] = NULL;
+    }
+}
+
+/* Forget what came; memory of an unusually large response is given back. */
+void stream_restart(struct stream *stream, int64_t limit_bytes) {
+    if (stream->capacity_bytes > KEPT_BYTES) {
+        free(stream->data);
+        stream->data = NULL;
+        stream->capacity_bytes = 0;
+    }
+    if (stream->capacity_rows > KEPT_ROWS) {
+        free(stream->rows);
+        stream->rows = NULL;
+        stream->capacity_rows = 0;
+    }
+    stream->num_bytes = stream->num_rows = stream->chunked = 0;
+    stream->limit_bytes = limit_bytes;
+}
+
+static int has_room(struct stream *stream, int64_t num_bytes) {
+    int64_t needed = stream->num_bytes + num_bytes;
+    if (needed > stream->capacity_bytes) {
+        int64_t capacity = stream->capacity_bytes ? stream->capacity_bytes : 8192;
+        while (capacity < needed) capacity *= 2;
+        uint8_t *grown = realloc(stream->data, (size_t)capacity);
+        if (grown == NULL) return 0;
+        stream->data = grown;
+        stream->capacity_bytes = capacity;
+    }
+    if (stream->num_rows == stream->capacity_rows) {
+        int64_t capacity = stream->capacity_rows ? 2 * stream->capacity_rows : 128;
+        struct row *grown = realloc(stream->rows, (size_t)capacity * sizeof *grown);
+        if (grown == NULL) return 0;
+        stream->rows = grown;
+        stream->capacity_rows = capacity;
+    }
+    return 1;
+}
+
+static void take_stamp(struct msghdr *message, struct row *row) {
+    row->kernel_s = row->kernel_ns = -1;
+    struct cmsghdr *control = CMSG_FIRSTHDR(message);
+    if (control != NULL && control->cmsg_level == SOL_SOCKET &&
+        control->cmsg_type == SCM_TIMESTAMPNS &&
+        control->cmsg_len >= CMSG_LEN(sizeof(struct timespec))) {
+        struct timespec stamp;
+        memcpy(&stamp, CMSG_DATA(control), sizeof stamp);
+        row->kernel_s = stamp.tv_sec;
+        row->kernel_ns = stamp.tv_nsec;
+    }
+}
+
+/* Whether these are the last bytes of a chunk of events: a response ends with an empty line. */
+static int more_follows(const uint8_t *data, ssize_t num_bytes) {
+    if (num_bytes < 4) return 0;
+    const uint8_t *tail = data + num_bytes - 4;
+    return memcmp(tail, "\n\n\r\n", 4) == 0 || memcmp(tail, "}\n\r\n", 4) == 0;
+}
+
+/* Read once; 0 if nobody need be told. */
+static enum wake_kind read_once(
+    struct harvester *self, struct stream *stream, int fd, int64_t bound_ns, int32_t *error
+) {
+    union {
+        char bytes[64];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec place = {self->scratch, READ_BYTES};
+    struct msghdr message = {
+        .msg_iov = &place, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control
+    };
+    ssize_t num_bytes = recvmsg(fd, &message, MSG_DONTWAIT);
+    if (num_bytes < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+        *error = errno;
+        return FAILED;
+    }
+    if (num_bytes == 0) return CLOSED;
+    if (!has_room(stream, num_bytes)) {
+        *error = ENOMEM;
+        return FAILED;
+    }
+    int quiet = stream->chunked && stream->num_bytes < stream->limit_bytes &&
+                more_follows(self->scratch, num_bytes);
+    memcpy(stream->data + stream->num_bytes, self->scratch, (size_t)num_bytes);
+    stream->num_bytes += num_bytes;
+    struct row *row = &stream->rows[stream->num_rows++];
+    row->user_ns = monotonic_ns();
+    row->bound_ns = bound_ns;
+    row->end = stream->num_bytes;
+    take_stamp(&message, row);
+    return quiet ? 0 : MAY_HAVE_ENDED;
+}
+
+/* Read whatever is ready; the number of wakes, or -1 with errno. */
+static int harvest(struct harvester *self, struct wake *wakes, int capacity, int *num_ready) {
+    /* What is read below was not ready when the last poll returned, so it came after that poll
+       began; taken before the poll, the bound holds for what comes during it. */
+    int64_t bound_ns = self->harvested_ns;
+    self->harvested_ns = monotonic_ns();
+    int count = epoll_wait(self->epoll_fd, self->events, capacity / 2, 0);
+    *num_ready = count;
+    if (count < 0) return -1;
+    int num_wakes = 0;
+    for (int i = 0; i < count; i++) {
+        int fd = self->events[i].data.fd;
+        uint32_t events = self->events[i].events;
+        struct stream *stream = fd < self->num_slots ? self->streams[fd] : NULL;
+        if (stream == NULL) {
+            wakes[num_wakes++] = (struct wake){fd, NO_STREAM, events, 0};
+            continue;
+        }
+        if (events & EPOLLOUT) wakes[num_wakes++] = (struct wake){fd, WRITABLE, events, 0};
+        if (events & ~(uint32_t)EPOLLOUT) {
+            int32_t error = 0;
+            enum wake_kind kind = read_once(self, stream, fd, bound_ns, &error);
+            if (kind) wakes[num_wakes++] = (struct wake){fd, kind, events, error};
+        }
+    }
+    return num_wakes;
+}
+
+/* Read streams until somebody must be told or the time is over.
+
+timeout_ns  -1: no limit; 0: what is ready now
+tick_ns     0, or look this often even while nothing comes, which keeps the bound of each read near
+wakes       room for `capacity`, two for each descriptor of the epoll
+
+The number of wakes; 0 also when a signal came. -1 with errno if the epoll fails. */
+int harvester_wait(
+    struct harvester *self, int64_t timeout_ns, int64_t tick_ns, struct wake *wakes, int capacity
+) {
+    if (self->num_events < capacity) {
+        struct epoll_event *grown = realloc(self->events, (size_t)capacity * sizeof *grown);
+        if (grown == NULL) return -1;
+        self->events = grown;
+        self->num_events = capacity;
+    }
+    int64_t deadline_ns = timeout_ns > 0 ? monotonic_ns() + timeout_ns : -1;
+    for (;;) {
+        int num_ready = 0;
+        int num_wakes = harvest(self, wakes, capacity, &num_ready);
+        if (num_wakes < 0) return errno == EINTR ? 0 : -1;
+        if (num_wakes || timeout_ns == 0) return num_wakes;
+        int64_t left_ns = -1;
+        if (deadline_ns >= 0) {
+            left_ns = deadline_ns - monotonic_ns();
+            if (left_ns <= 0) return 0;
+        }
+        if (num_ready) continue; /* busy: what came meanwhile is read without a wait */
+        int64_t wait_ns = tick_ns && (left_ns < 0 || tick_ns < left_ns) ? tick_ns : left_ns;
+        struct timespec limit = {wait_ns / 1000000000, wait_ns % 1000000000};
+        struct pollfd ready = {.fd = self->epoll_fd, .events = POLLIN};
+        if (ppoll(&ready, 1, wait_ns < 0 ? NULL : &limit, NULL) < 0) return errno == EINTR ? 0 : -1;
+    }
+}

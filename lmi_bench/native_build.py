@@ -1,0 +1,155 @@
+"""A library of one C or C++ file: compiled once for a machine, then found in the user's cache.
+
+The cached library's name is a hash of all that went into it (source, flags, compiler, processor),
+so a new version is built beside the old one and never mistaken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TIMEOUT_S: Final = 300.0
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+class NativeUnavailableError(Exception):
+    """Why a native part cannot be used here, in words that fit behind "because"."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSource:
+    """One source file with a C interface and no dependency but the compiler's own libraries.
+
+    language   as a message says it
+    what       what it is for, as "compiling ..." says it
+    variable   the environment's name for a compiler of the user's choice
+    compilers  looked for in this order otherwise
+    hint       how long it takes and what to do without, for who has to wait
+    """
+
+    path: Path
+    language: str
+    what: str
+    variable: str
+    compilers: tuple[str, ...]
+    flags: tuple[str, ...]
+    hint: str = ""
+
+
+def library(
+    source: NativeSource,
+    *,
+    cache_dir: Path | None = None,
+    compiler: str | None = None,
+    extra_flags: tuple[str, ...] = (),
+    tell: Callable[[str], None] | None = None,
+) -> Path:
+    """The compiled library, built first where it is not there yet.
+
+    cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
+    compiler   None: the one that the environment names, or the first that is installed
+    tell       told in one line that a build starts
+
+    Safe with several processes at once: a library appears whole or not at all. Raises
+    NativeUnavailableError without a compiler that can build it.
+    """
+    program = compiler or _compiler(source)
+    folder = default_cache_dir() if cache_dir is None else cache_dir
+    flags = (*source.flags, *extra_flags)
+    stem = source.path.stem
+    path = folder / f"{stem}-{_key(source.path, program, flags)}.so"
+    if path.is_file():
+        return path
+    if tell is not None:
+        hint = f" ({source.hint})" if source.hint else ""
+        tell(f"compiling {source.what} with {Path(program).name}, once for this machine{hint}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{stem}-", suffix=".so", dir=folder)
+    except OSError as exc:
+        raise NativeUnavailableError(f"{folder} cannot be written: {exc}") from exc
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        _compile([program, *flags, "-o", name, str(source.path)])
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def default_cache_dir() -> Path:
+    """Where libraries of this user are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "native"
+
+
+def _compiler(source: NativeSource) -> str:
+    named = os.environ.get(source.variable)
+    for name in (named,) if named else source.compilers:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    if named:
+        raise NativeUnavailableError(f"the compiler ${source.variable}={named} is not installed")
+    raise NativeUnavailableError(
+        f"no {source.language} compiler is installed (looked for {', '.join(source.compilers)})"
+    )
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603  the user's own compiler, no shell
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise NativeUnavailableError(f"{command[0]} does not build it: {exc}") from exc
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise NativeUnavailableError(f"{command[0]} does not build it: {first}")
+
+
+def _key(source: Path, program: str, flags: tuple[str, ...]) -> str:
+    """Changes with whatever could make another library of it, or one for another processor."""
+    parts = [
+        source.read_bytes(),
+        " ".join(flags).encode(),
+        program.encode(),
+        _version(program).encode(),
+        platform.machine().encode(),
+        _cpu_flags().encode(),
+    ]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:20]
+
+
+def _version(program: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603
+            [program, "--version"], capture_output=True, text=True, timeout=20.0, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise NativeUnavailableError(f"{program} does not run: {exc}") from exc
+    return done.stdout
+
+
+def _cpu_flags() -> str:
+    """Instruction sets of the first core, empty where the system does not list them."""
+    if not _CPU_INFO.is_file():
+        return ""
+    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith(("flags", "Features")):
+            return " ".join(sorted(line.partition(":")[2].split()))
+    return ""
