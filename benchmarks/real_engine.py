@@ -303,7 +303,10 @@ def measure_all(args: argparse.Namespace) -> None:
     out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
     dtype = args.dtype or ("bfloat16" if args.engine == "bundled" else "float32")
-    names = {"bundled": "The bundled engine", "vllm": "vLLM's CPU build"}
+    names = {
+        "bundled": f"The bundled engine, {args.backend} back end",
+        "vllm": "vLLM's CPU build",
+    }
     facts = {
         "title": f"{names.get(args.engine, args.engine)}, {args.model}, {dtype}",
         "description": f"{len(CALIBRATION)} levels calibrate: "
@@ -316,7 +319,7 @@ def measure_all(args: argparse.Namespace) -> None:
     (out / "engine.json").write_text(json.dumps(facts), encoding="utf-8")
     common = ["--model", args.model]
     if args.engine == "bundled":
-        sweeps(out, "engine", [*common, "--dtype", dtype], None)
+        sweeps(out, "engine", [*common, "--dtype", dtype, "--backend", args.backend], None)
     elif args.engine == "vllm":
         with vllm_server(args.python, args.model, dtype) as (url, pid):
             sweeps(out, url, common, pid)
@@ -337,6 +340,7 @@ def main() -> None:
     parser.add_argument("--engine", default="bundled", help="bundled, vllm or a URL")
     parser.add_argument("--python", default=sys.executable, help="the one that has vLLM")
     parser.add_argument("--pid", type=int, help="of the server behind a URL, if it is here")
+    parser.add_argument("--backend", default="torch", help="step back end of the bundled engine")
     parser.add_argument("--model", default="demo-110m")
     parser.add_argument("--dtype", help="of the weights [bfloat16 bundled, float32 others]")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="RUNS", help="only print")

@@ -33,6 +33,7 @@ class NativeSource:
     what       what it is for, as "compiling ..." says it
     variable   the environment's name for a compiler of the user's choice
     compilers  looked for in this order otherwise
+    hint       how long it takes and what to do without, for who has to wait
     """
 
     path: Path
@@ -41,6 +42,7 @@ class NativeSource:
     variable: str
     compilers: tuple[str, ...]
     flags: tuple[str, ...]
+    hint: str = ""
 
 
 def library(
@@ -68,7 +70,8 @@ def library(
     if path.is_file():
         return path
     if tell is not None:
-        tell(f"compiling {source.what} with {Path(program).name}, once for this machine")
+        hint = f" ({source.hint})" if source.hint else ""
+        tell(f"compiling {source.what} with {Path(program).name}, once for this machine{hint}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{stem}-", suffix=".so", dir=folder)

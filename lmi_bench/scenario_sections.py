@@ -225,14 +225,22 @@ class EngineSection(Section):
     what came of it.
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
+    recompute_on_join a request that joins a batch makes its whole cache be computed anew
+    rope_scaling      of the bundled engine: `linear:2` and the like stretch the model's positions
     quantize          the bundled engine's weights, rounded as they are loaded
     smoothquant_alpha how much of the activations' outliers moves into the weights;
                       smoothquant_per_token, smoothquant_per_channel: scales of activations by
                       row, of weights by output, instead of one for all
     calibration       a text file that awq and smoothquant look at; by default a short text that
                       comes with the engine
-    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`, or
-                      `auto`: native where machine and model allow it
+    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`,
+                      `triton` (a GPU's own kernels), or `auto`: native where machine and model
+                      allow it
+    device            of the bundled engine in torch: `cpu`, or `cuda`; triton's is always cuda
+    compile           compile decode steps at start, or take them from this user's cache; for
+                      compile_shapes, such as 1x512,8x512: sequences x tokens of context
+    artefact          a folder of `lmi-bench compile`: compiled steps that must fit this engine
+    enforce_eager     record no CUDA graphs
     draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
                       draft_tokens of it, at most, are verified in one step
     draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
@@ -240,7 +248,12 @@ class EngineSection(Section):
                       each drafted token holds
     """
 
-    backend: Literal["auto", "native", "torch"] = "torch"
+    backend: Literal["auto", "native", "torch", "triton"] = "auto"
+    device: Literal["cpu", "cuda"] | None = None
+    compile: bool = False
+    compile_shapes: str | None = None
+    artefact: str | None = None
+    enforce_eager: bool = False
     policy: Literal["none", "dynamic", "rolling"] = "rolling"
     kv_layout: Literal["paged", "contiguous"] | None = None
     batch_size: PositiveInt = 4
@@ -250,6 +263,7 @@ class EngineSection(Section):
     chunked_prefill: bool | None = None
     max_concurrent_requests: PositiveInt | None = None
     prefix_caching: bool | None = None
+    recompute_on_join: bool | None = None
     max_input_tokens: PositiveInt | None = None
     max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -260,6 +274,7 @@ class EngineSection(Section):
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None
+    rope_scaling: str | None = None
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     threads: PositiveInt | None = None
     quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = "none"

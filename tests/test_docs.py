@@ -20,7 +20,7 @@ def test_every_module_that_a_page_names_exists(page):
         for name in named
         if not (PACKAGE / name.removeprefix("lmi_bench/")).is_file()
         and not (ROOT / name).is_file()
-        and not list(PACKAGE.glob(f"*/{name}")) + list(PACKAGE.glob(f"*/*/{name}"))
+        and not any(PACKAGE.rglob(name))
     ]
     assert missing == []
 

@@ -41,9 +41,7 @@ def _slices(judged: Sequence[Judged]) -> Iterator[tuple[str, Callable[[Judged, C
             yield engine or "no engine named", _of_engine(engine)
     yield "saturated", lambda row, _cell: row.regime in ("kv_memory", "batch_limit")
     yield "TP > 1", lambda _row, cell: cell.tensor_parallel > 1
-    known = {row.row.cell.shape.name for row in judged if row.calibrated and row.row.cell}
-    if known:
-        yield "other model", lambda _row, cell: cell.shape.name not in known
+    yield "other model", lambda row, _cell: row.model_unseen
     yield "long prompt", lambda _row, cell: cell.input_tokens >= _LONG_PROMPT_TOKENS
 
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, get_args
 
+from lmi_bench.analysis.copy_levels import simulate_copy
 from lmi_bench.analysis.goodput import goodput
 from lmi_bench.analysis.latency import request_latency, samples_needed
 from lmi_bench.analysis.layouts import CopyPlan
 from lmi_bench.analysis.operating_point import Operating, Statistics
-from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.steady_state import QUANTILES
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
 from lmi_bench.records import RequestRecord
 from lmi_bench.slo import Slo
 from lmi_bench.units import s_to_ms
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.workload import LevelSpec
 
 Routing = Literal["random", "round-robin", "least-outstanding"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
@@ -140,26 +140,17 @@ def look_long(
             reason=f"fifteen minutes hold {wanted:,} requests, more than {_MOST_REQUESTS:,}",
         )
 
-    def planned(index: int) -> PlannedRequest:
-        return PlannedRequest(index, 0.0, steady.input_tokens, steady.output_tokens)
-
     if steady.open_loop:
         spec = LevelSpec(0, rate_per_s=rate_per_s, num_requests=wanted)
-        level = simulate_level(
-            spec,
-            planned,
-            plan.config,
-            steady.model,
-            seed=seed,
-            replicas=replicas,
-            router=_router(routing, seed),
+        level = simulate_copy(
+            plan, spec, seed=seed, replicas=replicas, router=_router(routing, seed)
         )
         settled = level.records[ramp:]
     else:
         users = max(1, round(operating.batch))
         spec = LevelSpec(0, concurrency=users, num_requests=max(wanted, 3 * users))
         spacing_s = steady.cycle_s(users) / users
-        level = simulate_level(spec, planned, plan.config, steady.model, spacing_s=spacing_s)
+        level = simulate_copy(plan, spec, seed=seed, spacing_s=spacing_s)
         settled = level.records[users : len(level.records) - users]
     return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
 

@@ -94,6 +94,15 @@ GRAPH_GPU_PRIOR: Final = replace(
     chunked_prefill=True,
 )
 
+# SGLang likewise, but a step is either of prompts or of decoding, and waiting prompts come first:
+# --enable-mixed-chunk is off by default (SGLang's documentation, Server Arguments).
+SGLANG_PRIOR: Final = replace(
+    GRAPH_GPU_PRIOR,
+    name="SGLang",
+    fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
+    chunked_prefill=False,
+)
+
 # The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
 BUNDLED_CPU_PRIOR: Final = EngineProfile(
     name="bundled engine",
@@ -174,6 +183,8 @@ def prior_of_engine(
     """
     eager = not engine or engine.startswith(_EAGER_ENGINES)
     general = EAGER_GPU_PRIOR if eager else GRAPH_GPU_PRIOR
+    if engine.startswith("sglang"):
+        general = SGLANG_PRIOR
     kin = [VLLM_0_19, VLLM_0_12] if open_loop else [VLLM_0_12, VLLM_0_19]
     if eager:
         kin = [TGI_2023]

@@ -223,6 +223,7 @@ def build_candidate(
         price_provenance=layout.instance.price_provenance,
         profile_provenance=request.profile.provenance,
         warnings=engine.warnings,
+        setting=layout.setting,
         cost={
             **FleetCost(
                 layout,
@@ -317,13 +318,13 @@ def _memory(
     request: RecommendRequest, layout: Layout, engine: Engine, operating: Operating
 ) -> dict[str, float]:
     """Where a device's memory goes, in GiB, and how many sequences run of those that could."""
-    workload = request.workload
+    workload = engine.plan.workload
     plan = memory_plan_for(
         workload.shape,
         layout.instance,
         layout.tensor_parallel,
         workload.dtype,
-        request.profile,
+        layout.setting.profile(request.profile),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
         kv_dtype=workload.kv_dtype,

@@ -20,6 +20,8 @@ from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.equal_requests import (
     CopyLimits,
     EqualRun,
+    HasPricer,
+    Pricer,
     even_arrivals,
     run_open,
     run_users,
@@ -48,6 +50,8 @@ MEASURED: tuple[Metric, ...] = (
     "ttft_mean_s",
     "tpot_mean_s",
 )
+
+_SLOWER_STEP = 0.05  # small against the model's error, large against what a simulation jumps by
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +210,22 @@ def _slots(
     return slots_of(config, Workload(shape, dtype, input_tokens, output_tokens))
 
 
-def predict_cell(profile: EngineProfile, cell: Cell, *, smooth: bool = False) -> CellPrediction:
+def predict_cell(
+    profile: EngineProfile, cell: Cell, *, smooth: bool = False, slower: float = 1.0
+) -> CellPrediction:
     """What the profile expects of the cell; its users are spread evenly over the copies.
 
     smooth  follow the steps of a closed loop in the order that they would have with requests of
             one length that are sent at once, whatever the cell says: the figures are then smooth
             in the parameters, and those of throughput and time per token nearly the same
+    slower  factor by which each step of an open loop takes longer than the profile says
     """
     model = model_of(profile, cell)
     slots = slots_for(profile, cell)
     parts: list[_Part]
     if cell.rate_per_s is not None:
-        parts = [_open_part(model, profile, cell, slots)]
+        steps: HasPricer = model if slower == 1.0 else _Slower(model, slower)
+        parts = [_open_part(steps, profile, cell, slots)]
     else:
         simulated = not smooth and (cell.length_spread > 0 or profile.chunked_prefill)
         follow = _simulated_part if simulated else _traced_part
@@ -231,6 +239,11 @@ def predict_cell(profile: EngineProfile, cell: Cell, *, smooth: bool = False) ->
     mean_e2e_s = float(np.average(e2e_s, weights=weights))
     mean_ttft_s = float(np.average(ttft_s, weights=weights))
     wall_s = max(part.wall_s for part in parts)
+    if cell.output_tokens > 1:
+        tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
+    else:  # no later token: how long one would take beside as many sequences
+        users = cell.concurrency if cell.rate_per_s is None else 1
+        tpot_s = model.step_time_s(_decode_shape(cell, max(1, min(slots, users // cell.replicas))))
     throughput = float(weights.sum()) * cell.output_tokens / wall_s
     if cell.throughput_by_latency and cell.rate_per_s is None:
         throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
@@ -239,9 +252,50 @@ def predict_cell(profile: EngineProfile, cell: Cell, *, smooth: bool = False) ->
         latency_p90_s_per_token=_quantile(e2e_s, weights, 0.9) / cell.output_tokens,
         latency_mean_s_per_token=mean_e2e_s / cell.output_tokens,
         ttft_mean_s=mean_ttft_s,
-        tpot_mean_s=(mean_e2e_s - mean_ttft_s) / max(1, cell.output_tokens - 1),
+        tpot_mean_s=tpot_s,
         peak_sequences=slots,
     )
+
+
+def can_run(profile: EngineProfile, cell: Cell) -> bool:
+    """Whether the machine takes the cell at all."""
+    try:
+        predict_cell(profile, cell, smooth=True)
+    except InputError:
+        return False
+    return True
+
+
+class _Slower:
+    """A model whose steps all take longer by one factor."""
+
+    def __init__(self, model: PricedSteps, factor: float) -> None:
+        self._price = model.pricer()
+        self._factor = factor
+
+    def pricer(self) -> Pricer:
+        price, factor = self._price, self._factor
+
+        def slower(
+            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
+        ) -> float:
+            return factor * price(rows, context, prompts, tokens, pairs, cached)
+
+        return slower
+
+
+def growth_with_step_times(profile: EngineProfile, cell: Cell) -> dict[Metric, float]:
+    """d ln(figure) / d ln(time of every step) of an open loop.
+
+    A sequence that decodes longer meets more others, which make its steps longer still: above 1
+    for latencies, the more so the nearer the load is to the capacity.
+    """
+    base = predict_cell(profile, cell)
+    other = predict_cell(profile, cell, slower=1 + _SLOWER_STEP)
+    return {
+        metric: math.log(other.value(metric) / base.value(metric)) / math.log1p(_SLOWER_STEP)
+        for metric in MEASURED
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,7 +325,7 @@ def _part_of(run: EqualRun) -> _Part:
     return _Part(np.ones(len(run.end_s)), run.ttft_s, run.e2e_s, run.wall_s)
 
 
-def _open_part(model: PricedSteps, profile: EngineProfile, cell: Cell, slots: int) -> _Part:
+def _open_part(model: HasPricer, profile: EngineProfile, cell: Cell, slots: int) -> _Part:
     assert cell.rate_per_s is not None
     rate = cell.rate_per_s / cell.replicas
     number = max(1, round(cell.num_requests / cell.replicas))
@@ -353,12 +407,14 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: Cell) -> float:
     """
     model = model_of(profile, cell)
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
-    prompt = cell.input_tokens
+    found = cell.cached_tokens
+    new = cell.input_tokens - found
     prompt_s = model.step_time_s(
         StepShape(
             prefill_sequences=1,
-            prefill_tokens=prompt,
-            prefill_context_pairs=prompt * (prompt + 1) // 2,
+            prefill_tokens=new,
+            prefill_context_pairs=new * found + new * (new + 1) // 2,
+            prefill_context_tokens=found,
         )
     )
     decode_s = model.step_time_s(_decode_shape(cell, slots))

@@ -4,19 +4,22 @@ A cell's figures are off by the model's own error and by the noise of its measur
 error is a smooth function of the load on one machine and degree: neighbours share it. It is taken
 as a Gaussian process on the logarithm of time (Kennedy and O'Hagan 2001, section 4), so measured
 cells correct their neighbours, and a far-away cell gets a wide interval. Times are too long by the
-factor by which throughput is too low.
+factor by which throughput is too low. In an open loop longer steps mean more sequences in each of
+them: an error of the step time grows by the factor that the simulation says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.cells import Cell, Metric
+from lmi_bench.analysis.cells import Cell, Metric, growth_with_step_times
+from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.errors import InputError
 
 # Before a scale is found from the cells: standard deviations of logarithms.
 _STEP_ERROR = 0.05  # of a step time, shared by neighbours
@@ -30,6 +33,12 @@ _NOISE: dict[Metric, float] = {
 }
 _KEEPS_UP = 0.95  # of the offered tokens; the rest is the tail after the last arrival
 _LEAST_SENSITIVITY = 0.05
+# of what the simulation says: a queue's growth beyond that is a matter of luck
+_SENSITIVITIES: dict[Metric, tuple[float, float]] = {
+    "throughput_tokens_per_s": (_LEAST_SENSITIVITY, 1.0),
+    "ttft_mean_s": (0.7, 4.0),
+}
+_TIME_SENSITIVITIES = (0.7, 4.0)
 _LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
 _PROMPT_LENGTH = 1.5  # doublings of the prompt length
 _LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
@@ -40,8 +49,9 @@ _ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
 class Observation:
     """One figure of one cell.
 
-    sensitivity  by how much a figure moves with the times, 1 as a rule: the throughput of an open
-                 loop that keeps up is the rate, however long steps take
+    sensitivity  by how much a figure moves with the times, 1 in a closed loop: the throughput of
+                 an open loop that keeps up is the rate, however long steps take, and its times
+                 grow faster than the steps
     """
 
     cell: Cell
@@ -70,27 +80,53 @@ class Observation:
         return math.hypot(self.noise_sd, self.error_sd)
 
 
-def observe(cell: Cell, metric: Metric, throughput_tokens_per_s: float | None) -> Observation:
-    """A figure of a cell whose throughput, measured or predicted, is known."""
+def observe(
+    cell: Cell,
+    metric: Metric,
+    throughput_tokens_per_s: float | None,
+    growth: Mapping[Metric, float] | None = None,
+) -> Observation:
+    """A figure of a cell whose throughput, measured or predicted, is known.
+
+    growth  of an open loop's figures with the step times (`cells.growth_with_step_times`); None:
+            told by how much of the offered load is served
+    """
     sensitivity = 1.0
-    if metric == "throughput_tokens_per_s" and cell.rate_per_s is not None:
+    if cell.rate_per_s is not None and growth is not None:
+        least, most = _SENSITIVITIES.get(metric, _TIME_SENSITIVITIES)
+        sensitivity = min(most, max(least, abs(growth[metric])))
+    elif metric == "throughput_tokens_per_s" and cell.rate_per_s is not None:
         served = (throughput_tokens_per_s or 0.0) / (cell.rate_per_s * cell.output_tokens)
         sensitivity = min(1.0, max(_LEAST_SENSITIVITY, (_KEEPS_UP - served) / 0.2))
     return Observation(cell, metric, sensitivity)
 
 
-def observations_of(cells: Sequence[Cell]) -> list[Observation]:
+def observations_of(
+    cells: Sequence[Cell], profile: EngineProfile | None = None
+) -> list[Observation]:
     """Every measured figure of the cells, in order, but those that others of the cell imply.
 
     A mean end-to-end time is the time to first token and the later ones: no figure of its own.
+
+    profile  that says how an open loop's figures grow with the step times
     """
     return [
-        observe(cell, metric, cell.throughput_tokens_per_s)
+        observe(cell, metric, cell.throughput_tokens_per_s, growth)
         for cell in cells
+        for growth in [_growth(cell, profile)]
         for metric in _NOISE
         if cell.measured(metric) is not None
         and not (metric == "latency_mean_s_per_token" and cell.tpot_mean_s is not None)
     ]
+
+
+def _growth(cell: Cell, profile: EngineProfile | None) -> Mapping[Metric, float] | None:
+    if profile is None or cell.rate_per_s is None:
+        return None
+    try:
+        return growth_with_step_times(profile, cell)
+    except InputError:
+        return None  # whoever prices the cell says why it cannot run
 
 
 def _load(cell: Cell) -> float:

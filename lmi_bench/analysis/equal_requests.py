@@ -18,13 +18,22 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.step_time import PricedSteps
+Pricer = Callable[[int, int, int, int, float, int], float]
 
 _SEED = 20
+
+
+class HasPricer(Protocol):
+    """What prices steps by their counts (`step_time.PricedSteps`)."""
+
+    def pricer(self) -> Pricer:
+        """Seconds of a step as a plain function of counts."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
 
 
 def run_open(
-    model: PricedSteps, arrivals_s: Sequence[float] | NDArray[np.float64], limits: CopyLimits
+    model: HasPricer, arrivals_s: Sequence[float] | NDArray[np.float64], limits: CopyLimits
 ) -> EqualRun:
     """Requests that arrive whether or not earlier ones are answered."""
     delays = _delays(limits.overhead_s, len(arrivals_s))
@@ -89,7 +98,7 @@ def run_open(
     return _run(model, limits, seen, lambda _end: None)
 
 
-def run_users(model: PricedSteps, users: int, num_requests: int, limits: CopyLimits) -> EqualRun:
+def run_users(model: HasPricer, users: int, num_requests: int, limits: CopyLimits) -> EqualRun:
     """Users that wait for their answer and ask again at once, `num_requests` in all."""
     delays = iter(_delays(limits.overhead_s, num_requests))
     first = min(users, num_requests)
@@ -117,7 +126,7 @@ def _lengths(mean: int, spread: float) -> Iterator[int]:
 
 
 def _run(
-    model: PricedSteps,
+    model: HasPricer,
     limits: CopyLimits,
     first: list[tuple[float, float]],
     again: Callable[[float], tuple[float, float] | None],

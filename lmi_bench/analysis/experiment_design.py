@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.cells import Cell, Metric, predict_cell
+from lmi_bench.analysis.cells import Cell, Metric, growth_with_step_times, predict_cell
 from lmi_bench.analysis.discrepancy import Observation, observe
 from lmi_bench.analysis.fit import Fit, derivatives
 
@@ -33,6 +33,7 @@ def choose_cells(
     """
     derived: dict[int, NDArray[np.float64]] = {}
     foreseen: dict[int, float] = {}
+    grown: dict[int, dict[Metric, float] | None] = {}
 
     def rows(cells: Sequence[Cell]) -> tuple[list[Observation], NDArray[np.float64]]:
         for cell in cells:
@@ -40,7 +41,14 @@ def choose_cells(
                 derived[id(cell)] = derivatives(fit.profile, cell, fit.names, metrics)
                 predicted = predict_cell(fit.profile, cell, smooth=True)
                 foreseen[id(cell)] = predicted.throughput_tokens_per_s
-        items = [observe(cell, metric, foreseen[id(cell)]) for cell in cells for metric in metrics]
+                grown[id(cell)] = (
+                    None if cell.rate_per_s is None else growth_with_step_times(fit.profile, cell)
+                )
+        items = [
+            observe(cell, metric, foreseen[id(cell)], grown[id(cell)])
+            for cell in cells
+            for metric in metrics
+        ]
         return items, np.concatenate([derived[id(cell)] for cell in cells])
 
     items, jacobian = rows(candidates)

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from lmi_bench.analysis.cell_files import cell_from_json
-from lmi_bench.analysis.cells import Cell, CellPrediction, Metric, predict_cell, slots_for
+from lmi_bench.analysis.cells import (
+    Cell,
+    CellPrediction,
+    Metric,
+    growth_with_step_times,
+    mean_batch,
+    predict_cell,
+    slots_for,
+)
 from lmi_bench.analysis.discrepancy import (
     Observation,
     error_covariance,
@@ -30,6 +38,7 @@ from lmi_bench.analysis.discrepancy import (
     observe,
 )
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
+from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import CapacityError, InputError
 
 Z80 = 1.2816  # half of an 80 % interval, in standard deviations
@@ -48,6 +57,7 @@ _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
 _CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
 _CACHE_ERROR_OF: dict[Metric, float] = {"ttft_mean_s": 5.0, "tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
+_NEAR_LIMIT = 0.5  # of the sequences, on average
 _TTFT_WIDENING = 1.3  # queues make its errors heavier-tailed than the process allows for
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.05
 _STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
@@ -126,8 +136,11 @@ class Fit:
         """The cell's figures with intervals. Raises CapacityError where it does not fit."""
         predicted = predict_cell(self.profile, cell)
         jacobian = derivatives(self.profile, cell, self.names, metrics)
+        growth = None
+        if cell.rate_per_s is not None:
+            growth = growth_with_step_times(self.profile, cell)
         tokens_per_s = predicted.throughput_tokens_per_s
-        wanted = [observe(cell, metric, tokens_per_s) for metric in metrics]
+        wanted = [observe(cell, metric, tokens_per_s, growth) for metric in metrics]
         prior = error_covariance(wanted, wanted)
         if self.observations:
             across = error_covariance(wanted, self.observations)
@@ -140,7 +153,7 @@ class Fit:
         else:
             shift = np.zeros(len(metrics))
         full = _cache_full(self.profile, cell)
-        guessed = _limit_is_guessed(self.profile, cell)
+        guessed = _limit_is_guessed(self.profile, cell, predicted)
         transfer = self._transfer_sd(cell)
         estimates = {}
         for index, item in enumerate(wanted):
@@ -183,15 +196,15 @@ class Fit:
         return math.hypot(_UNSEEN_DEVICE * unseen_device, _UNSEEN_MODEL * unseen_model)
 
 
-def _limit_is_guessed(profile: EngineProfile, cell: Cell) -> bool:
-    """Whether an open loop meets a limit on sequences that was found on a coarse grid."""
+def _limit_is_guessed(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> bool:
+    """Whether an open loop comes near a limit on sequences that was found on a coarse grid."""
     if cell.rate_per_s is None or profile.max_batch_size not in _BATCHES[:-1]:
         return False
-    return cell.num_requests > cell.replicas * profile.max_batch_size
+    return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
 
 
 def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
-    if cell.rate_per_s is not None or not profile.chunked_prefill:
+    if cell.rate_per_s is not None or profile.kv_layout is not KvLayout.PAGED:
         return False
     return cell.concurrency > cell.replicas * slots_for(profile, cell)
 
@@ -227,7 +240,8 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         raise InputError("calibration needs at least one measured cell with a throughput")
     base = _with_best_reserve(base, cells)
     profile = _fit_steps(base, names, prior_sd, cells)
-    if base.chunked_prefill and any(cell.rate_per_s is not None for cell in cells):
+    paged = base.kv_layout is KvLayout.PAGED  # how the servers of that kind are bounded
+    if paged and any(cell.rate_per_s is not None for cell in cells):
         profile, base = _with_best_settings(profile, base, names, prior_sd, cells)
     again = _with_best_reserve(profile, cells)
     if again.reserve_bytes != profile.reserve_bytes:
@@ -247,6 +261,7 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         if abs(math.log(told.scale / before)) < _SAME_SCALE:
             break
     residuals, jacobian, scale = told.residuals, told.jacobian, told.scale
+    observations = observations_of(cells, profile)
     error = error_covariance(observations, observations)
     error += np.diag([item.noise_sd**2 for item in observations])
     precision = np.diag(1 / prior_sd**2)
@@ -285,7 +300,8 @@ class _Told:
             [derivatives(profile, cell, names, _metrics(cell)) for cell in cells if _metrics(cell)]
         )
         moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
-        scale = _scale(observations_of(cells), jacobian, residuals, moved, prior_sd)
+        observations = observations_of(cells, profile)
+        scale = _scale(observations, jacobian, residuals, moved, prior_sd)
         return cls(residuals, jacobian, scale)
 
 
@@ -316,7 +332,7 @@ def fit_of_profile(profile: EngineProfile, cells: Sequence[Cell]) -> Fit:
         fit,
         scale=profile.error_scale,
         cells=tuple(known),
-        observations=tuple(observations_of(known)),
+        observations=tuple(observations_of(known, profile)),
         residuals=_residuals(profile, known),
     )
 
@@ -531,21 +547,21 @@ def _scale(
     moved: NDArray[np.float64],
     prior_sd: NDArray[np.float64],
 ) -> float:
-    """The scale of error and noise with the highest marginal likelihood, under its own prior.
+    """The scale of error and noise: root of the mean square under its posterior.
 
-    Not below what published levels repeat within, however well a few cells agree.
+    A few cells leave it open, and what is open widens: their best fit alone looks more exact than
+    it is. Not below what published levels repeat within, however well a few cells agree.
     """
     error = error_covariance(observations, observations)
     error += np.diag([item.noise_sd**2 for item in observations])
     limits = _OUTLIER * np.sqrt(np.diag(error))
     surprise = np.clip(residuals, -limits, limits) + jacobian @ moved
     explained = jacobian @ np.diag(prior_sd**2) @ jacobian.T
-    best, best_cost = 1.0, math.inf
+    costs = []
     for scale in _SCALES:
         covariance = explained + scale**2 * error
         _, determinant = np.linalg.slogdet(covariance)
         cost = determinant + surprise @ np.linalg.solve(covariance, surprise)
-        cost += (math.log(scale / _USUAL) / _SCALE_LOG_SD) ** 2
-        if cost < best_cost:
-            best, best_cost = float(scale), float(cost)
-    return best
+        costs.append(cost + (math.log(scale / _USUAL) / _SCALE_LOG_SD) ** 2)
+    weights = np.exp((min(costs) - np.array(costs)) / 2)
+    return float(np.sqrt(np.average(_SCALES**2, weights=weights)))

@@ -60,6 +60,6 @@ def fleet_of(candidate: Candidate, fleets: Sequence[Fleet]) -> Fleet:
     return next(
         fleet
         for fleet in fleets
-        if (fleet[0].instance.instance_type, fleet[0].tensor_parallel)
-        == (candidate.instance, candidate.tensor_parallel)
+        if (fleet[0].instance.instance_type, fleet[0].tensor_parallel, fleet[0].setting)
+        == (candidate.instance, candidate.tensor_parallel, candidate.setting)
     )

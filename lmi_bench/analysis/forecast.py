@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.cells import Cell, Metric, capacity_tokens_per_s, predict_cell, regime_of
@@ -19,12 +19,13 @@ _KEYS: dict[str, tuple[Metric, bool]] = {
     "tpot_ms": ("tpot_mean_s", True),
     "ttft_ms": ("ttft_mean_s", True),
 }
+_LASTING_REQUESTS = 1 << 20  # of one copy: more than any cache holds
 CAUSES = {
-    "bandwidth": "memory bandwidth: reading weights and cache",
+    "bandwidth": "reading weights and cache from memory",
     "compute": "arithmetic",
     "host": "the host: launching steps and keeping sequences",
     "link": "the link between the devices",
-    "kv_memory": "KV-cache memory: more users than sequences fit",
+    "kv_memory": "KV-cache memory: more is asked for at once than sequences fit",
     "batch_limit": "the engine's limit on running sequences (max_rolling_batch_size)",
 }
 
@@ -68,22 +69,26 @@ class Forecast:
 
 
 def forecast(fit: Fit, cell: Cell) -> Forecast:
-    """What is to be expected of the load. Raises InputError where it cannot run."""
+    """What is to be expected of the load. Raises InputError where it cannot run.
+
+    Capacity and silence are of a load that lasts, however few requests the cell has.
+    """
+    lasting = replace(cell, num_requests=max(cell.num_requests, _LASTING_REQUESTS * cell.replicas))
     metrics = [metric for metric, _ in _KEYS.values()]
     estimates = fit.estimates(cell, metrics)
-    silent = is_silent(fit, cell)
+    silent = is_silent(fit, lasting)
     figures: dict[str, Estimate | None] = {}
     for key, (metric, in_ms) in _KEYS.items():
         figure = estimates[metric]
         if in_ms:
             figure = Estimate(*(s_to_ms(v) for v in (figure.value, figure.low, figure.high)))
         figures[key] = None if silent and in_ms else figure
-    share = None if cell.rate_per_s is None else load_share(fit, cell)
+    share = None if cell.rate_per_s is None else load_share(fit, lasting)
     return Forecast(
         cell=cell,
         regime=regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True)),
         figures=figures,
-        capacity_tokens_per_s=_capacity(fit, cell, estimates),
+        capacity_tokens_per_s=_capacity(fit, lasting, estimates),
         load_share=share,
         withheld=(
             f"the load is {share:.0%} of the predicted capacity: beyond {LATENCY_LOAD_LIMIT:.0%} a "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.analysis.steady_state import SteadyState
@@ -16,8 +17,8 @@ from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
 
-EngineKey = tuple[str, Link, int]
-"""Accelerator, link and tensor-parallel degree: what decides the speed of one copy."""
+EngineKey = tuple[str, Link, int, EngineSetting]
+"""Accelerator, link, tensor-parallel degree, setting: what decides the speed of one copy."""
 
 _DEGREES = (1, 2, 4, 8, 16)
 
@@ -28,17 +29,23 @@ class Layout:
 
     instance: Instance
     tensor_parallel: int
+    setting: EngineSetting = AS_STATED
 
     @property
     def copies(self) -> int:
-        """Copies of the model on one machine."""
-        return self.instance.num_accelerators // self.tensor_parallel
+        """Copies of the model on one machine: as many as it holds, or as the setting says."""
+        return self.setting.copies or self.instance.num_accelerators // self.tensor_parallel
+
+    @property
+    def fits(self) -> bool:
+        """Whether the machine has the devices for all copies."""
+        return self.copies * self.tensor_parallel <= self.instance.num_accelerators
 
     @property
     def engine_key(self) -> EngineKey:
         """What decides the speed of one copy; layouts with equal keys are simulated once."""
         link = self.instance.link if self.tensor_parallel > 1 else NO_LINK
-        return self.instance.accelerator.name, link, self.tensor_parallel
+        return self.instance.accelerator.name, link, self.tensor_parallel, self.setting.of_a_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +56,34 @@ class Rejection:
     tensor_parallel: int | None
     copies: int | None
     reason: str
+    setting: EngineSetting = AS_STATED
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """One copy of the model as the engine would run it."""
+    """One copy of the model as the engine would run it, and what it is asked."""
 
     config: SchedulerConfig
     steady: SteadyState
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind:
+    """Requests of one pair of lengths; share: relative to the other kinds."""
+
+    input_tokens: int
+    output_tokens: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Equal requests of a model in a number format.
+    """Requests of a model in a number format, all equal or of several kinds.
 
+    input_tokens, output_tokens   of each request; with kinds their means, which closed forms use
+    kinds            what simulations draw from; empty: equal requests
+    burstiness       of random arrivals: 1 is Poisson, below it they come in bursts
     dtype, kv_dtype  of the weights, and of the cache; None: as the weights, 16 bits beside
                      narrower ones
     speculation      of the engine; None: one token a step
@@ -74,20 +95,60 @@ class Workload:
     output_tokens: int
     kv_dtype: str | None = None
     speculation: Speculation | None = None
+    kinds: tuple[RequestKind, ...] = ()
+    burstiness: float = 1.0
 
     @property
     def total_tokens(self) -> int:
         """Tokens of one request, input and output."""
         return self.input_tokens + self.output_tokens
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest request."""
+        sizes = (kind.input_tokens + kind.output_tokens for kind in self.kinds)
+        return max(sizes, default=self.total_tokens)
 
-def layouts_of(instance: Instance, degrees: Sequence[int] | None = None) -> Iterator[Layout]:
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max((kind.input_tokens for kind in self.kinds), default=self.input_tokens)
+
+    @classmethod
+    def mixed(
+        cls, shape: ModelShape, dtype: str, kinds: Sequence[RequestKind], **more: Any
+    ) -> Workload:
+        """Requests of several kinds; raises InputError where there is none."""
+        whole = sum(kind.share for kind in kinds)
+        if not whole > 0 or any(kind.share < 0 for kind in kinds):
+            raise InputError("a mix needs at least one kind of request with a share above 0")
+        asked = sum(kind.share * kind.input_tokens for kind in kinds) / whole
+        told = sum(kind.share * kind.output_tokens for kind in kinds) / whole
+        means = max(1, round(asked)), max(1, round(told))
+        return cls(shape, dtype, means[0], means[1], kinds=tuple(kinds), **more)
+
+    def under(self, setting: EngineSetting) -> Workload:
+        """The workload as an engine with that setting serves it."""
+        return replace(
+            self,
+            dtype=setting.dtype or self.dtype,
+            kv_dtype=setting.kv_dtype or self.kv_dtype,
+            speculation=setting.speculation or self.speculation,
+        )
+
+
+def layouts_of(
+    instance: Instance,
+    degrees: Sequence[int] | None = None,
+    settings: Sequence[EngineSetting] = (AS_STATED,),
+) -> Iterator[Layout]:
     """The layouts of a machine: powers of two and the whole machine, or the given degrees."""
     most = instance.num_accelerators
     wanted = sorted({*_DEGREES, most}) if degrees is None else degrees
     for degree in wanted:
         if 1 <= degree <= most:
-            yield Layout(instance, degree)
+            for setting in settings:
+                yield Layout(instance, degree, setting)
 
 
 def plan_copy(
@@ -97,9 +158,16 @@ def plan_copy(
 
     Raises InputError (CapacityError for memory) with the reason where it cannot run.
     """
-    problem = tensor_parallel_problem(workload.shape, layout.tensor_parallel)
+    setting, degree = layout.setting, layout.tensor_parallel
+    problem = tensor_parallel_problem(workload.shape, degree)
+    if problem is None and not layout.fits:
+        problem = (
+            f"{layout.copies} copies at TP {degree} need {layout.copies * degree} devices, it has "
+            f"{layout.instance.num_accelerators}"
+        )
     if problem is not None:
         raise InputError(problem)
+    workload, profile = workload.under(setting), setting.profile(profile)
     common = (
         workload.shape,
         layout.instance,
@@ -109,9 +177,12 @@ def plan_copy(
     )
     more: dict[str, Any] = {"kv_dtype": workload.kv_dtype, "speculation": workload.speculation}
     model = planned_model_for(*common, **more)
-    config = scheduler_config_for(*common, workload.total_tokens, **more)
+    config = scheduler_config_for(*common, workload.most_tokens, **more)
+    if setting.max_prefill_tokens is not None:
+        config = _with_prefill_tokens(config, setting.max_prefill_tokens, workload.longest_prompt)
     return CopyPlan(
         config=config,
+        workload=workload,
         steady=SteadyState(
             model=model,
             input_tokens=workload.input_tokens,
@@ -121,6 +192,18 @@ def plan_copy(
             batch_limit=config.max_rolling_batch_size,
         ),
     )
+
+
+def _with_prefill_tokens(
+    config: SchedulerConfig, tokens: int, longest_prompt: int
+) -> SchedulerConfig:
+    """That many prompt tokens a step; raises InputError where a whole prompt is longer."""
+    if not config.chunked_prefill and tokens < longest_prompt:
+        raise InputError(
+            f"prompts of {longest_prompt:,} tokens exceed {tokens:,} prompt tokens a step: split "
+            "them (chunked prefill) or allow more"
+        )
+    return replace(config, max_rolling_batch_prefill_tokens=tokens)
 
 
 def slots_of(config: SchedulerConfig, workload: Workload) -> int:
@@ -139,9 +222,10 @@ def split_layouts(
     *,
     degrees: Sequence[int] | None,
     open_loop: bool,
+    settings: Sequence[EngineSetting] = (AS_STATED,),
 ) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:
     """Layouts that can run, each with its plan, and the others with their reasons."""
-    plans: dict[EngineKey, CopyPlan | str] = {}
+    plans: dict[tuple[EngineKey, bool], CopyPlan | str] = {}
     possible: list[tuple[Layout, CopyPlan]] = []
     rejected: list[Rejection] = []
     for instance in instances:
@@ -154,8 +238,8 @@ def split_layouts(
         if blanket is not None:
             rejected.append(Rejection(instance.instance_type, None, None, blanket))
             continue
-        for layout in layouts_of(instance, degrees):
-            key = layout.engine_key
+        for layout in layouts_of(instance, degrees, settings):
+            key = (layout.engine_key, layout.fits)
             if key not in plans:
                 try:
                     plans[key] = plan_copy(layout, workload, profile, open_loop=open_loop)
@@ -166,6 +250,12 @@ def split_layouts(
                 possible.append((layout, plan))
             else:
                 rejected.append(
-                    Rejection(instance.instance_type, layout.tensor_parallel, layout.copies, plan)
+                    Rejection(
+                        instance.instance_type,
+                        layout.tensor_parallel,
+                        layout.copies,
+                        plan,
+                        layout.setting,
+                    )
                 )
     return possible, rejected

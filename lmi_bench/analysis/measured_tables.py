@@ -32,7 +32,10 @@ _OPEN_LOOP_REQUESTS = 500
 _LENGTH_SPREAD = 0.1
 _WHOLE_MS = 1e-3
 _USUAL_COUNTS = (50, 100, 200, 300, 500, 1000, 2000, 5000, 10000)
-_FORM_FACTOR = re.compile(r"[-_ ]*(sxm\d?|pcie|nvl|hbm\w*)\b", re.IGNORECASE)
+_FORM_FACTOR = re.compile(r"[-_ ]*(sxm\d?|pcie|nvl|hbm\w*|nvidia|tensor core)\b", re.IGNORECASE)
+_MEMORY = re.compile(r"[-_ ]*(\d+) ?gi?b\b", re.IGNORECASE)
+_RATE_UNIT = re.compile(r" *(/s|req(uests?)?(/s| per second)|rps|qps)$")
+_EMPTY = ("", "-", "n/a", "na", "nan", "none", "null", "?")
 _DTYPES = (
     (r"mxfp4", "mxfp4"),
     (r"awq|gptq|int4|fp4|w4", "int4"),
@@ -109,11 +112,15 @@ def _number(row: Row, key: str) -> float | None:
 
 
 def _count(row: Row, key: str, default: int | None = None) -> int:
-    value = _number(row, key)
-    if value is None:
+    """A whole number of at least 1; raises InputError where the field holds something else."""
+    text = (row.get(key) or "").strip()
+    if text.lower() in _EMPTY:
         if default is None:
             raise InputError(f"no {key}")
         return default
+    value = _number(row, key)
+    if value is None or round(value) < 1:
+        raise InputError(f"{key} is {text!r}: not a whole number of at least 1")
     return round(value)
 
 
@@ -124,19 +131,31 @@ def _seconds(row: Row, key: str) -> float | None:
 
 def _load(row: Row) -> tuple[int, float | None]:
     """Users and None, or 0 and the rate."""
-    users = _number(row, "concurrency")
-    text = (row.get("concurrency_or_rate") or "").strip().lower().removesuffix("/s")
-    if users is None and text:
-        kind, _, value = text.rpartition("=")
-        if kind in ("rate", "r", "qps"):
-            return 0, float(value)
-        users = float(value)
-    if users is None:
-        rate = _number(row, "rate_per_s")
-        if rate is None:
-            raise InputError("neither a concurrency nor a rate")
-        return 0, rate
-    return round(users), None
+    if (row.get("concurrency") or "").strip().lower() not in _EMPTY:
+        return _count(row, "concurrency"), None
+    text = (row.get("concurrency_or_rate") or "").strip().lower()
+    kind, _, value = text.rpartition("=")
+    number = _RATE_UNIT.sub("", value.strip())
+    if text and (kind.strip() in ("rate", "r", "qps", "rps") or number != value.strip()):
+        return _rate({"rate": number}, "rate", row)
+    if text:
+        return _count({"concurrency": number}, "concurrency"), None
+    return _rate(row, "rate_per_s", row)
+
+
+def _rate(fields: Row, key: str, row: Row) -> tuple[int, float | None]:
+    """Of an open loop; `inf` is all requests at once, a user each."""
+    text = (fields.get(key) or "").strip().lower()
+    if text in ("inf", "infinity"):
+        return _count(row, "num_requests", _OPEN_LOOP_REQUESTS), None
+    rate = _number(fields, key)
+    if rate is None:
+        raise InputError(
+            f"the rate is {text!r}: not a number above 0"
+            if text
+            else "neither a concurrency nor a rate"
+        )
+    return 0, rate
 
 
 def _instance(row: Row, tensor_parallel: int) -> Instance:
@@ -150,19 +169,19 @@ def _instance(row: Row, tensor_parallel: int) -> Instance:
 
 
 def _accelerator(name: str) -> Accelerator:
-    """The accelerator of a name that may carry a form factor: `H200-SXM`, `A100 PCIe`.
+    """The accelerator of a name that may carry more: `H200-SXM`, `NVIDIA A100 40GB`.
 
     An A100 without its memory is the one of 80 GB.
     """
-    try:
-        return find_accelerator(name)
-    except InputError:
-        plain = _FORM_FACTOR.sub("", name).strip(" -_")
-        if plain.lower().removeprefix("nvidia ") == "a100":
-            plain = "A100-80"
-        if plain == name:
-            raise
-        return find_accelerator(plain)
+    memory = _MEMORY.search(name)
+    bare = " ".join(_FORM_FACTOR.sub("", _MEMORY.sub("", name)).split()).strip(" -_")
+    sized = "" if memory is None else f"{bare}-{memory.group(1)}"
+    for word in (name, sized, bare, f"{bare}-80"):
+        try:
+            return find_accelerator(word)
+        except InputError:
+            continue
+    return find_accelerator(name)
 
 
 def _dtype(text: str) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmi_bench.analysis.copy_levels import simulate_copy
 from lmi_bench.analysis.latency import RequestLatency, request_latency, samples_needed
 from lmi_bench.analysis.layouts import CopyPlan
-from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.steady_state import QUANTILES, SteadyState
 from lmi_bench.slo import Slo
 from lmi_bench.units import s_to_ms
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.workload import LevelSpec
 
 LATENCY_LOAD_LIMIT = 0.8
 """Share of the predicted capacity beyond which an open loop's latency is not given: there a
@@ -114,11 +114,10 @@ class CopySimulation:
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
         steady = self._plan.steady
-        level = simulate_level(
+        level = simulate_copy(
+            self._plan,
             LevelSpec(0, concurrency=concurrency, num_requests=4 * concurrency),
-            self._request,
-            self._plan.config,
-            steady.model,
+            seed=self._seed,
             spacing_s=steady.cycle_s(concurrency) / concurrency,
         )
         middle = level.records[concurrency : 3 * concurrency]
@@ -168,10 +167,6 @@ class CopySimulation:
 
         return worst_ratio(expected_s, slos, 1.0)
 
-    def _request(self, index: int) -> PlannedRequest:
-        steady = self._plan.steady
-        return PlannedRequest(index, 0.0, steady.input_tokens, steady.output_tokens)
-
     def _run_rate(self, rate_per_s: float) -> Statistics | None:
         steady = self._plan.steady
         ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
@@ -186,11 +181,9 @@ class CopySimulation:
             default=0,
         )
         number = max(120, 3 * ramp_requests, ramp_requests + needed)
-        level = simulate_level(
+        level = simulate_copy(
+            self._plan,
             LevelSpec(0, rate_per_s=rate_per_s, num_requests=number),
-            self._request,
-            self._plan.config,
-            steady.model,
             seed=self._seed,
         )
         settled = level.records[ramp_requests:]

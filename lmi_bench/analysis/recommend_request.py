@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from lmi_bench.analysis.attainment import ROUTINGS, Routing
 from lmi_bench.analysis.availability import NO_SPARES, Availability
+from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.measured_load import MeasuredLoad
 from lmi_bench.analysis.profiles import EngineProfile
@@ -29,6 +30,7 @@ class RecommendRequest:
     users, think_time_s  people who read `think_time_s` seconds before they ask again; or
                          neither: one machine, as full as the limits allow
     degrees              tensor-parallel degrees to consider; None: powers of two
+    settings             of the engine to choose from, beside machines and degrees
     engine_version       the version that will serve, where it is not the profile's
     objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
                          a token at saturation; latency; throughput
@@ -59,6 +61,7 @@ class RecommendRequest:
     look_long: bool = False
     measured: tuple[MeasuredLoad, ...] = ()
     calibrated: bool = False
+    settings: tuple[EngineSetting, ...] = (AS_STATED,)
 
     def __post_init__(self) -> None:
         if self.rate_per_s is not None and self.users is not None:
@@ -107,7 +110,9 @@ class RecommendRequest:
     def describe_load(self) -> str:
         """The load for people."""
         if self.rate_per_s is not None:
-            return f"{self.rate_per_s:g} req/s, Poisson"
+            shape = self.workload.burstiness
+            arrivals = "Poisson" if shape >= 1 else f"in bursts (gamma, {shape:g})"
+            return f"{self.rate_per_s:g} req/s, {arrivals}"
         if self.users is not None:
             return f"{self.users} users, {self.think_time_s:g} s think time"
         return "one machine at saturation"

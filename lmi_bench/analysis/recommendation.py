@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.layouts import Rejection
 from lmi_bench.analysis.probe import Probe
 from lmi_bench.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED
@@ -66,6 +67,7 @@ class Candidate:
     basis                `simulated` or `closed form`
     cost                 how the price comes about: purchase, spare machines, the price's date
     attainment           share of requests within all SLOs, worst five minutes; of the best only
+    setting              how the engine differs from what was asked with
     """
 
     instance: str
@@ -93,6 +95,7 @@ class Candidate:
     reason: str = ""
     cost: Mapping[str, Any] = field(default_factory=dict)
     attainment: Mapping[str, Any] = field(default_factory=dict)
+    setting: EngineSetting = AS_STATED
 
     @property
     def meets_slos(self) -> bool:
@@ -130,6 +133,7 @@ class Candidate:
             "price_source": self.price_provenance,
             "cost": dict(self.cost),
             "attainment": dict(self.attainment),
+            "setting": self.setting.to_json(),
             "profile": self.profile_provenance,
             "warnings": list(self.warnings),
             "reason": self.reason,
@@ -175,6 +179,7 @@ class Recommendation:
                     "instance": rejection.instance_type,
                     "tensor_parallel": rejection.tensor_parallel,
                     "replicas": rejection.copies,
+                    "setting": rejection.setting.describe() or None,
                     "reason": rejection.reason,
                 }
                 for rejection in self.rejected
@@ -186,7 +191,14 @@ class Recommendation:
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The candidates as rows of a table, the best first: plain values, None for unknown."""
-        return [candidate_row(candidate) for candidate in self.candidates[:limit]]
+        rows = [candidate_row(candidate) for candidate in self.candidates[:limit]]
+        several = any(row["engine"] for row in rows)
+        for row in rows:
+            if several:
+                row["engine"] = row["engine"] or "as given"
+            else:
+                del row["engine"]
+        return rows
 
 
 def candidate_row(candidate: Candidate) -> dict[str, Any]:
@@ -201,6 +213,7 @@ def candidate_row(candidate: Candidate) -> dict[str, Any]:
         "machines": candidate.instances,
         "TP": candidate.tensor_parallel,
         "copies": candidate.copies,
+        "engine": candidate.setting.describe(),
         "USD/h": candidate.price_usd_per_hour,
         "USD/1M out": candidate.usd_per_1m_output_tokens,
         "capacity req/s": value("capacity_rate_per_s"),

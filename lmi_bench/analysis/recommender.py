@@ -167,20 +167,29 @@ def screen(request: RecommendRequest, tell: Progress) -> Prepared:
         request.profile,
         degrees=request.degrees,
         open_loop=request.open_loop,
+        settings=request.settings,
     )
     rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
     engines: dict[EngineKey, Engine] = {}
+    deviations: dict[tuple[object, ...], float] = {}
     for layout, plan in possible:
-        if layout.engine_key not in engines:
-            engines[layout.engine_key] = _screened(request, layout, plan)
+        key = layout.engine_key
+        if key not in engines:
+            same_steps = (*key[:3], layout.setting.of_a_step)
+            if same_steps not in deviations:
+                deviations[same_steps] = _log_sd(request, layout, plan)
+            engines[key] = _screened(request, layout, plan, deviations[same_steps])
     return [(layout, engines[layout.engine_key]) for layout, _ in possible], rejected
 
 
-def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engine:
-    """One copy in closed form: what it carries within the SLOs, and how sure that is."""
+def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan, log_sd: float) -> Engine:
+    """One copy in closed form: what it carries within the SLOs, and how sure that is.
+
+    log_sd  standard deviation of the logarithm of its step times
+    """
     steady = plan.steady
-    factor = math.exp(_Z80 * _log_sd(request, layout, plan))
+    factor = math.exp(_Z80 * log_sd)
     held = held_slos(steady, request.slos, factor)
     batch = central = float(steady.slots)
     if request.slos:
@@ -197,11 +206,12 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Engi
         central_per_s=steady.rate_per_s(central),
         concurrency=math.floor(batch + 1e-6),
         limited_by=limited_by,
-        warnings=tuple(
-            request.profile.warnings_for(
+        warnings=(
+            *request.profile.warnings_for(
                 accelerator=layout.instance.accelerator.name,
                 engine_version=request.engine_version,
-            )
+            ),
+            *layout.setting.caveats(),
         ),
         measured=_measured(request, layout),
     )
@@ -288,7 +298,8 @@ def _slo_reason(request: RecommendRequest, engine: Engine) -> str:
 
 
 def _rejection(layout: Layout, reason: str) -> Rejection:
-    return Rejection(layout.instance.instance_type, layout.tensor_parallel, layout.copies, reason)
+    name = layout.instance.instance_type
+    return Rejection(name, layout.tensor_parallel, layout.copies, reason, layout.setting)
 
 
 def _missed(candidate: Candidate) -> Rejection:
@@ -302,6 +313,7 @@ def _missed(candidate: Candidate) -> Rejection:
         candidate.tensor_parallel,
         candidate.copies,
         "; ".join(broken) or "the SLO cannot be foreseen at this load",
+        candidate.setting,
     )
 
 
@@ -345,6 +357,15 @@ def _question(request: RecommendRequest) -> dict[str, Any]:
         "dtype": workload.dtype,
         "input_tokens": workload.input_tokens,
         "output_tokens": workload.output_tokens,
+        "kinds": [
+            {
+                "input_tokens": kind.input_tokens,
+                "output_tokens": kind.output_tokens,
+                "share": kind.share,
+            }
+            for kind in workload.kinds
+        ],
+        "burstiness": workload.burstiness,
         "rate_per_s": request.rate_per_s,
         "users": request.users,
         "think_time_s": request.think_time_s,

@@ -41,6 +41,7 @@ class SteadyState:
     open_loop: bool
     batch_limit: int | None = None
     prompt_step_s: float = field(init=False)
+    _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         tokens = self.input_tokens
@@ -62,11 +63,18 @@ class SteadyState:
     def decode_step_s(self, batch: float) -> float:
         """Seconds of a decode step, straight between whole batches."""
         low = max(1, math.floor(batch))
-        low_s = self.model.step_time_s(self.decode_shape(low))
+        low_s = self._whole_step_s(low)
         if batch <= low:
             return low_s
-        high_s = self.model.step_time_s(self.decode_shape(low + 1))
-        return low_s + (high_s - low_s) * (batch - low)
+        return low_s + (self._whole_step_s(low + 1) - low_s) * (batch - low)
+
+    def _whole_step_s(self, batch: int) -> float:
+        """Seconds of a whole batch's decode step; each asked of the model once."""
+        known = self._decode_s.get(batch)
+        if known is None:
+            known = self.model.step_time_s(self.decode_shape(batch))
+            self._decode_s[batch] = known
+        return known
 
     def cycle_s(self, batch: float) -> float:
         """Seconds from a sequence's start to its end among `batch` running ones."""

@@ -38,7 +38,10 @@ def read_summary(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise InputError(f"cannot read {path}: {exc}") from exc
+        raise InputError(
+            f"cannot read {path} as a summary: {exc}; `lmi-bench import` makes runs of other "
+            "tools' results, which `calibrate` reads"
+        ) from exc
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a summary: it holds no JSON object")
     return content
@@ -49,7 +52,9 @@ def model_named_in(content: Mapping[str, Any]) -> str | None:
     for key in ("model_id", "model"):
         if isinstance(content.get(key), str):
             return str(content[key])
-    names = _inside(content, "input_config", "endpoint", "model_names")
+    names = _inside(content, "input_config", "endpoint", "model_names") or _inside(
+        content, "input_config", "model_names"
+    )
     return str(names[0]) if isinstance(names, list) and names else None
 
 
@@ -60,16 +65,21 @@ def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> C
             return _vllm_cell(content, served)
         if "inter_token_latency" in content:
             return _aiperf_cell(content, served)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as exc:
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InputError(f"{path}: the summary lacks or garbles {exc}") from exc
     raise InputError(
         f"{path} is neither a `vllm bench serve` result (mean_tpot_ms) nor AIPerf's "
-        "profile_export (inter_token_latency)"
+        "profile_export (inter_token_latency); `lmi-bench import` makes runs of other tools' "
+        "results, which `calibrate` reads"
     )
 
 
 def _vllm_cell(content: Mapping[str, Any], served: Served) -> Cell:
     done = int(content["completed"])
+    if done < 1:
+        raise InputError("the summary is of a level without a completed request")
     rate = float(content.get("request_rate") or math.inf)
     users = content.get("max_concurrency")
     return _cell(
@@ -86,8 +96,15 @@ def _vllm_cell(content: Mapping[str, Any], served: Served) -> Cell:
 
 
 def _aiperf_cell(content: Mapping[str, Any], served: Served) -> Cell:
-    loadgen = _inside(content, "input_config", "loadgen") or {}
+    # AIPerf's place, and that of its predecessor GenAI-Perf
+    loadgen = (
+        _inside(content, "input_config", "loadgen")
+        or _inside(content, "input_config", "perf_analyzer", "stimulus")
+        or {}
+    )
     users, rate = loadgen.get("concurrency"), loadgen.get("request_rate")
+    if not users and not rate:
+        raise InputError("the summary names neither a concurrency nor a request rate")
     return _cell(
         served,
         requests=round(_average(content, "request_count")),

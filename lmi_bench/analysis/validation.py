@@ -17,6 +17,7 @@ from lmi_bench.analysis.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.cells import (
     Cell,
     Metric,
+    can_run,
     capacity_tokens_per_s,
     predict_cell,
     regime_of,
@@ -39,12 +40,16 @@ _SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One row with its prediction, in the units of the table; None where nothing is said."""
+    """One row with its prediction, in the units of the table; None where nothing is said.
+
+    model_unseen  no calibration cell of its engine is of its model
+    """
 
     row: TableRow
     calibrated: bool
     regime: str | None
     figures: Mapping[str, Estimate | None]
+    model_unseen: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The row of the command's JSON list."""
@@ -95,8 +100,8 @@ def validate(
 ) -> tuple[list[Judged], list[str]]:
     """Every row judged, in order, and warnings.
 
-    calibrate_cells  cells to choose and calibrate on, for each engine of the table: each is
-                     fitted apart, and no cell of one tells of another
+    calibrate_cells  cells to choose and calibrate on, shared out over the table's engines: each
+                     is fitted apart, and no cell of one tells of another
     calibrate_on     or measured rows to calibrate on
     seed             0 chooses among all cells; others among a random part of them
     """
@@ -104,14 +109,17 @@ def validate(
     if not usable:
         reasons = Counter(row.problem for row in rows)
         raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
-    warnings = [f"line {row.number + 2}: {row.problem}" for row in rows if row.problem is not None]
+    warnings: list[str] = []
     engines = Counter(row.engine for row in usable)
+    shares = _shares(
+        Counter(row.engine for row in usable if _is_measured(row)), max(0, calibrate_cells)
+    )
     judged: dict[int, Judged] = {}
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
         first = _base(engine, group)
         group = [_that_ran(first, row) for row in group]
-        known, more = _known_rows(engine, group, calibrate_cells, calibrate_on, seed)
+        known, more = _known_rows(engine, group, shares.get(engine, 0), calibrate_on, seed)
         warnings += more
         count = requests_of_open_loop(known)
         if count is not None:
@@ -120,14 +128,32 @@ def validate(
         base = _base(engine, [*group, *known])
         known = [_that_ran(base, row) for row in known]
         started = prior_fit(base, _cells(group))
-        cells = [cell for cell in _cells(known) if _can_run(started, cell)]
-        fit = fit_cells(base, cells) if cells else started
-        seen = {_identity(cell) for cell in cells}
+        known = [
+            row for row in known if row.cell is not None and can_run(started.profile, row.cell)
+        ]
+        fit = fit_cells(base, _cells(known)) if known else started
+        if calibrate_on is None:  # a line that repeats another has not been chosen with it
+            chosen = {row.number for row in known}
+        else:
+            seen = {_identity(cell) for cell in _cells(known)}
+            chosen = {
+                row.number for row in group if row.cell is not None and _identity(row.cell) in seen
+            }
         for row in group:
-            judged[row.number] = _judge(fit, row, seen)
-    return [
+            judged[row.number] = _judge(fit, row, row.number in chosen)
+    found = [
         judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
-    ], warnings
+    ]
+    return found, [*problems_of(found), *warnings]
+
+
+def problems_of(judged: Sequence[Judged]) -> list[str]:
+    """A line for each row of which nothing can be said, and why."""
+    return [
+        f"line {row.row.number + 2}: {row.row.problem}"
+        for row in judged
+        if row.row.problem is not None
+    ]
 
 
 def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[Judged]:
@@ -141,7 +167,10 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
         raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
     fit = fit_of_profile(profile, _cells(usable))
     seen = {_identity(cell) for cell in fit.cells}
-    judged = {row.number: _judge(fit, row, seen) for row in usable}
+    judged = {
+        row.number: _judge(fit, row, row.cell is not None and _identity(row.cell) in seen)
+        for row in usable
+    }
     return [
         judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
     ]
@@ -164,6 +193,16 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
 
 def _cells(rows: Sequence[TableRow]) -> list[Cell]:
     return [row.cell for row in rows if row.cell is not None]
+
+
+def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
+    """Calibration cells of each engine: by its share of the rows, one at least while they last."""
+    rows = sum(engines.values())
+    shares = {engine: min(count, total * count // rows) for engine, count in engines.items()}
+    for _ in range(min(total, rows) - sum(shares.values())):
+        open_ = [engine for engine in engines if shares[engine] < engines[engine]]
+        shares[min(open_, key=lambda engine: shares[engine] / engines[engine])] += 1
+    return shares
 
 
 def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
@@ -215,7 +254,7 @@ def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -
     fit = prior_fit(_base(engine, group), _cells(group))
     light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
     cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
-    fits = [index for index, cell in enumerate(cells) if _can_run(fit, cell)]
+    fits = [index for index, cell in enumerate(cells) if can_run(fit.profile, cell)]
     if not fits:
         return []
     chosen = choose_cells(fit, [cells[i] for i in fits], [cells[i] for i in fits], count, metrics)
@@ -229,14 +268,6 @@ def _is_measured(row: TableRow) -> bool:
         or cell.tpot_mean_s is not None
         or cell.latency_p90_s_per_token is not None
     )
-
-
-def _can_run(fit: Fit, cell: Cell) -> bool:
-    try:
-        predict_cell(fit.profile, cell, smooth=True)
-    except InputError:
-        return False
-    return True
 
 
 def _identity(cell: Cell) -> tuple[Any, ...]:
@@ -256,10 +287,10 @@ def _identity(cell: Cell) -> tuple[Any, ...]:
     )
 
 
-def _judge(fit: Fit, row: TableRow, seen: set[tuple[Any, ...]]) -> Judged:
+def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
     cell = row.cell
     assert cell is not None
-    calibrated = _identity(cell) in seen
+    unseen = bool(fit.cells) and all(known.shape.name != cell.shape.name for known in fit.cells)
     try:
         metrics = [metric_of(key, cell) for key in FIGURES]
         estimates = fit.estimates(cell, metrics)
@@ -267,7 +298,7 @@ def _judge(fit: Fit, row: TableRow, seen: set[tuple[Any, ...]]) -> Judged:
         silent = is_silent(fit, cell)
     except InputError as exc:
         problem = replace(row, problem=str(exc))
-        return Judged(problem, calibrated, None, dict.fromkeys(FIGURES))
+        return Judged(problem, calibrated, None, dict.fromkeys(FIGURES), unseen)
     figures: dict[str, Estimate | None] = {}
     for key, metric in zip(FIGURES, metrics, strict=True):
         figure = estimates[metric]
@@ -276,7 +307,7 @@ def _judge(fit: Fit, row: TableRow, seen: set[tuple[Any, ...]]) -> Judged:
             figures[key] = None if silent else figure
         else:
             figures[key] = figure
-    return Judged(row, calibrated, regime, figures)
+    return Judged(row, calibrated, regime, figures, unseen)
 
 
 def _as_published(figure: Estimate, cell: Cell | None) -> Estimate:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.cli.console import note
+from lmi_bench.cli.console import note, progress
 from lmi_bench.cli.quantizing import quantize_settings
 from lmi_bench.engine.quantization import NOT_QUANTIZED
+from lmi_bench.errors import InputError
+from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.model_folder import read_config
 from lmi_bench.scenario import EngineSection
 
 if TYPE_CHECKING:
@@ -19,32 +23,69 @@ if TYPE_CHECKING:
 class BackEnd:
     """The step back end of an engine.
 
-    compiled  the native step, None where torch runs it
-    reason    why it is torch although the native step was asked for, or would have been taken
+    compiled  the native step, None where another runs it
+    reason    why it is torch although another was asked for, or would have been taken
+    triton    whether decode steps are Triton's; prompts are torch's on the same GPU
+    device    cpu or cuda
+    asked     what `reason` is about
     """
 
     compiled: StepLibrary | None = None
     reason: str | None = None
+    triton: bool = False
+    device: str = "cpu"
+    asked: str = "native"
 
     @property
     def name(self) -> str:
         """As settings and manifests have it."""
+        if self.triton:
+            return "triton"
         return "torch" if self.compiled is None else "native"
 
     @property
     def note(self) -> str:
         """One line for the start of every run."""
-        because = "" if self.reason is None else f"; not native, because {self.reason}"
-        return f"step back end {self.name}{because}"
+        because = "" if self.reason is None else f"; not {self.asked}, because {self.reason}"
+        place = "" if self.device == "cpu" else f" on {self.device}"
+        return f"step back end {self.name}{place}{because}"
 
     def facts(self) -> dict[str, Any]:
         """What the run's manifest says of it."""
         facts: dict[str, Any] = {"back_end": self.name}
+        if self.device != "cpu":
+            facts["device"] = self.device
         if self.compiled is not None:
             facts["kernels"] = self.compiled.variants()[0]
         if self.reason is not None:
             facts["back_end_reason"] = self.reason
         return facts
+
+
+def _check_gpu(option: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError(f"{option} needs a GPU that torch can use; there is none here")
+
+
+def _triton(settings: EngineSection, folder: Path, *, degree: int, block_size: int) -> BackEnd:
+    """Triton where model and settings allow it, else torch on the same GPU with the reason."""
+    if settings.device == "cpu":
+        raise InputError("--backend triton runs on a GPU: leave --device cpu out")
+    _check_gpu("--backend triton")
+    try:
+        from lmi_bench.engine.triton_backend.step import unsupported
+    except ImportError as exc:
+        raise InputError(f"--backend triton needs {exc.name}: pip install triton") from exc
+    reason = unsupported(spec_from_hf_config(folder.name, read_config(folder)), block_size)
+    if degree > 1:
+        reason = "a model split over ranks runs in torch"
+    elif quantize_settings(settings) != NOT_QUANTIZED or "quantization_config" in read_config(
+        folder
+    ):
+        reason = "quantized weights run in torch"
+    return BackEnd(reason=reason, triton=reason is None, device="cuda", asked="triton")
 
 
 def choose_back_end(
@@ -54,8 +95,19 @@ def choose_back_end(
 
     folders  of the model and of its draft
     """
+    if settings.backend == "triton":
+        return _triton(settings, folders[0], degree=degree, block_size=block_size)
+    if settings.device == "cuda":
+        if settings.backend == "native":
+            raise InputError("--backend native runs on a CPU: leave --device cuda out")
+        _check_gpu("--device cuda")
+        return BackEnd(device="cuda")
     if settings.backend == "torch":
         return BackEnd()
+    if settings.compile or settings.artefact is not None:
+        if settings.backend == "native":
+            raise InputError("--backend native is compiled as it is: leave --compile out")
+        return BackEnd(reason="compiled steps are torch's")
     if degree > 1:
         return BackEnd(reason="a model split over ranks runs in torch")
     if quantize_settings(settings) != NOT_QUANTIZED:
@@ -63,8 +115,16 @@ def choose_back_end(
     from lmi_bench.engine.native_backend.build import NativeUnavailableError
     from lmi_bench.engine.native_backend.executor import step_library
 
-    try:
-        compiled = [step_library(folder, block_size=block_size, tell=note) for folder in folders]
-    except NativeUnavailableError as exc:
-        return BackEnd(reason=str(exc))
+    with ExitStack() as shown:
+
+        def tell(text: str) -> None:
+            note(text)
+            shown.enter_context(progress())("compiling", 0, None)
+
+        try:
+            compiled = [
+                step_library(folder, block_size=block_size, tell=tell) for folder in folders
+            ]
+        except NativeUnavailableError as exc:
+            return BackEnd(reason=str(exc))
     return BackEnd(compiled[0])

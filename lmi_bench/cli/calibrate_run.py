@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from lmi_bench.analysis.builtin_profiles import (
     prior_of_engine,
 )
 from lmi_bench.analysis.calibrate import profile_of_fit
-from lmi_bench.analysis.cells import Cell, Metric, predict_cell
+from lmi_bench.analysis.cells import Cell, Metric, can_run
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import Fit, fit_cells
@@ -25,6 +26,7 @@ from lmi_bench.analysis.summary_files import Served, cell_of_summary, model_name
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
+from lmi_bench.cli.files import write_text
 from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.run_cells import cells_of_run_folder
 from lmi_bench.errors import InputError
@@ -65,7 +67,7 @@ def run(order: Order) -> None:
     for source in order.sources:
         if source.is_dir():
             _add_run(order, source, gathered)
-        elif source.suffix.lower() == ".json":
+        elif source.suffix.lower() in (".json", ".jsonl"):
             _add_summary(order, source, gathered)
         else:
             _add_table(source, gathered)
@@ -80,7 +82,7 @@ def run(order: Order) -> None:
     )
     profile = replace(profile, machine=gathered.machine)
     if order.out is not None:
-        _save(order.out, profile_to_json(profile))
+        write_text(order.out, profile_to_json(profile))
     _print(fit, profile)
     if order.next_cells:
         _print_next(fit, order.next_cells)
@@ -144,14 +146,6 @@ def _add_table(source: Path, gathered: _Gathered) -> None:
     )
 
 
-def _save(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc
-
-
 def _print(fit: Fit, profile: EngineProfile) -> None:
     say(profile.provenance)
     print_table(
@@ -177,7 +171,7 @@ def _print(fit: Fit, profile: EngineProfile) -> None:
             {
                 "level": describe(item.cell),
                 "figure": item.metric,
-                "measured / predicted": f"{float(residual):+.1%}",
+                "measured / predicted": f"{math.expm1(float(residual)):+.1%}",
             }
             for item, residual in worst[:_SHOWN_LEVELS]
         ],
@@ -251,15 +245,7 @@ def _grid(fit: Fit) -> list[Cell]:
                         replicas=1,
                         max_sequences=None,
                     )
-                    if _key(cell) not in grid and _can_run(fit, cell):
+                    if _key(cell) not in grid and can_run(fit.profile, cell):
                         grid[_key(cell)] = cell
                     users *= 4
     return list(grid.values())
-
-
-def _can_run(fit: Fit, cell: Cell) -> bool:
-    try:
-        predict_cell(fit.profile, cell, smooth=True)
-    except InputError:
-        return False
-    return True

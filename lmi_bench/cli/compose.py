@@ -6,13 +6,14 @@ With `back_end` the only module that reaches the back ends, inside the functions
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
@@ -22,6 +23,7 @@ from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
+from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, progress
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -47,8 +49,13 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
+from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
+
+if TYPE_CHECKING:
+    from lmi_bench.engine.torch_backend.static.build import PreparedSteps
+    from lmi_bench.engine.torch_backend.static.check import StepDifference
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
 
@@ -65,6 +72,7 @@ class EngineParts:
     quantized  what quantizing did to the model's matrices; None where nothing was
     score      log-probabilities of given tokens behind others; before the engine is entered
     back_end_note  what runs the steps of a bundled engine, and why
+    compare    prepared decode steps against eager ones; before the engine is entered
     """
 
     executors: tuple[Executor, ...]
@@ -80,6 +88,7 @@ class EngineParts:
     back_end_note: str = ""
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
     quantized: QuantizedBytes | None = None
+    compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -114,14 +123,23 @@ class TorchNumbers(Executor, Protocol):
     weights_description: str
     weight_bytes: int
     quantized: QuantizedBytes | None
+    prepared: PreparedSteps | None
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
         """Log-probabilities of given tokens behind others."""
         ...
 
+    async def compare_prepared(self) -> list[StepDifference]:
+        """Prepared decode steps against eager ones."""
+        ...
 
-def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
+
+def open_torch_engine(
+    model: str, settings: EngineSection, *, compile_into: Path | None = None
+) -> EngineParts:
     """The bundled engine with a model folder or a demo model, loaded into memory.
+
+    compile_into  folder for compiled steps; None: the user's cache
 
     Raises InputError where the model or a setting cannot be used, or torch is not installed.
     """
@@ -143,19 +161,19 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
             "--target sim:INSTANCE or a URL"
         ) from exc
-    folder = _model_folder(model)
+    folder = model_folder(model, settings.rope_scaling)
     draft_folder = None
     copies = settings.replicas
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / copies
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft_folder = _model_folder(settings.draft)
+        draft_folder = model_folder(settings.draft)
         check_same_vocabulary(folder, draft_folder)
         bytes_a_token = [
             kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
-    degree = _degree(settings, most=max(1, cores // copies))
+    degree = _launched_degree(settings) or _degree(settings, most=max(1, cores // copies))
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -163,6 +181,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
         degree=degree,
         block_size=block_size,
     )
+    steps = step_settings(settings, back_end, out=compile_into)
     copy = _TorchCopy(
         folder,
         draft_folder,
@@ -175,6 +194,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "memory_share": share,
             "threads": max(1, cores // copies),
             "quantize": quantize_settings(settings),
+            "device": back_end.device,
+            "steps": steps,
         },
     )
     executors, loaded, draft = copy.load(copies, settings.num_blocks)
@@ -188,7 +209,8 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
             f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
         )
-    shape = replace(loaded.model_shape, name=model if model in DEMO_NAMES else folder.name)
+    named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder.name
+    shape = replace(loaded.model_shape, name=named)
     config = _scheduler_config(
         settings,
         SchedulerConfig(
@@ -224,6 +246,7 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
+            **step_facts(loaded.prepared),
             "scheduler": _config_facts(config),
             **speculation_facts(settings),
         },
@@ -235,12 +258,14 @@ def open_torch_engine(model: str, settings: EngineSection) -> EngineParts:
             f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
             + (" a replica" if copies > 1 else ""),
             *quantize_notes(loaded.quantized),
+            *step_notes(settings, loaded.prepared),
             *notes,
             *speculation_notes(settings),
         ),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         score=loaded.score,
         quantized=loaded.quantized,
+        compare=loaded.compare_prepared,
     )
 
 
@@ -316,6 +341,9 @@ class _TorchCopy:
         if self._draft_folder is None:
             return loaded, None
         options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
+        options["steps"] = replace(  # a draft's steps run as they are
+            options["steps"], compiled=False, artefact=None, captured=False, kernels=None
+        )
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
             draft = self._on_one_device(self._draft_folder, options | {"beside": beside})
@@ -348,6 +376,41 @@ def _degree(settings: EngineSection, *, most: int) -> int:
     """The tensor-parallel degree; `max` is as many as there are devices or cores for one copy."""
     degree = settings.tensor_parallel
     return degree if isinstance(degree, int) else most
+
+
+def _launched_degree(settings: EngineSection) -> int | None:
+    """Ranks that a launcher has started for this one copy; None where none has.
+
+    Raises InputError where the settings ask for another number of them.
+    """
+    from lmi_bench.engine.torch_backend.launched import launch_of
+
+    launch = launch_of(os.environ)
+    if launch is None:
+        return None
+    if settings.tensor_parallel not in ("max", launch.degree) or settings.replicas > 1:
+        raise InputError(
+            f"the launcher has started {launch.degree} ranks of one copy: give --tp "
+            f"{launch.degree} or --tp max, and no --replicas"
+        )
+    return launch.degree
+
+
+def follow_launcher(settings: EngineSection) -> bool:
+    """Be one of the ranks that a launcher such as torchrun has started, until rank 0 ends.
+
+    False at once where this process is in charge itself.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    from lmi_bench.engine.torch_backend.executor import usable_cores
+    from lmi_bench.engine.torch_backend.launched import follow, launch_of
+
+    launch = launch_of(os.environ)
+    if launch is None or launch.rank == 0:
+        return False
+    follow(launch, settings.device or "cpu", threads=usable_cores())
+    return True
 
 
 def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: TorchNumbers) -> str:
@@ -383,14 +446,23 @@ def make_router(name: str) -> Router:
     return RoundRobin()
 
 
-def _model_folder(model: str) -> Path:
-    """A model's folder; a demo model is made first where it is not there yet."""
+def model_folder(model: str, rope_scaling: str | None = None) -> Path:
+    """A model's folder, or one like it with stretched positions.
+
+    A demo model is made first where it is not there yet. Raises InputError for a model that is
+    neither.
+    """
     from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 
+    folder = None
     if model in DEMO_MODELS:
-        return ensure_demo_model(model)
-    if Path(model).is_dir():
-        return Path(model)
+        folder = ensure_demo_model(model)
+    elif Path(model).is_dir():
+        folder = Path(model)
+    if folder is not None:
+        if rope_scaling is None:
+            return folder
+        return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
     raise InputError(
         f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
         "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
@@ -419,11 +491,23 @@ def open_simulated_engine(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
             "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
         )
+    if settings.rope_scaling is not None:
+        raise InputError(
+            f"--rope-scaling {settings.rope_scaling}: a simulated engine reads no positions; "
+            "state the length with --max-model-len"
+        )
     if settings.quantize != "none":
         raise InputError(
             f"--quantize {settings.quantize}: a simulated engine has no weights to round; its "
             "format is chosen with --dtype"
         )
+    for option, stated in (
+        ("--compile", settings.compile),
+        ("--artefact", settings.artefact is not None),
+        ("--device", settings.device is not None),
+    ):
+        if stated:
+            raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
     profile = profile or TGI_2023
     shape = find_model(model)
     instance = find_instance(instance_type)
@@ -521,6 +605,7 @@ def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sche
         "chunked_prefill": settings.chunked_prefill,
         "max_concurrent_requests": settings.max_concurrent_requests,
         "prefix_caching": settings.prefix_caching,
+        "recompute_on_join": settings.recompute_on_join,
         "max_input_tokens": settings.max_input_tokens,
         "num_blocks": settings.num_blocks,
         "max_model_len": settings.max_model_len,
@@ -565,7 +650,7 @@ def measure_layer_errors(model: str, settings: EngineSection) -> dict[str, float
 
     with progress() as report:
         return layer_errors(
-            _model_folder(model),
+            model_folder(model),
             quantize_settings(settings),
             dtype=settings.dtype or "bfloat16",
             told=report,
@@ -578,7 +663,7 @@ def save_quantized(model: str, settings: EngineSection, out: Path) -> int:
 
     with progress() as report:
         return export_quantized(
-            _model_folder(model),
+            model_folder(model),
             out,
             quantize_settings(settings),
             dtype=settings.dtype or "bfloat16",

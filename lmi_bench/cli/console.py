@@ -18,10 +18,18 @@ STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_W
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence[str] = ()) -> None:
+def print_table(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    left: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> None:
     """Print rows with the same keys; numbers stand right, columns named in `left` stand left.
 
     When the terminal is narrow, headings and the left columns give way, never a number.
+
+    whole  columns that stand left and give no way either
     """
     if not rows:
         return
@@ -36,6 +44,8 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, left: Sequence
     for name in rows[0]:
         if name in left:
             table.add_column(name, overflow="fold")
+        elif name in whole:
+            table.add_column(name, min_width=max(len(str(row[name])) for row in rows))
         else:
             shown = [*name.split(), *(str(row[name]) for row in rows)]
             widest = max(map(len, shown))

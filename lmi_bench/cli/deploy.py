@@ -254,6 +254,35 @@ def limits(
 
 
 @deploy.command()
+def shards(
+    model: Annotated[str, typer.Option("--model", "-m", help="A catalog name or folder.")],
+    tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="Devices.")],
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="shard-over-heads, replicated-heads or shard-over-batch. (default: all three)"
+        ),
+    ] = None,
+) -> None:
+    """Which device keeps which KV heads, and how much of the cache, by strategy."""
+    from lmi_bench.cli.deploy_tables import print_shards
+
+    print_shards(model, tensor_parallel, strategy)
+
+
+@deploy.command()
+def presets(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="As measured. (default: all)")
+    ] = None,
+) -> None:
+    """Measured configurations: for each model one for lower cost, one for lower latency."""
+    from lmi_bench.cli.presets_run import print_presets
+
+    print_presets(model)
+
+
+@deploy.command()
 def defaults(
     model: Annotated[str, typer.Argument(help="A catalog name or folder.")],
     instance: Annotated[str, typer.Argument(help="Such as ml.g5.12xlarge.")],

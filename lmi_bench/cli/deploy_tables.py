@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lmi_bench.analysis.capacity import memory_plan_for
 from lmi_bench.catalog.instances import find_instance
@@ -19,6 +19,7 @@ from lmi_bench.deploy.backend_choice import (
 from lmi_bench.deploy.checks import era_of
 from lmi_bench.deploy.images import ACCOUNT, all_images
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
+from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import tensor_parallel_problem
@@ -145,6 +146,42 @@ def print_limits(
             "perplexity may rise with the length (fine-tuning on longer texts offsets part of it), "
             f"and each request takes more memory, so fewer run at once. {_ROPE_BACKENDS}"
         )
+
+
+def print_shards(model: str, degree: int, strategy: str | None) -> None:
+    """Heads and share of the cache of each device, a table for each strategy."""
+    shape = find_model(model)
+    for name in STRATEGIES if strategy is None else [strategy]:
+        rows = [
+            {
+                "device": number,
+                "query heads": _runs(device.query_heads),
+                "KV heads": _runs(device.kv_heads),
+                "KV cache": f"{device.cache_share:.1%}",
+            }
+            for number, device in enumerate(shard_map(shape, degree, name))
+        ]
+        print_table(f"{name}: {STRATEGIES[name]}", rows)
+    say(
+        f"{shape.name}: {shape.num_heads} query heads, {shape.num_kv_heads} KV heads; KV cache: "
+        "share of an unsplit model's. The bundled engine, vLLM and TGI: shard-over-heads; NeuronX: "
+        "option.group_query_attention"
+    )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """0, 0, 1, 1, 2, 3 as `0 x2, 1 x2, 2-3`."""
+    parts: list[tuple[int, int, int]] = []  # first, last, how often each
+    for number in sorted(set(numbers)):
+        times = list(numbers).count(number)
+        if parts and parts[-1][1] == number - 1 and parts[-1][2] == times == 1:
+            parts[-1] = (parts[-1][0], number, 1)
+        else:
+            parts.append((number, number, times))
+    return ", ".join(
+        (f"{first}" if first == last else f"{first}-{last}") + (f" x{times}" if times > 1 else "")
+        for first, last, times in parts
+    )
 
 
 def print_defaults(model: str, instance_name: str) -> None:

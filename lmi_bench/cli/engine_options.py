@@ -32,8 +32,45 @@ class ModelOptions:
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Steps of the bundled engine: native (compiled at first use), torch or auto. "
-            "(default: torch)",
+            help="Steps of the bundled engine: native (compiled at first use), torch, triton (on a "
+            "GPU), or auto: native where machine and model allow it. (default: auto)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the bundled engine in torch: cpu or cuda. (default: cpu)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile decode steps at start; kept for the next start. (default: no)",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    compile_shapes: Annotated[
+        str | None,
+        typer.Option(
+            help="Of compiled or captured steps: SEQUENCESxTOKENS, as in 1x512,8x512.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    artefact: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of `lmi-bench compile`; refused where it was made for another engine.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option(
+            "--enforce-eager/--cuda-graphs",
+            help="On a GPU: record no CUDA graphs; less memory, slower steps. (default: graphs)",
             rich_help_panel=_MODEL,
         ),
     ] = None
@@ -57,6 +94,14 @@ class ModelOptions:
     max_model_len: Annotated[
         int | None,
         typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_MODEL),
+    ] = None
+    rope_scaling: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the bundled engine: longer requests without training, as linear:2, dynamic:4 "
+            "or yarn:4; see `lmi-bench perplexity`.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     memory_share: Annotated[
         float | None,
@@ -163,6 +208,14 @@ class BatchingOptions:
         typer.Option(
             "--prefix-caching/--no-prefix-caching",
             help="Share computed blocks between prompts that begin alike.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
+    recompute_on_join: Annotated[
+        bool | None,
+        typer.Option(
+            "--recompute-on-join/--insert-on-join",
+            help="Compute the whole batch's cache anew when a request joins, as old engines did.",
             rich_help_panel=_BATCHING,
         ),
     ] = None

@@ -11,12 +11,14 @@ from lmi_bench import __version__
 from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.compare_accelerators import compare_accelerators
+from lmi_bench.cli.compile import compile_steps
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.generate import generate
 from lmi_bench.cli.import_results import import_results
 from lmi_bench.cli.optimize import optimize
+from lmi_bench.cli.perplexity import perplexity
 from lmi_bench.cli.plan_day import plan_day
 from lmi_bench.cli.predict import predict
 from lmi_bench.cli.profile import profile
@@ -26,6 +28,7 @@ from lmi_bench.cli.serve import serve
 from lmi_bench.cli.sweep import sweep
 from lmi_bench.cli.validate import validate
 from lmi_bench.cli.verify import verify
+from lmi_bench.cli.workload import workload
 from lmi_bench.errors import EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.slo import join_goodput
 
@@ -39,6 +42,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(recommend)
 app.command()(verify)
+app.add_typer(workload)
 app.command()(plan_day)
 app.command()(compare_accelerators)
 app.command()(report)
@@ -51,6 +55,8 @@ app.add_typer(deploy)
 app.add_typer(profile)
 app.command()(generate)
 app.command()(optimize)
+app.command("compile")(compile_steps)
+app.command()(perplexity)
 app.command()(predict)
 app.command()(calibrate)
 app.command()(validate)

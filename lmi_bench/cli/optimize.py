@@ -17,6 +17,14 @@ def optimize(
     listed: Annotated[
         bool, typer.Option("--list", help="Print the techniques and where each one works, and end.")
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Print what memory each variant needs and the cheapest machine for it, and end; "
+            "--model may be a catalog name then.",
+        ),
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="Instead of the recipe's: a demo model or a folder."),
@@ -44,4 +52,9 @@ def optimize(
         return
     if recipe is None:
         raise InputError("name a recipe file, or --list for the techniques that it may combine")
+    if plan:
+        from lmi_bench.cli.optimize_plan import run_plan
+
+        run_plan(recipe, model)
+        return
     run(recipe, model=model, dataset=dataset, text=text, out=out)

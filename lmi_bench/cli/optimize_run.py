@@ -47,6 +47,7 @@ TECHNIQUES: Final = (
     ("engine.quantize: smoothquant", "weights and activations in int8", "CPU, GPU"),
     ("engine.quantize: fp8", "weights and activations in E4M3", "GPU; emulated on a CPU"),
     ("engine.draft: ngram | MODEL", "speculative decoding", "CPU, GPU; no quality is lost"),
+    ("engine.compile, engine.artefact", "decode steps compiled; no quality is lost", "CPU, GPU"),
     ("engine.tensor_parallel: N", "the model over N devices", "CPU, GPU"),
     ("engine.policy, engine.chunked_prefill, ...", "batching, as in a scenario", "CPU, GPU"),
     ("engine.dtype, engine.kv_dtype", "formats of weights and cache", "CPU, GPU"),

@@ -19,6 +19,7 @@ from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, progress, say, warn
+from lmi_bench.cli.files import write_text
 from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
 from lmi_bench.cli.profile_files import find_profile
@@ -92,8 +93,14 @@ def run(question: Question, *, json_file: Path | None) -> None:
             title=f"{first.input_tokens} in / {first.output_tokens} out",
             rows=[_row(each) for each in forecasts],
             notes=[
-                f"no latency where {text}"
-                for text in dict.fromkeys(each.withheld for each in forecasts if each.withheld)
+                *(
+                    f"{regime}: {CAUSES[regime]}"
+                    for regime in dict.fromkeys(map(_bound, forecasts))
+                ),
+                *(
+                    f"no latency where {text}"
+                    for text in dict.fromkeys(each.withheld for each in forecasts if each.withheld)
+                ),
             ],
         ),
         question,
@@ -125,11 +132,12 @@ def _answer(
     warnings = [*profile.warnings_for(accelerator=machine.accelerator.name), *profile.notes]
     if json_file is not None:
         more = {"profile": profile.provenance, "interval": "80 %", "warnings": warnings}
-        _save(json_file, {**shown.content, **more})
+        write_text(json_file, json.dumps({**shown.content, **more}, indent=1) + "\n")
+    copies = "" if question.replicas == 1 else f", {question.replicas} copies"
     cache = "" if question.kv_dtype is None else f", {question.kv_dtype} cache"
     say(
         f"{shown.content['model']}, {question.dtype}{cache}, on {machine.instance_type}, TP "
-        f"{question.tensor_parallel}, {shown.title}"
+        f"{question.tensor_parallel}{copies}, {shown.title}"
     )
     if speculation is not None:
         say(
@@ -137,7 +145,7 @@ def _answer(
             f"{speculation.acceptance:.2f}: {speculation.tokens_per_step:.2f} tokens a step"
         )
     say(profile.provenance)
-    print_table("Predictions with 80 % intervals", shown.rows, left=("cause",))
+    print_table("Predictions with 80 % intervals", shown.rows, left=("binds",))
     for text in shown.notes:
         say(text)
     for text in warnings:
@@ -169,6 +177,11 @@ def _run_simulated(
     if question.prefix_hit:
         raise InputError(
             "--prefix-hit is for requests of one length; for others say --shared-prefix TOKENS"
+        )
+    if question.input_tokens is not None and question.shared_prefix >= question.input_tokens:
+        raise InputError(
+            f"--shared-prefix {question.shared_prefix}: prompts of {question.input_tokens} tokens "
+            "share fewer, since the last one is always computed"
         )
     scenario = _scenario(question)
     speculation = planned_speculation(
@@ -252,7 +265,7 @@ def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
         "ms/token": _interval(figures["latency_ms_per_token"]),
         "TPOT ms": _interval(figures["tpot_ms"]),
         "TTFT ms": _interval(figures["ttft_ms"]),
-        "TTFT p90 ms": _interval(figures["ttft_p90_ms"]),
+        "TTFT p90 ms": _interval(figures["ttft_p90_ms"], absent="too few requests"),
     }
 
 
@@ -335,19 +348,15 @@ def _row(each: Forecast) -> dict[str, Any]:
         "TPOT ms": _interval(each.figures["tpot_ms"]),
         "TTFT ms": _interval(each.figures["ttft_ms"]),
         "capacity tok/s": _interval(each.capacity_tokens_per_s),
-        "cause": f"{each.regime}: {CAUSES[each.regime]}",
+        "binds": each.regime,
     }
 
 
-def _interval(figure: Estimate | None) -> str:
+def _bound(each: Forecast) -> str:
+    return each.regime
+
+
+def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
     if figure is None:
-        return "withheld"
+        return absent
     return f"{figure.value:,.4g} [{figure.low:,.4g} to {figure.high:,.4g}]"
-
-
-def _save(path: Path, content: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lmi_bench.catalog.prices import Platform
 
 _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices"
+_ENGINE = "Engine settings to choose from: values between commas, the best combination wins"
 
 
 def recommend(
@@ -32,8 +33,67 @@ def recommend(
     output_tokens: Annotated[
         int | None, typer.Option("--output-tokens", "--osl", help="Tokens to generate.")
     ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="S.yaml",
+            help="A scenario, as `workload from` writes it: its lengths, rate and burstiness.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of the weights: float16, bfloat16, float8, int8, int4.")
+        str | None,
+        typer.Option(
+            help="Of the weights: float16, bfloat16, float8, int8, int4.", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the KV cache: float16, float8, int8.", rich_help_panel=_ENGINE),
+    ] = None,
+    max_batch: Annotated[
+        str | None,
+        typer.Option(help="Sequences that run together.", rich_help_panel=_ENGINE),
+    ] = None,
+    prefill_tokens: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt tokens of a step; the size of a chunk with --chunked on.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    chunked: Annotated[
+        str | None,
+        typer.Option(help="Prompts split beside decoding: on, off.", rich_help_panel=_ENGINE),
+    ] = None,
+    memory_share: Annotated[
+        str | None,
+        typer.Option(help="Of a device that the engine takes, 0 to 1.", rich_help_panel=_ENGINE),
+    ] = None,
+    graphs: Annotated[
+        str | None, typer.Option(help="CUDA graphs: on, off.", rich_help_panel=_ENGINE)
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            help="Copies on a machine. (default: as many as fit)", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculation with ngram or a smaller model, beside none.", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option(help="Guessed a step. (default: 4)", rich_help_panel=_ENGINE)
+    ] = None,
+    draft_acceptance: Annotated[
+        str | None,
+        typer.Option(
+            help="Chance that a guess holds, 0 to 1, or a run that measured it.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     rate: Annotated[
         float | None,
@@ -179,6 +239,15 @@ def recommend(
         float,
         typer.Option(help="Of the blended price, 0 to 1.", rich_help_panel=_MACHINES),
     ] = 0.0,
+    portfolio: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="Several models (models: [{model, rate_per_s, input_tokens, output_tokens, slo}]) "
+            "on shared machines against an endpoint each.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print what would change the answer.")
     ] = False,
@@ -193,7 +262,9 @@ def recommend(
     the step-time model first.
     """
     from lmi_bench.cli.money import Money
+    from lmi_bench.cli.recommend_axes import AxisFlags
     from lmi_bench.cli.recommend_basis import Question
+    from lmi_bench.cli.recommend_portfolio import run as run_portfolio
     from lmi_bench.cli.recommend_run import run
 
     if objective not in ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"):
@@ -202,13 +273,53 @@ def recommend(
         )
     if platform not in ("sagemaker", "ec2"):
         raise InputError(f"--platform {platform}: use sagemaker or ec2")
+    money = Money(
+        prices=prices,
+        platform=cast("Platform", platform),
+        regions=tuple(region or ()),
+        purchase=purchase,
+        commit_discount=commit_discount,
+        committed=committed,
+        availability=availability,
+        min_throughput=min_throughput,
+        max_usd_per_hour=max_usd_per_hour,
+        max_usd_per_month=max_usd_per_month,
+        max_usd_per_1m=max_usd_per_1m,
+    )
+    if portfolio is not None:
+        if runs or model or workload or rate is not None or users is not None or slo:
+            raise InputError(
+                "--portfolio: models, loads and SLOs stand in its file; leave them out here"
+            )
+        run_portfolio(
+            portfolio,
+            instances=tuple(instance or ()),
+            degrees=tuple(tensor_parallel or ()),
+            profile=profile,
+            money=money,
+            json_file=json_file,
+        )
+        return
     code = run(
         Question(
             runs=tuple(runs or ()),
             model=model,
             input_tokens=input_tokens,
             output_tokens=output_tokens,
-            dtype=dtype,
+            workload=workload,
+            engine=AxisFlags(
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                draft=draft,
+                draft_tokens=draft_tokens,
+                draft_acceptance=draft_acceptance,
+                max_batch=max_batch,
+                prefill_tokens=prefill_tokens,
+                chunked=chunked,
+                memory_share=memory_share,
+                graphs=graphs,
+                replicas=replicas,
+            ),
             rate_per_s=rate,
             users=users,
             think_time_s=think_time,
@@ -224,19 +335,7 @@ def recommend(
             vary=vary,
             routing=cast("Routing", routing),
             explain=explain,
-            money=Money(
-                prices=prices,
-                platform=cast("Platform", platform),
-                regions=tuple(region or ()),
-                purchase=purchase,
-                commit_discount=commit_discount,
-                committed=committed,
-                availability=availability,
-                min_throughput=min_throughput,
-                max_usd_per_hour=max_usd_per_hour,
-                max_usd_per_month=max_usd_per_month,
-                max_usd_per_1m=max_usd_per_1m,
-            ),
+            money=money,
             profile=profile,
         ),
         json_file=json_file,

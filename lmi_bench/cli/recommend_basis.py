@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note
 from lmi_bench.cli.money import Money
+from lmi_bench.cli.planned_workload import read_workload
 from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.recommend_axes import AxisFlags
 from lmi_bench.errors import InputError
 from lmi_bench.run_store import Run, load_run
 
@@ -39,7 +41,6 @@ class Question:
     model: str | None
     input_tokens: int | None
     output_tokens: int | None
-    dtype: str | None
     rate_per_s: float | None
     users: int | None
     think_time_s: float | None
@@ -57,13 +58,17 @@ class Question:
     explain: bool = False
     money: Money = field(default_factory=Money)
     profile: str | None = None
+    workload: Path | None = None
+    engine: AxisFlags = field(default_factory=AxisFlags)
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
     """What the answer rests on: the profile, the machines to choose from, its accuracy.
 
-    measured  levels of random arrivals that the runs hold
+    measured    levels of random arrivals that the runs hold
+    rate_per_s  of the scenario that the workload is of; slos: its limits; notes: what of it the
+                plan leaves out
     """
 
     profile: EngineProfile
@@ -71,12 +76,41 @@ class Basis:
     workload: Workload
     accuracy: dict[str, Any] | None = None
     measured: tuple[MeasuredLoad, ...] = ()
+    rate_per_s: float | None = None
+    slos: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def basis_of(question: Question) -> Basis:
     """Read what the question names. Raises InputError where it is not enough."""
     runs = [load_run(path) for path in question.runs]
-    return _measured(question, runs) if runs else _from_profile(question)
+    if question.workload is None:
+        return _measured(question, runs) if runs else _from_profile(question)
+    if question.input_tokens is not None or question.output_tokens is not None:
+        raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
+    read = read_workload(question.workload)
+    model = question.model or read.model
+    if runs:
+        base = _measured(question, runs)
+        shape = base.workload.shape if question.model is None else find_model(question.model)
+        dtype = base.workload.dtype
+    elif model is None:
+        raise InputError(f"{question.workload} names no model: add --model")
+    else:
+        base = Basis(
+            find_profile(question.profile),
+            _machines(question, default=None),
+            Workload(find_model(model), "float16", 1, 1),
+        )
+        shape, dtype = find_model(model), question.engine.first_dtype or "float16"
+    return replace(
+        base,
+        workload=read.planned(shape, dtype),
+        measured=(),
+        rate_per_s=read.rate_per_s,
+        slos=read.slos,
+        notes=read.notes,
+    )
 
 
 def _from_profile(question: Question) -> Basis:
@@ -99,7 +133,7 @@ def _from_profile(question: Question) -> Basis:
     assert question.output_tokens is not None
     workload = Workload(
         find_model(question.model),
-        question.dtype or "float16",
+        question.engine.first_dtype or "float16",
         question.input_tokens,
         question.output_tokens,
     )
@@ -126,7 +160,7 @@ def _measured(question: Question, runs: list[Run]) -> Basis:
     input_tokens, output_tokens = run_lengths(first)
     workload = Workload(
         shape,
-        question.dtype or run_dtype(first),
+        question.engine.first_dtype or run_dtype(first),
         question.input_tokens or input_tokens,
         question.output_tokens or output_tokens,
     )

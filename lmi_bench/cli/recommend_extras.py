@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.analysis.engine_setting import EngineSetting
 from lmi_bench.analysis.fleet_cost import price_line
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
 from lmi_bench.analysis.vary import Variation
@@ -42,23 +43,24 @@ def unpriced_lines(answer: Recommendation) -> Iterator[str]:
         for candidate in answer.candidates
         if (price := candidate.cost.get("wins_below_usd_per_machine_hour")) is not None
     ]
-    for price, candidate in wins[:_SHOWN_UNPRICED]:
+    best: dict[str, tuple[float, Candidate]] = {}  # of each machine the layout worth most
+    for price, candidate in wins:
+        if price > best.get(candidate.instance, (0.0, candidate))[0]:
+            best[candidate.instance] = (price, candidate)
+    for price, candidate in list(best.values())[:_SHOWN_UNPRICED]:
         yield (
-            f"no price known: {candidate.instances} x {candidate.instance}, TP "
-            f"{candidate.tensor_parallel} would win below USD {price:,.2f} a machine and hour"
+            f"no price known: {fleet_text(candidate)} would win below USD {price:,.2f} a machine "
+            "and hour"
         )
-    if len(wins) > _SHOWN_UNPRICED:
-        yield f"and {len(wins) - _SHOWN_UNPRICED} more unpriced layouts, in the --json file"
+    if len(best) > _SHOWN_UNPRICED:
+        yield f"and {len(best) - _SHOWN_UNPRICED} more unpriced machines, in the --json file"
 
 
-def price_cells(candidate: Candidate) -> dict[str, Any]:
-    """Where a row's price is from: component, region, date."""
-    cost = candidate.cost
-    if cost.get("machine_price_usd_per_hour") is None:
-        return {"price of": "unknown"}
-    date = str(cost["price_date"]).split(" (")[0]
-    component = str(cost["price_component"]).replace("component not stated", "")
-    return {"price of": f"{cost['price_region']} {date} {component}".strip()}
+def fleet_text(candidate: Candidate) -> str:
+    """Machines, degree, setting: `2 x ml.p4d.24xlarge, TP 4, int4`."""
+    text = f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}"
+    setting = candidate.setting.describe()
+    return f"{text}, {setting}" if setting else text
 
 
 def measure_next_lines(answer: Recommendation) -> Iterator[str]:
@@ -74,13 +76,15 @@ def measure_next_lines(answer: Recommendation) -> Iterator[str]:
         slots = max(1, int(best.memory["slots_per_copy"]))
         loads = sorted({1, max(1, round(slots**0.5)), slots})
         yield (
-            f"measure first, one copy on one {best.instance} at TP {best.tensor_parallel}: "
+            f"measure first, one copy on one {best.instance} at TP {best.tensor_parallel}"
+            f"{_set_to(best.setting)}: "
             f"lmi-bench sweep URL {lengths} --concurrency {','.join(map(str, loads))} --out RUN; "
             f"then lmi-bench recommend RUN --measured-on {_place(best)}"
         )
     for probe in answer.measure_next[:_SHOWN_PROBES]:
         instance, degree = probe.layout.instance.instance_type, probe.layout.tensor_parallel
         fleet = f"{probe.machines} x {instance}, TP {degree}"
+        setting = _set_to(probe.layout.setting)
         purpose = f"confirms {fleet}"
         if probe.saves_usd_per_hour:
             purpose = f"decides {fleet}, USD {probe.saves_usd_per_hour:,.2f} per hour less"
@@ -88,12 +92,18 @@ def measure_next_lines(answer: Recommendation) -> Iterator[str]:
             purpose = f"decides {fleet}"
         yield (
             f"measure next, {purpose} (keeps the SLOs with a chance of {probe.chance:.0%}): one "
-            f"copy on one {instance} at TP {degree}: lmi-bench sweep URL {lengths} --rate "
+            f"copy on one {instance} at TP {degree}{setting}: lmi-bench sweep URL {lengths} --rate "
             f"{_rounded_up(probe.rate_per_s)} --requests-per-level {_PROBE_REQUESTS} --out RUN; "
             "add RUN to the runs and recommend again"
         )
     if answer.recommended is not None:
         yield "before buying, replay the load on the fleet: lmi-bench verify REC.json --target URL"
+
+
+def _set_to(setting: EngineSetting) -> str:
+    """How the engine is to be set for a measurement; empty as it is."""
+    text = setting.describe()
+    return f" with {text}" if text else ""
 
 
 def _rounded_up(rate_per_s: float) -> str:
@@ -113,7 +123,7 @@ def _place(candidate: Candidate) -> str:
 
 
 def attainment_lines(chosen: Candidate) -> Iterator[str]:
-    """Joint attainment and the worst five minutes of the planned load."""
+    """Joint attainment of the planned load."""
     found = chosen.attainment
     if not found:
         return
@@ -124,9 +134,16 @@ def attainment_lines(chosen: Candidate) -> Iterator[str]:
         f"joint attainment: {found['joint_attainment']:.2%} of {found['requests']:,} simulated "
         f"requests in {found['minutes']:.0f} minutes meet every SLO ({found['routing']} routing)"
     )
-    for slo, worst_ms in found["worst_5_minutes_ms"].items():
-        shown = "too few requests" if worst_ms is None else f"{worst_ms:,.0f} ms"
-        yield f"  {slo}: {shown} over the worst 5 minutes"
+
+
+def worst_minutes(chosen: Candidate, slo: str) -> str:
+    """The SLO's statistic over the five minutes in which it is worst; empty where not simulated."""
+    found = chosen.attainment
+    if not found or found["reason"] or slo not in found["worst_5_minutes_ms"]:
+        return ""
+    worst_ms = found["worst_5_minutes_ms"][slo]
+    shown = "too few requests to tell" if worst_ms is None else f"{worst_ms:,.0f} ms"
+    return f"; worst five minutes: {shown}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,7 @@ class Extras:
                     "instance": each.instance,
                     "instances": each.instances,
                     "tensor_parallel": each.tensor_parallel,
+                    "setting": each.setting.describe() or None,
                 }
                 for each in self.frontier
             ]
@@ -158,10 +176,7 @@ class Extras:
     def lines(self) -> Iterator[str]:
         """The frontier and the sensitivity for people."""
         if len(self.frontier) > 1:
-            named = (
-                f"{each.instances} x {each.instance} TP {each.tensor_parallel}"
-                for each in self.frontier
-            )
+            named = (fleet_text(each) for each in self.frontier)
             yield f"cheapest to fastest (ms/token p90), none beaten in both: {'; '.join(named)}"
         for item in self.sensitivity:
             yield f"would change the answer? {item['text']}"

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.frontier import frontier
+from lmi_bench.analysis.profiles import profile_to_json
 from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommendation import Candidate, Figure, Recommendation
+from lmi_bench.analysis.recommendation import Recommendation
 from lmi_bench.analysis.recommender import recommend
 from lmi_bench.analysis.sensitivity import sensitivity
 from lmi_bench.analysis.vary import parse_range, vary_rate
 from lmi_bench.catalog.instances import all_instances
-from lmi_bench.cli.console import print_table, progress, say, warn
+from lmi_bench.cli.console import STDOUT, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
+from lmi_bench.cli.recommend_answer import answer_lines
 from lmi_bench.cli.recommend_basis import Basis, Question, basis_of
-from lmi_bench.cli.recommend_extras import (
-    Extras,
-    attainment_lines,
-    measure_next_lines,
-    money_lines,
-    price_cells,
-    unpriced_lines,
+from lmi_bench.cli.recommend_extras import Extras, unpriced_lines
+from lmi_bench.cli.recommend_table import (
+    candidate_rows,
+    distinct_layouts,
+    left_out,
+    rejection_lines,
 )
 from lmi_bench.slo import parse_slo
 
@@ -39,10 +39,10 @@ def run(question: Question, *, json_file: Path | None) -> int:
     request = RecommendRequest(
         workload=basis.workload,
         profile=basis.profile,
-        rate_per_s=question.rate_per_s,
+        rate_per_s=_rate(question, basis),
         users=question.users,
         think_time_s=question.think_time_s,
-        slos=tuple(parse_slo(text) for text in question.slos),
+        slos=tuple(parse_slo(text) for text in question.slos or basis.slos),
         objective=question.objective,
         instances=question.money.reprice(
             all_instances() if basis.instances is None else basis.instances
@@ -58,6 +58,7 @@ def run(question: Question, *, json_file: Path | None) -> int:
         look_long=True,
         measured=basis.measured,
         calibrated=basis.accuracy is not None,
+        settings=question.engine.axes().settings(dtype=basis.workload.dtype, profile=basis.profile),
     )
     span = None if question.vary is None else parse_range(question.vary)
     with progress() as report:
@@ -80,10 +81,17 @@ def run(question: Question, *, json_file: Path | None) -> int:
     return answer.exit_code
 
 
+def _rate(question: Question, basis: Basis) -> float | None:
+    """The load: as asked, else the scenario's."""
+    asked = question.rate_per_s is not None or question.users is not None
+    return question.rate_per_s if asked else basis.rate_per_s
+
+
 def _content(answer: Recommendation, basis: Basis) -> dict[str, Any]:
     content = {"model": basis.workload.shape.name, **answer.to_json()}
     if basis.accuracy is not None:
         content["accuracy"] = basis.accuracy
+    content["profile_document"] = json.loads(profile_to_json(basis.profile))
     return content
 
 
@@ -94,63 +102,43 @@ def _print(answer: Recommendation, request: RecommendRequest, basis: Basis, more
         f"{workload.output_tokens} out, {request.describe_load()}, for {request.objective}"
     )
     say(basis.profile.provenance)
-    rows = [
-        {name: _cell(value) for name, value in row.items()} | price_cells(candidate)
-        for row, candidate in zip(answer.rows(_SHOWN_CANDIDATES), answer.candidates, strict=False)
-    ]
-    print_table("Candidates, the best first", rows, left=("instance", "limited by", "basis"))
-    if len(answer.candidates) > _SHOWN_CANDIDATES:
-        say(f"and {len(answer.candidates) - _SHOWN_CANDIDATES} more, in the --json file")
+    _print_candidates(answer)
     if basis.accuracy is not None:
         print_table("Predicted against measured", _accuracy_rows(basis.accuracy))
-    reasons = Counter(rejection.reason for rejection in answer.rejected)
-    if reasons:
-        say(f"{len(answer.rejected)} layouts are out:")
-        for reason, number in reasons.most_common(_SHOWN_REASONS):
-            say(f"  {number:>3}  {reason}")
-        if len(reasons) > _SHOWN_REASONS:
-            say(f"  and {len(reasons) - _SHOWN_REASONS} more reasons, in the --json file")
+    for text in rejection_lines(answer.rejected, _SHOWN_REASONS):
+        say(text)
     for text in (*unpriced_lines(answer), *more.lines()):
         say(text)
     print_table("Cheapest layout by load", more.load_rows(), left=("layout",))
-    for text in answer.warnings:
+    for text in (*basis.notes, *answer.warnings):
         warn(text)
-    if answer.recommended is not None:
-        say(f"recommended: {_describe(answer.recommended)}")
-        for text in (*money_lines(answer.recommended), *attainment_lines(answer.recommended)):
-            say(text)
-    elif answer.nearest is not None:
-        what = "the budget" if answer.nearest.meets_slos else "the SLOs"
-        say(f"no candidate keeps {what}; the nearest: {_describe(answer.nearest)}")
-        for outlook in answer.nearest.slos:
-            if outlook.confidence == "missed" and outlook.predicted_ms is not None:
-                say(f"  {outlook.slo}: predicted {outlook.predicted_ms:,.0f} ms")
-    for text in measure_next_lines(answer):
+    for text in answer_lines(answer, request):
         say(text)
-    if answer.recommended is None and answer.nearest is None:
-        say("the model fits into none of these machines: see the reasons above")
 
 
-def _describe(candidate: Candidate) -> str:
-    copies = "copy" if candidate.copies == 1 else "copies"
-    text = (
-        f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}, "
-        f"{candidate.copies} {copies} a machine"
+def _print_candidates(answer: Recommendation) -> None:
+    """The best dozen layouts, as much of each as the terminal has room for."""
+    layouts = distinct_layouts(answer.candidates)
+    rows = candidate_rows(layouts[:_SHOWN_CANDIDATES], STDOUT.width)
+    print_table(
+        "Candidates, the best first: predicted [80 % interval]",
+        rows,
+        left=("engine", "limited by", "basis", "price of"),
+        whole=("fleet",),
     )
-    if candidate.price_usd_per_hour is None:
-        text += ", price unknown"
-    else:
-        text += f", USD {candidate.price_usd_per_hour:,.2f} per hour"
-        if candidate.price_provenance:
-            text += f" ({candidate.price_provenance})"
-    throughput = candidate.figures.get("throughput_tokens_per_s")
-    if throughput is not None:
-        text += f"; {_interval(throughput)} tok/s"
-    return f"{text}; {candidate.reason}" if candidate.reason else text
-
-
-def _interval(figure: Figure) -> str:
-    return f"{figure.predicted:,.4g} [{figure.low:,.4g} to {figure.high:,.4g}]"
+    notes = []
+    if any(row[name].endswith(" ?") for row in rows for name in row):
+        notes.append("?: within the SLO as predicted, not at the interval's upper end")
+    if any("withheld" in row.values() for row in rows):
+        notes.append("withheld: too near to saturation to foresee a latency")
+    if missing := left_out(rows):
+        notes.append(f"no room for {', '.join(missing)}: a wider terminal, or --json")
+    if len(layouts) > _SHOWN_CANDIDATES:
+        notes.append(f"{len(layouts) - _SHOWN_CANDIDATES} more layouts in the --json file")
+    if len(layouts) < len(answer.candidates):
+        notes.append("of each layout its best engine setting; the others in the --json file")
+    for text in notes:
+        say(text)
 
 
 def _accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -162,7 +150,3 @@ def _accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:
                 row[key] = f"{pair['predicted']:.4g} / {pair['measured']:.4g}"
         rows.append(row)
     return rows
-
-
-def _cell(value: Any) -> Any:
-    return f"{value:,.4g}" if isinstance(value, float) else value

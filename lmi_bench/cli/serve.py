@@ -58,6 +58,12 @@ def serve(
             help="Settings of an LMI container: the file, its folder, or a model.tar.gz.",
         ),
     ] = None,
+    djl_version: Annotated[
+        str,
+        typer.Option(
+            help="Version of djl-serving that --serving-properties was written for, as 0.26.0."
+        ),
+    ] = "0.36.0",
     model_loading_timeout: Annotated[
         int | None,
         typer.Option(help="Seconds after which loading is given up. (default: none)"),
@@ -97,7 +103,11 @@ def serve(
     stated = stated_settings(model_options, batching)
     if serving_properties is not None or is_lmi_environment(os.environ):
         found = read_serving_file(
-            serving_properties, os.environ, simulated=executor == "simulated", note=note
+            serving_properties,
+            os.environ,
+            simulated=executor == "simulated",
+            note=note,
+            djl_version=djl_version,
         )
         stated = {**found.engine, **stated}  # a flag wins
         model = model or found.model

@@ -8,7 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.compose import EngineParts, open_simulated_engine, open_torch_engine
+from lmi_bench.cli.compose import (
+    EngineParts,
+    follow_launcher,
+    open_simulated_engine,
+    open_torch_engine,
+)
 from lmi_bench.cli.console import note, say, warn
 from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.engine.server.app import Listening, build_app, serve
@@ -48,6 +53,8 @@ def run(
         check = credentials_check(
             os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         )
+    if instance is None and follow_launcher(settings):
+        return
     with loading_deadline(model, loading_timeout_s):
         if instance is None:
             parts = open_torch_engine(model, settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
 from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
-from lmi_bench.deploy.checks import check_settings
+from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.environment import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.errors import InputError
@@ -35,8 +35,11 @@ def read_serving_file(
     *,
     simulated: bool,
     note: Callable[[str], None],
+    djl_version: str,
 ) -> BundledSettings:
     """What `serve` is to do; each value's origin and each trap is told to `note`.
+
+    djl_version  of djl-serving, as which the settings are read
 
     Raises InputError for a name or a value that no container would take, for what the bundled
     engine refuses, and where no model is named or lies beside the file.
@@ -44,7 +47,9 @@ def read_serving_file(
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
     settings = effective_settings(properties, environ, source=source)
-    verdict = check_settings({name: setting.value for name, setting in settings.items()})
+    verdict = check_settings(
+        {name: setting.value for name, setting in settings.items()}, era=era_of(djl_version)
+    )
     verdict.raise_mistakes(source)
     found = bundled_settings(settings, simulated=simulated)
     for name, setting in settings.items():
@@ -52,7 +57,7 @@ def read_serving_file(
             note(f"{name}={setting.value} from the environment ({setting.origin})")
     note(f"batching: {found.batching}")
     for trap in verdict.traps:
-        note(f"in a container of today: {trap}")
+        note(f"in a container of djl-serving {djl_version}: {trap}")
     if found.ignored:
         note(f"without effect on the bundled engine: {', '.join(found.ignored)}")
     for name in untranslated_variables(environ):

@@ -11,9 +11,10 @@ from lmi_bench.analysis.accuracy import accuracies, rates_under
 from lmi_bench.analysis.cells import Cell
 from lmi_bench.analysis.measured_tables import TableRow, read_table
 from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.validation import Judged, validate_profile
+from lmi_bench.analysis.validation import Judged, problems_of, validate_profile
 from lmi_bench.analysis.validation import validate as judge
 from lmi_bench.cli.console import note, print_table, say, warn
+from lmi_bench.cli.files import write_text
 from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.run_cells import cells_of_run_folder
 from lmi_bench.errors import InputError
@@ -45,6 +46,7 @@ def run(order: Order, *, json_file: Path | None) -> None:
     warnings: list[str] = []
     if profile is not None:
         judged = validate_profile(profile, rows)
+        warnings = problems_of(judged)
     else:
         judged, warnings = judge(
             rows,
@@ -53,14 +55,18 @@ def run(order: Order, *, json_file: Path | None) -> None:
             seed=order.seed,
         )
     if json_file is not None:
-        _save(json_file, [row.to_json() for row in judged])
+        content = [row.to_json() for row in judged]
+        write_text(json_file, json.dumps(content, indent=1) + "\n")
     chosen = [row for row in judged if row.calibrated]
     if chosen:
         print_table(
-            f"Calibrated on {len(chosen)} lines",
+            f"Calibrated on {_count(len(chosen), 'line')}",
             [_line(row) for row in chosen],
             left=("engine", "model", "machine"),
         )
+    found = accuracies(judged)
+    if not found:
+        note("no measured line is left to judge: every one was calibrated on, or cannot be used")
     print_table(
         "Errors on lines that were not calibrated on, and 80 % intervals",
         [
@@ -74,7 +80,7 @@ def run(order: Order, *, json_file: Path | None) -> None:
                 "covered": f"{entry.coverage:.0%}",
                 "half-width": f"{entry.half_width:.1%}",
             }
-            for entry in accuracies(judged)
+            for entry in found
         ],
         left=("slice", "figure"),
     )
@@ -97,7 +103,7 @@ def run(order: Order, *, json_file: Path | None) -> None:
     for text in warnings[:_SHOWN_WARNINGS]:
         warn(text)
     if len(warnings) > _SHOWN_WARNINGS:
-        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more lines that cannot be used")
+        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more such warnings")
     if json_file is not None:
         say(f"predictions: {json_file}")
 
@@ -107,7 +113,7 @@ def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
     folders = [source for source in order.sources if source.is_dir()]
     if not folders and len(order.sources) == 1:
         rows = read_table(order.sources[0])
-        note(f"{len(rows)} lines of {order.sources[0].name}")
+        note(f"{_count(len(rows), 'line')} of {order.sources[0].name}")
         return rows
     if len(folders) < len(order.sources):
         raise InputError("give one table, or sweeps alone: lines of several sources do not mix")
@@ -122,8 +128,12 @@ def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
             folder, instance=order.instance, dtype=order.dtype, machine=profile.machine
         )
         cells += found.cells
-    note(f"{len(cells)} levels of {len(folders)} sweep(s)")
+    note(f"{_count(len(cells), 'level')} of {_count(len(folders), 'sweep')}")
     return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
@@ -155,11 +165,3 @@ def _line(row: Judged) -> dict[str, Any]:
         "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
         "load": load,
     }
-
-
-def _save(path: Path, content: list[dict[str, Any]]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc

@@ -34,6 +34,14 @@ def verify(
     seed: Annotated[int, typer.Option(help="Of arrivals and prompts.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write to this file.")] = None,
+    update_profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="P.json",
+            help="Fit the plan's profile to this measurement too, and write it here; a profile "
+            "that is there already is fitted further.",
+        ),
+    ] = None,
 ) -> None:
     """Replay a recommendation's load and say which figures lie inside their intervals.
 
@@ -51,6 +59,7 @@ def verify(
             api_key=api_key,
             seed=seed,
             out=out,
+            update_profile=update_profile,
         ),
         json_file=json_file,
     )

@@ -16,6 +16,7 @@ from lmi_bench.cli.access import Access
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation
+from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 from lmi_bench.run_store import load_run
 from lmi_bench.slo import parse_slo
@@ -36,6 +37,7 @@ class Replay:
     api_key: str | None
     seed: int
     out: Path | None
+    update_profile: Path | None = None
 
 
 def run(replay: Replay, *, json_file: Path | None) -> int:
@@ -43,6 +45,11 @@ def run(replay: Replay, *, json_file: Path | None) -> int:
     plan = load_recommendation(replay.recommendation)
     candidate = plan["recommended"]
     share = _share(replay, candidate)
+    profile = None
+    if replay.update_profile is not None:
+        copies = _serving(candidate) * int(candidate["replicas"])
+        check_learnable(plan, candidate, share * copies)
+        profile = known_profile(plan, replay.update_profile)
     folder = replay.out or Path("runs") / f"verify-{replay.recommendation.stem}"
     outcome = sweep_run.run(
         None,
@@ -77,10 +84,19 @@ def run(replay: Replay, *, json_file: Path | None) -> int:
         }
         write_text(json_file, json.dumps(content, indent=2) + "\n")
         say(f"verification: {json_file}")
-    if outside:
+    if profile is not None and replay.update_profile is not None:
+        update(
+            plan,
+            candidate,
+            folder,
+            profile,
+            replay.update_profile,
+            contradicted=bool(outside),
+        )
+    elif outside:
         say(
-            "the profile does not describe this target: sweep it at several concurrencies and plan "
-            "again on that run (lmi-bench recommend RUN_DIR)"
+            "the profile does not describe this target: sweep it at several loads and plan "
+            "again on that run (lmi-bench recommend RUN_DIR), or --update-profile P.json here"
         )
     return EXIT_SLO_MISSED if missed else 0
 
@@ -111,27 +127,62 @@ def _overrides(
         *(2 * samples_needed(QUANTILES.get(parse_slo(slo).statistic, 0.5)) for slo in slos),
         0,
     )
+    lengths: dict[str, Any] = {
+        "workload.input_tokens": plan["input_tokens"],
+        "workload.output_tokens": plan["output_tokens"],
+    }
+    if plan.get("kinds"):
+        lengths = {"workload.mix": plan["kinds"]}
     overrides: dict[str, Any] = {
         "target": replay.target,
         "model": replay.model or plan["model"],
-        "workload.input_tokens": plan["input_tokens"],
-        "workload.output_tokens": plan["output_tokens"],
+        **lengths,
         "load.requests_per_level": requests,
         "slo": slos,
         "seed": replay.seed,
     }
     if plan.get("rate_per_s") is not None:
         overrides["load.rate_per_s"] = [plan["rate_per_s"] * share]
+        if plan.get("burstiness", 1) < 1:
+            overrides |= {"load.arrivals": "gamma", "load.burstiness": plan["burstiness"]}
     else:
         copies = _serving(candidate) * candidate["replicas"]
         users = max(1, round(candidate["memory"]["mean_batch_per_copy"] * copies * share))
         overrides["load.concurrency"] = [users]
         overrides["load.requests_per_level"] = max(requests, 3 * users)
     if replay.target.startswith("sim:"):
-        overrides["engine.tensor_parallel"] = candidate["tensor_parallel"]
-        if plan.get("dtype") in _ENGINE_DTYPES:
-            overrides["engine.dtype"] = plan["dtype"]
+        overrides |= _simulated_engine(plan, candidate)
     return overrides
+
+
+def _simulated_engine(plan: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
+    """The planned engine as a simulated target takes it; raises InputError where it cannot."""
+    setting = candidate.get("setting") or {}
+    dtype = setting.get("dtype") or plan.get("dtype")
+    impossible = [name for name in ("kv_dtype", "cuda_graphs") if setting.get(name) is not None]
+    if dtype not in (None, *_ENGINE_DTYPES):
+        impossible.append(f"dtype {dtype}")
+    if impossible:
+        raise InputError(
+            f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"
+        )
+    found = {
+        "engine.tensor_parallel": candidate["tensor_parallel"],
+        "engine.dtype": dtype,
+        "engine.max_rolling_batch_size": setting.get("max_batch_size"),
+        "engine.max_rolling_batch_prefill_tokens": setting.get("max_prefill_tokens"),
+        "engine.chunked_prefill": setting.get("chunked_prefill"),
+        "engine.memory_share": setting.get("memory_share"),
+    }
+    spoken = setting.get("speculation")
+    if spoken is not None:
+        found |= {
+            "engine.draft": spoken["draft"] or "ngram",
+            "engine.draft_tokens": spoken["draft_tokens"],
+            "engine.draft_acceptance": spoken["draft_acceptance"],
+            "engine.draft_adaptive": False,
+        }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _row(each: Verified) -> dict[str, str]:

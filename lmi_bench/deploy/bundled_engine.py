@@ -24,6 +24,7 @@ _DIRECT: Final = {
     "option.enable_prefix_caching": "prefix_caching",
     "option.enable_kv_cache_reuse": "prefix_caching",
     "option.block_size": "block_size",
+    "option.enforce_eager": "enforce_eager",
     "option.tokens_per_block": "block_size",
     "option.gpu_memory_utilization": "memory_share",
     "option.kv_cache_free_gpu_mem_fraction": "memory_share",
@@ -31,14 +32,19 @@ _DIRECT: Final = {
     "option.speculative_length": "draft_tokens",
     "option.tensor_parallel_degree": "tensor_parallel",
     "option.tensor_parallel_size": "tensor_parallel",
+    "option.smoothquant_alpha": "smoothquant_alpha",
+    "option.smoothquant_per_token": "smoothquant_per_token",
+    "option.smoothquant_per_channel": "smoothquant_per_channel",
     "max_batch_delay": "max_batch_delay_ms",
 }
+_QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _READ_ELSEWHERE: Final = (
     *("engine", "option.model_id", "option.rolling_batch", "batch_size", "job_queue_size"),
     *("option.dtype", "option.paged_attention", "option.model_loading_timeout"),
     *("option.async_mode", "option.trust_remote_code", "option.speculative_config"),
-    "option.entryPoint",
+    *("option.entryPoint", "option.quantize", "option.quantization", "option.load_in_8bit"),
+    *("option.rotary_scaling_type", "option.rotary_scaling_factor"),
 )
 
 
@@ -69,7 +75,7 @@ def bundled_settings(
                as bfloat16 (as many bytes; processors have no arithmetic in half precision)
 
     Raises InputError for what the bundled engine refuses: code from the hub, quantization that it
-    would not apply, a model location that it cannot read.
+    would not apply.
     """
     values = {name: setting.value for name, setting in settings.items()}
     if values.get("option.trust_remote_code", "false").lower() == "true":
@@ -77,13 +83,10 @@ def bundled_settings(
             f"{_where(settings, 'option.trust_remote_code')}: the bundled engine never runs code "
             "that comes with a model; take the line out"
         )
-    for name in ("option.quantize", "option.quantization", "option.load_in_8bit"):
-        if values.get(name, "false").lower() != "false":
-            raise InputError(
-                f"{_where(settings, name)}: the file's quantization is not applied here, and "
-                "figures without it would mislead; take the line out"
-            )
-    engine: dict[str, Any] = {}
+    engine: dict[str, Any] = _quantization(settings)
+    if "option.rotary_scaling_type" in values:
+        kind, factor = (values[f"option.rotary_scaling_{part}"] for part in ("type", "factor"))
+        engine["rope_scaling"] = f"{kind.lower()}:{factor}"
     for name, field in _DIRECT.items():
         if name in values:
             engine[field] = _converted(name, values[name])
@@ -111,6 +114,21 @@ def bundled_settings(
         ),
         batching=batching,
     )
+
+
+def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The scheme that the file names, where it is one of the engine's own."""
+    for name in ("option.quantize", "option.quantization", "option.load_in_8bit"):
+        asked = settings[name].value.lower() if name in settings else "false"
+        if asked in _QUANTIZE:
+            return {"quantize": _QUANTIZE[asked]}
+        if asked != "false":
+            raise InputError(
+                f"{_where(settings, name)}: the bundled engine has {', '.join(_QUANTIZE)}, and "
+                "figures without the file's quantization would mislead; take the line out, or "
+                "choose with --quantize"
+            )
+    return {}
 
 
 def _batching(values: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

@@ -67,6 +67,17 @@ class DeploymentPlan:
         )
 
 
+_BY_HAND = (
+    "kv_dtype",
+    "speculation",
+    "max_prefill_tokens",
+    "chunked_prefill",
+    "memory_share",
+    "cuda_graphs",
+)
+"""Settings of a recommended engine that the written files do not carry."""
+
+
 def plan_from_recommendation(
     content: Mapping[str, Any], *, model_id: str | None = None
 ) -> DeploymentPlan:
@@ -75,6 +86,9 @@ def plan_from_recommendation(
     input_tokens, output_tokens = int(content["input_tokens"]), int(content["output_tokens"])
     model = str(content["model"])
     slots = best["memory"].get("slots_per_copy")
+    kinds = content.get("kinds") or ()
+    setting = best.get("setting") or {}
+    by_hand = [name for name in _BY_HAND if setting.get(name) is not None]
     return DeploymentPlan(
         shape=find_model(model),
         model_id=_model_id(model, model_id),
@@ -82,12 +96,16 @@ def plan_from_recommendation(
         instances=int(best["instances"]),
         tensor_parallel=int(best["tensor_parallel"]),
         copies=int(best["replicas"]),
-        dtype=str(content["dtype"]),
+        dtype=str(setting.get("dtype") or content["dtype"]),
         slots=_MOST_SLOTS if slots is None else max(1, min(_MOST_SLOTS, int(slots))),
-        max_model_len=input_tokens + output_tokens,
-        max_input_tokens=input_tokens,
+        max_model_len=max(
+            (kind["input_tokens"] + kind["output_tokens"] for kind in kinds),
+            default=input_tokens + output_tokens,
+        ),
+        max_input_tokens=max((kind["input_tokens"] for kind in kinds), default=input_tokens),
         basis=f"recommended for {content.get('load', 'the load')}, {content['objective']}; "
-        f"{content['profile']}",
+        f"{content['profile']}"
+        + (f"; the plan also sets {', '.join(by_hand)}: add that by hand" if by_hand else ""),
     )
 
 

@@ -255,6 +255,7 @@ class AsyncEngine:
             peak_running=stats.peak_running,
             prefix_tokens=stats.prefix_tokens,
             prefix_hit_tokens=stats.prefix_hit_tokens,
+            rebuilt_batches=stats.rebuilt_batches,
             drafts=stats.drafts,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,

@@ -14,6 +14,7 @@ class EngineStats:
     cache_slots_reserved   token slots that running sequences held, summed over the steps;
     cache_slots_unfilled   those of them without a token
     prefix_tokens          prompt tokens looked up in the prefix cache; prefix_hit_tokens: found
+    rebuilt_batches        batches whose sequences were computed anew because a request joined
     drafts                 guesses of one or more tokens that were verified, drafted_tokens
                            together; accepted_tokens: those of them that held
     """
@@ -33,6 +34,7 @@ class EngineStats:
     peak_running: int = 0
     prefix_tokens: int = 0
     prefix_hit_tokens: int = 0
+    rebuilt_batches: int = 0
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

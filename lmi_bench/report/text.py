@@ -94,6 +94,8 @@ def _engine_text(done: Mapping[str, Any]) -> str:
     ]
     if done["preemptions"]:
         parts.append(f"{done['preemptions']} preemptions")
+    if done.get("rebuilt_batches"):
+        parts.append(f"{done['rebuilt_batches']} batches computed anew for a newcomer")
     if done.get("prefix_hit_frac") is not None:
         parts.append(f"{done['prefix_hit_frac']:.1%} of the prompt tokens found in the cache")
     if done.get("draft_acceptance_frac") is not None:

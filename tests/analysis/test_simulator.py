@@ -185,3 +185,22 @@ def test_simulating_loads_neither_asyncio_nor_torch():
     loaded = set(done.stdout.split())
     assert "lmi_bench.analysis.simulator" in loaded
     assert not {"asyncio", "torch", "lmi_bench.engine.async_engine"} & loaded
+
+
+def test_users_that_never_rest_keep_the_engine_busy_to_the_last_step():
+    """1,000 requests by 128 users of an engine of 64 slots: no second passes without a step."""
+
+    class Busy(Growing):
+        seconds = 0.0
+
+        def step_time_s(self, shape):
+            step_s = super().step_time_s(shape)
+            self.seconds += step_s
+            return step_s
+
+    steps = Busy()
+    spec = LevelSpec(index=0, concurrency=128, num_requests=1000)
+    run = simulate_level(spec, same(50, 20), CONFIG, steps)
+    assert len(run.records) == 1000
+    wall_s = max(record.token_times_s[-1] for record in run.records)
+    assert steps.seconds == pytest.approx(wall_s, rel=1e-9)

@@ -122,3 +122,22 @@ def test_the_money_is_that_of_all_cells_together(tmp_path, capsys):
     run_matrix(path, {}, options, out=out, resume=False)
     assert "is spent" in capsys.readouterr().out
     assert states(out)["a--long"] == "failed"
+
+
+def test_a_matrix_sweeps_the_degrees_of_one_machine(tmp_path):
+    """1, 2, 4 and 8 devices, each its own run; published: TP 4 beats 8 for one copy of 7B."""
+    targets = [
+        {"name": f"tp{n}", "target": "sim:ml.p4d.24xlarge", "model": "llama-2-7b",
+         "engine": {"tensor_parallel": n}}
+        for n in (1, 2, 4, 8)
+    ]  # fmt: skip
+    payload = {"name": "short", "workload": {"input_tokens": 64, "output_tokens": 8}}
+    path = matrix_file(tmp_path, targets, [payload], {"load": {"concurrency": [16]}})
+    found = {}
+    for cell in read_matrix(path):
+        found[cell.title] = cell.fields["engine"]["tensor_parallel"]
+    assert found == {f"short on tp{n}": n for n in (1, 2, 4, 8)}
+    assert not run_matrix(path, {}, SweepOptions(), out=tmp_path / "out", resume=False).failed
+    runs = sorted((tmp_path / "out").glob("*/levels.jsonl"))
+    assert len(runs) == 4
+    assert all(json.loads(run.read_text())["throughput_tokens_per_s"] > 0 for run in runs)

@@ -85,6 +85,17 @@ def test_a_recommendation_becomes_its_own_layout():
     assert settings["option.max_model_len"] == "500"
     assert settings["option.model_id"] == "meta-llama/Llama-2-13b-hf"
     assert made.instances == 3
+    mixed = {
+        **content,
+        "kinds": [{"input_tokens": 900, "output_tokens": 10, "share": 0.1}],
+        "recommended": {
+            **content["recommended"],
+            "setting": {"dtype": "int4", "kv_dtype": "float8", "max_batch_size": 57},
+        },
+    }
+    made = plan_from_recommendation(mixed)
+    assert (made.dtype, made.max_model_len, made.max_input_tokens) == ("int4", 910, 900)
+    assert "also sets kv_dtype: add that by hand" in made.basis
 
 
 @pytest.mark.parametrize(

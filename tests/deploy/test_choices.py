@@ -139,6 +139,27 @@ def test_batching_follows_the_containers_rules(settings, engine):
     assert engine.items() <= bundled(**settings).engine.items()
 
 
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [
+        ({"option__quantize": "awq"}, {"quantize": "awq-int4"}),
+        ({"option__quantization": "fp8"}, {"quantize": "fp8"}),
+        (
+            {"option__quantize": "smoothquant", "option__smoothquant_alpha": 0.5},
+            {"quantize": "smoothquant", "smoothquant_alpha": 0.5},
+        ),
+        (
+            {"option__rotary_scaling_type": "linear", "option__rotary_scaling_factor": 2},
+            {"rope_scaling": "linear:2"},
+        ),
+    ],
+)
+def test_quantization_and_stretched_positions_become_the_engines_own(settings, engine):
+    found = bundled(**settings)
+    assert engine.items() <= found.engine.items()
+    assert found.ignored == ()
+
+
 def test_a_simulated_engine_keeps_half_precision():
     assert bundled(simulated=True, option__dtype="fp16").engine["dtype"] == "float16"
 
@@ -147,7 +168,8 @@ def test_a_simulated_engine_keeps_half_precision():
     ("settings", "message"),
     [
         ({"option__trust_remote_code": "true"}, "never runs code that comes with a model"),
-        ({"option__quantize": "awq"}, "file: option.quantize=awq: the file's quantization"),
+        ({"option__quantize": "gptq"}, "file: option.quantize=gptq: the bundled engine has awq,"),
+        ({"option__load_in_8bit": "true"}, "the bundled engine has awq"),
         ({"option__speculative_config": '{"a": 1}'}, "neither a model nor the method ngram"),
         ({"option__speculative_config": "{x"}, "is not JSON"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -98,3 +99,36 @@ def test_what_a_user_can_mend_ends_in_one_line(arguments, message, monkeypatch, 
         main()
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_verification_teaches_the_profile(plan, tmp_path):
+    """One copy's share of a load on a machine that the plan takes for another: the L4's times."""
+    path, _ = plan
+    learnt = tmp_path / "learnt.json"
+    done = lmi_bench(
+        "verify", path, "--target", "sim:ml.g6.2xlarge", "--requests", "60",
+        "--out", tmp_path / "run", "--update-profile", learnt, expect=None,
+    )  # fmt: skip
+    fitted = json.loads(learnt.read_text())
+    planned = json.loads(path.read_text())["profile_document"]
+    shares = [each["parameters"]["bandwidth_share"] for each in (planned, fitted)]
+    assert shares[1] < 0.9 * shares[0]  # an L4 reads half as fast as the A10G of the plan
+    off = re.search(
+        r"latency_ms_per_token: predicted (-[\d.]+)% .*, ([+-][\d.]+)% after", done.stdout
+    )
+    assert off is not None, done.stdout
+    assert abs(float(off[2])) < 0.5 * abs(float(off[1]))
+    again = lmi_bench(
+        "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "6",
+        "--profile", learnt, expect=None,
+    )  # fmt: skip
+    assert "then 1 levels of llama-2-7b" in again.stdout
+
+
+def test_a_profile_learns_from_one_copy_only(plan, tmp_path):
+    done = lmi_bench(
+        "verify", plan[0], "--target", "sim:ml.g5.2xlarge", "--share", "1",
+        "--update-profile", tmp_path / "p.json", expect=2,
+    )  # fmt: skip
+    assert "learns from one copy" in done.stderr
+    assert "--share" in done.stderr

@@ -61,7 +61,6 @@ class Model(Structure):
                 "threads",
             )
         ],
-        ("cpus", c_void_p),
         ("norm_eps", c_float),
         ("scale", c_float),
         ("layer", POINTER(Layer)),

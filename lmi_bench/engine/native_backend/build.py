@@ -18,6 +18,7 @@ SOURCE: Final = NativeSource(
     variable="CXX",
     compilers=("g++", "clang++", "c++"),
     flags=("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi"),
+    hint="some 10 to 20 s; --backend torch does without",
 )
 
 

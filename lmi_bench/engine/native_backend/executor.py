@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import secrets
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_b
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
@@ -92,6 +92,7 @@ class NativeExecutor(TorchExecutor):
         progress: Progress | None = None,
         quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,  # noqa: ARG003  nothing is calibrated
+        steps: StepSettings = NOTHING_PREPARED,  # noqa: ARG003  the step is compiled as it is
         compiled: StepLibrary | None = None,
         variant: str = "",
     ) -> Self:
@@ -117,7 +118,6 @@ class NativeExecutor(TorchExecutor):
         shape = spec.shape(folder.resolve().name)
         stored, cached = torch_dtype(dtype), torch_dtype(kv_dtype or dtype)
         count = threads or usable_cores()
-        cores = _own_cores(count)
         place = torch.device(device)
 
         def load_all() -> tuple[Loaded, NativeForward]:
@@ -144,7 +144,6 @@ class NativeExecutor(TorchExecutor):
                 block_size=block_size,
                 num_blocks=blocks,
                 threads=count,
-                cores=cores,
                 variant=variant,
             )
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
@@ -175,9 +174,8 @@ class NativeExecutor(TorchExecutor):
         made = cls(loaded, shape, block_size, worker)
         made._forward = forward
         kernels = variant or compiled.variants()[0]
-        pinned = "pinned" if cores else "not pinned"
         made.weights_description = (
-            f"{dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''} {pinned}"
+            f"{dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''}"
         )
         return made
 
@@ -185,15 +183,6 @@ class NativeExecutor(TorchExecutor):
         """Wait for the step that runs, then end the worker and the library's threads."""
         await super().close()
         await asyncio.to_thread(self._forward.close)
-
-
-def _own_cores(threads: int) -> list[int]:
-    """A core for each thread where they are as many as this process may use, else none: other
-    engines of this process would be given the same ones."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    cores = sorted(os.sched_getaffinity(0))
-    return cores if len(cores) == threads else []
 
 
 def _is_x86() -> bool:

@@ -27,20 +27,15 @@ class NativeForward:
         block_size: int,
         num_blocks: int,
         threads: int,
-        cores: Sequence[int] = (),
         variant: str = "",
     ) -> None:
-        """cores    one for each thread, which stays on it; empty: the system moves threads
-        variant  of the kernels, one of `library.variants()`; empty: the best
-        """
+        """variant  of the kernels, one of `library.variants()`; empty: the best"""
         self.shape = shape
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._library = library
         self._weights = weights
-        self._cores = array("i", cores)
         weights.model.threads = threads
-        weights.model.cpus = self._cores.buffer_info()[0] if cores else None
         self._handle = library.open(weights.model, variant)
         if not self._handle:
             raise EngineError(f"the native step cannot be opened (kernels {variant or 'any'})")

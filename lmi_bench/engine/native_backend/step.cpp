@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
@@ -33,8 +34,6 @@
 #include <thread>
 #include <vector>
 #if defined(__linux__)
-#include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #endif
 #if defined(__x86_64__)
@@ -66,7 +65,6 @@ struct LmiModel {
   int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
   int64_t block_size, cache_kind, embedding_kind;
   int64_t threads;
-  const int32_t* cpus;  // one a thread, or null: threads are not pinned
   float norm_eps, scale;
   const LmiLayer* layer;
   const float* final_norm;
@@ -103,6 +101,7 @@ constexpr int64_t CHUNK_INPUTS = 256; // inputs whose weights stay in the second
 constexpr int64_t CHUNK_ROWS = 240;   // rows that share one pass over a panel
 constexpr int64_t CONTEXT = 512;      // cached tokens between two corrections of the softmax
 constexpr int64_t QUERY_ROWS = 12;    // rows of heads that read a page together
+constexpr int64_t ROWS_A_PIECE = 8;   // of what is done row by row
 constexpr int64_t STREAM_AHEAD = 4096;// bytes: how far ahead a weight is asked for that is read once
 
 inline float widened(bf16 v) {
@@ -150,121 +149,129 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Threads that run one function together. The caller is the first of them. Between steps they spin
-// for a moment, since the next step comes at once while requests wait, and then sleep.
+// Threads that share out the pieces of one loop after the other. The caller leads: it opens a loop,
+// takes pieces like everybody and returns when all are done. A helper is waited for only while it
+// holds a piece, never for its mere arrival: one that the system has set aside holds nobody up for
+// longer than that piece, and the others do the rest meanwhile. Nobody stays on a core of its own.
+//
+// Who waits spins for as long as the others' last pieces commonly take, lets other threads of its
+// core go first, and then sleeps, so that the system can bring a waiting thread to this core.
 class Team {
  public:
-  Team(int64_t size, const int32_t* cpus) : size_(size) {
-    if (cpus) cpus_.assign(cpus, cpus + size);
-    for (int64_t me = 1; me < size; me++) threads_.emplace_back([this, me] { work(me); });
+  typedef void (*Work)(const void* data, int64_t piece, int64_t me);
+
+  explicit Team(int64_t size) : size_(size) {
+    for (int64_t me = 1; me < size; me++) threads_.emplace_back([this, me] { help(me); });
   }
 
   ~Team() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stop_ = true;
-      round_.fetch_add(1);
-    }
-    wake_.notify_all();
+    stop_.store(true);
+    open(0);
     for (auto& thread : threads_) thread.join();
   }
 
   int64_t size() const { return size_; }
 
-  typedef void (*Work)(void*, Team&, int64_t);
-
-  // Runs work(data, team, me) on every thread; `loops` is the most calls of `claim`'s loops in it
-  void run(Work work, void* data, size_t loops) {
-    if (counters_.size() < loops) counters_ = std::vector<Counter>(loops);
-    for (size_t i = 0; i < loops; i++) counters_[i].next.store(0, std::memory_order_relaxed);
-    work_ = work;
-    data_ = data;
-#if defined(__linux__)
-    cpu_set_t before;
-    bool moved = !cpus_.empty() && !sched_getaffinity(0, sizeof before, &before);
-    if (moved) pin(cpus_[0]);
-#endif
-    if (size_ > 1) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        round_.fetch_add(1);
-      }
-      wake_.notify_all();
-    }
-    work(data, *this, 0);
-    meet();  // nobody looks at `data` any more
-#if defined(__linux__)
-    if (moved) sched_setaffinity(0, sizeof before, &before);
-#endif
-  }
-
-  // The next piece of the `loop`-th loop that nobody has yet
-  int64_t claim(int64_t loop) {
-    return counters_[loop].next.fetch_add(1, std::memory_order_relaxed);
-  }
-
-  // Returns when every thread is here
-  void meet() {
-    if (size_ == 1) return;
-    uint32_t phase = phase_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+  // work(data, piece, me) for every piece below `count`, each once, on whatever thread is free
+  void run(int64_t count, Work work, const void* data) {
+    if (size_ == 1 || count == 1) {  // waking somebody takes longer
+      for (int64_t piece = 0; piece < count; piece++) work(data, piece, 0);
       return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-      if (spins < 4000) pause();
-      else std::this_thread::yield();
+    if (uint64_t(count) > MOST_PIECES) throw std::bad_alloc();
+    work_ = work;
+    data_ = data;
+    done_.store(0, std::memory_order_relaxed);
+    open(count);
+    for (uint64_t piece; (piece = loop_.fetch_add(1, std::memory_order_acq_rel) & MOST_PIECES) <
+                         uint64_t(count);) {
+      work(data, int64_t(piece), 0);
+      done_.fetch_add(1, std::memory_order_acq_rel);
     }
+    wait([&] { return done_.load(std::memory_order_acquire) == uint32_t(count); }, finished_);
   }
 
  private:
-  struct alignas(64) Counter {
-    std::atomic<int64_t> next{0};
-    Counter() = default;
-    Counter(const Counter&) {}
+  // A loop in one word, so that a piece and the loop that it is of are claimed at once: its number,
+  // how many pieces it has, and how many are taken
+  static constexpr int COUNT_BITS = 24;
+  static constexpr uint64_t MOST_PIECES = (uint64_t(1) << COUNT_BITS) - 1;
+  static uint64_t number_of(uint64_t loop) { return loop >> (2 * COUNT_BITS); }
+  static uint64_t count_of(uint64_t loop) { return loop >> COUNT_BITS & MOST_PIECES; }
+
+  // Where threads sleep until something is told
+  struct Bell {
+    std::mutex mutex;
+    std::condition_variable rung;
+    std::atomic<int> sleepers{0};
+
+    void ring() {
+      if (!sleepers.load(std::memory_order_seq_cst)) return;
+      { std::lock_guard<std::mutex> lock(mutex); }
+      rung.notify_all();
+    }
   };
 
-  static void pin(int32_t cpu) {
-#if defined(__linux__)
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof one, &one);
-#else
-    (void)cpu;
-#endif
+  template <class Ready>
+  static void wait(Ready ready, Bell& bell) {
+    using clock = std::chrono::steady_clock;
+    for (int spins = 0; spins < 64; spins++) {
+      if (ready()) return;
+      pause();
+    }
+    const auto start = clock::now();
+    for (auto spent = clock::duration(0); spent < SPIN + YIELD; spent = clock::now() - start) {
+      for (int spins = 0; spins < 16; spins++) {
+        if (ready()) return;
+        pause();
+      }
+      if (spent > SPIN) std::this_thread::yield();
+    }
+    std::unique_lock<std::mutex> lock(bell.mutex);
+    bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    bell.rung.wait(lock, ready);
+    bell.sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  void work(int64_t me) {
-    if (!cpus_.empty()) pin(cpus_[me]);
-    uint32_t seen = 0;
-    for (;;) {
-      for (int spins = 0; spins < 2000 && round_.load(std::memory_order_acquire) == seen; spins++)
-        pause();
-      if (round_.load(std::memory_order_acquire) == seen) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return round_.load(std::memory_order_acquire) != seen; });
+  void open(int64_t count) {
+    number_++;
+    loop_.store(number_ << (2 * COUNT_BITS) | uint64_t(count) << COUNT_BITS,
+                std::memory_order_seq_cst);
+    opened_.ring();
+  }
+
+  void help(int64_t me) {
+    uint64_t seen = 0;
+    while (!stop_.load(std::memory_order_relaxed)) {
+      for (;;) {
+        const uint64_t loop = loop_.fetch_add(1, std::memory_order_acq_rel);
+        const uint64_t piece = loop & MOST_PIECES;
+        seen = number_of(loop);
+        if (piece >= count_of(loop)) break;
+        work_(data_, int64_t(piece), me);
+        // the leader may go on with the next loop as soon as the last piece is counted
+        if (done_.fetch_add(1, std::memory_order_seq_cst) + 1 == count_of(loop)) finished_.ring();
       }
-      seen = round_.load(std::memory_order_acquire);
-      if (stop_) return;
-      work_(data_, *this, me);
-      meet();
+      wait(
+          [&] {
+            return number_of(loop_.load(std::memory_order_seq_cst)) != seen ||
+                   stop_.load(std::memory_order_relaxed);
+          },
+          opened_);
     }
   }
 
+  static constexpr std::chrono::microseconds SPIN{20}, YIELD{200};
+
   int64_t size_;
-  std::vector<int32_t> cpus_;
   std::vector<std::thread> threads_;
-  std::vector<Counter> counters_;
   Work work_ = nullptr;
-  void* data_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  alignas(64) std::atomic<uint32_t> round_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-  alignas(64) std::atomic<int64_t> arrived_{0};
+  const void* data_ = nullptr;
+  uint64_t number_ = 0;
+  std::atomic<bool> stop_{false};
+  Bell opened_, finished_;
+  alignas(64) std::atomic<uint64_t> loop_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};
 };
 
 // Rows of one sequence that read its pages together
@@ -279,7 +286,7 @@ struct Scratch {
 };
 
 struct Engine;
-typedef void (*StepFunction)(Engine&, Team&, int64_t);
+typedef void (*StepFunction)(Engine&);
 
 struct Engine {
   LmiModel model;
@@ -470,7 +477,7 @@ void* lmi_open(const LmiModel* model, const char* variant_name) {
     e->query_rows = std::max<int64_t>(1, QUERY_ROWS * model->kv_heads / model->heads);
     e->scratch_memory = std::vector<Buffer>(model->threads);
     for (auto& memory : e->scratch_memory) e->scratch.push_back(scratch_in(memory, *e));
-    e->team.reset(new Team(model->threads, model->cpus));
+    e->team.reset(new Team(model->threads));
     return e.release();
   } catch (const std::exception&) {
     return nullptr;
@@ -484,10 +491,7 @@ int lmi_step(void* engine, const LmiStep* step) {
     e.step = step;
     lay_out(e, *step);
     take_memory(e, *step);
-    e.team->run([](void* data, Team& team, int64_t me) {
-      Engine& engine = *static_cast<Engine*>(data);
-      engine.step_function(engine, team, me);
-    }, &e, e.model.layers * 9 + 8);
+    e.step_function(e);
   } catch (const std::bad_alloc&) {
     return 1;
   }
@@ -798,15 +802,33 @@ static void panel_sums(const LmiLinear& w, int64_t panel, const Rows& x, int64_t
   }
 }
 
+// Calls each(piece, me) for every piece below `count`; `me` is the thread that it is called on
+template <class Each>
+LMI_INLINE void for_each(Team& team, int64_t count, Each each) {
+  team.run(
+      count,
+      [](const void* data, int64_t piece, int64_t me) { (*(const Each*)data)(piece, me); }, &each);
+}
+
+// Calls each(row) for every row, some of them a piece
+template <class Each>
+LMI_INLINE void for_rows(Team& team, int64_t rows, int64_t a_piece, Each each) {
+  for_each(team, (rows + a_piece - 1) / a_piece, [&](int64_t piece, int64_t) {
+    const int64_t end = std::min(rows, (piece + 1) * a_piece);
+    for (int64_t row = piece * a_piece; row < end; row++) each(row);
+  });
+}
+
 // Calls finish(row, panel, sums of the panel) for every row and panel of x W^T
 template <class Finish>
-LMI_INLINE void linear(Team& team, int64_t loop, const Scratch& s, const LmiLinear& w, const Rows& x,
-                       int64_t rows, Finish finish) {
+LMI_INLINE void linear(Engine& e, const LmiLinear& w, const Rows& x, int64_t rows, Finish finish) {
   const int64_t width = panels(w), chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-  for (int64_t job; (job = team.claim(loop)) < width * chunks;) {
-    const int64_t chunk = job / width, panel = job % width;
+  const int64_t size = e.team->size();
+  for_each(*e.team, width * chunks, [&](int64_t piece, int64_t me) {
+    const Scratch& s = e.scratch[me];
+    const int64_t chunk = piece / width, panel = piece % width;
     const int64_t first = rows * chunk / chunks, count = rows * (chunk + 1) / chunks - first;
-    const int64_t next = std::min(job + team.size(), width * chunks - 1) % width;
+    const int64_t next = std::min(piece + size, width * chunks - 1) % width;
     panel_sums(w, panel, x, first, count, s.sums, s.wide, panel_at(w, next));
     for (int64_t r = 0; r < count; r++) {
       float* sums = s.sums + r * PANEL;
@@ -818,14 +840,7 @@ LMI_INLINE void linear(Team& team, int64_t loop, const Scratch& s, const LmiLine
       }
       finish(first + r, panel, (const float*)sums);
     }
-  }
-  team.meet();
-}
-
-template <class Each>
-LMI_INLINE void for_each(Team& team, int64_t loop, int64_t count, Each each) {
-  for (int64_t i; (i = team.claim(loop)) < count;) each(i);
-  team.meet();
+  });
 }
 
 // Between the linear layers
@@ -1006,17 +1021,16 @@ static void likeliest_of(Engine& e, int64_t row, int64_t panel, const float* sum
   e.best_id[at] = int32_t(first + best);
 }
 
-// Every thread of the team runs this; what stands between two `loop`s is done by each
-void step(Engine& e, Team& team, int64_t me) {
+void step(Engine& e) {
   const LmiModel& m = e.model;
   const LmiStep& now = *e.step;
-  const Scratch& s = e.scratch[me];
+  Team& team = *e.team;
   const Rows h{e.h, e.h_stride, e.narrow_rows}, inner{e.inner, e.inner_stride, e.narrow_rows};
   Rows attended{e.attended, e.attended_stride, e.narrow_rows};
-  int64_t rows = now.rows, loop = 0;
+  int64_t rows = now.rows;
   float* x = e.x;
   auto norm = [&](const float* weight) {
-    for_each(team, loop++, rows, [&](int64_t row) {
+    for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) {
       normalise(x + row * e.x_stride, weight, m.norm_eps, m.hidden, h, row);
     });
   };
@@ -1024,28 +1038,29 @@ void step(Engine& e, Team& team, int64_t me) {
     float* to = x + row * e.x_stride + panel * PANEL;
     for (int64_t c = 0; c < PANEL; c += W) store(to + c, load(to + c) + load(sums + c));
   };
-  for_each(team, loop++, rows, [&](int64_t row) {
+  for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) {
     embed(e, row);
     turns(e, row);
   });
   for (int64_t index = 0; index < m.layers; index++) {
     const LmiLayer& layer = e.layers[index];
     norm(layer.attention_norm);
-    linear(team, loop++, s, layer.qkv, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
+    linear(e, layer.qkv, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
       memcpy(e.qkv + row * e.qkv_stride + panel * PANEL, sums, PANEL * 4);
     });
-    for_each(team, loop++, rows, [&](int64_t row) { keep(e, layer, row); });
-    for_each(team, loop++, int64_t(e.queries.size()) * m.kv_heads, [&](int64_t job) {
-      const Queries& some = e.queries[job / m.kv_heads];
+    for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) { keep(e, layer, row); });
+    for_each(team, int64_t(e.queries.size()) * m.kv_heads, [&](int64_t piece, int64_t me) {
+      const Queries& some = e.queries[piece / m.kv_heads];
+      const int64_t head = piece % m.kv_heads;
       if (m.cache_kind == LMI_F32)
-        attend<Floats>(e, layer, some, job % m.kv_heads, s, attended);
+        attend<Floats>(e, layer, some, head, e.scratch[me], attended);
       else
-        attend<Pairs>(e, layer, some, job % m.kv_heads, s, attended);
+        attend<Pairs>(e, layer, some, head, e.scratch[me], attended);
     });
     if (index == m.layers - 1) {  // from here on a row feeds only its own logits
       const int64_t bytes = m.heads * m.head_dim * (e.narrow_rows ? 2 : 4);
       const int64_t stride = e.attended_stride * (e.narrow_rows ? 2 : 4);
-      for_each(team, loop++, now.sampled, [&](int64_t i) {
+      for_rows(team, now.sampled, ROWS_A_PIECE, [&](int64_t i) {
         const int64_t row = now.sampled_rows[i];
         memcpy(e.last_x + i * e.x_stride, x + row * e.x_stride, m.hidden * 4);
         memcpy(e.last_attended + i * stride, e.attended + row * stride, bytes);
@@ -1054,25 +1069,24 @@ void step(Engine& e, Team& team, int64_t me) {
       attended.data = e.last_attended;
       rows = now.sampled;
     }
-    linear(team, loop++, s, layer.out, attended, rows, add_to_x);
+    linear(e, layer.out, attended, rows, add_to_x);
     norm(layer.mlp_norm);
-    linear(team, loop++, s, layer.gate_up, h, rows,
-           [&](int64_t row, int64_t panel, const float* sums) {
-             for (int64_t c = 0; c < PANEL / 2; c += W) {
-               const Vector gate = load(sums + c), up = load(sums + PANEL / 2 + c);
-               inner.put(row, panel * (PANEL / 2) + c, gate / (exponential(-gate) + 1.0f) * up);
-             }
-           });
-    linear(team, loop++, s, layer.down, inner, rows, add_to_x);
+    linear(e, layer.gate_up, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
+      for (int64_t c = 0; c < PANEL / 2; c += W) {
+        const Vector gate = load(sums + c), up = load(sums + PANEL / 2 + c);
+        inner.put(row, panel * (PANEL / 2) + c, gate / (exponential(-gate) + 1.0f) * up);
+      }
+    });
+    linear(e, layer.down, inner, rows, add_to_x);
   }
   norm(m.final_norm);
-  linear(team, loop++, s, m.head, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
+  linear(e, m.head, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
     const int64_t count = std::min(PANEL, m.vocab - panel * PANEL);
     if (now.logits) memcpy(now.logits + row * m.vocab + panel * PANEL, sums, count * 4);
     if (now.likeliest) likeliest_of(e, row, panel, sums);
   });
   if (!now.likeliest) return;
-  for_each(team, loop++, rows, [&](int64_t row) {
+  for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) {
     const int64_t width = panels(m.head);
     const float* best = e.best + row * width;
     int64_t top = 0;

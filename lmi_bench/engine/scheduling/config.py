@@ -57,6 +57,9 @@ class SchedulerConfig:
     prefix_caching                    keep computed blocks and share them between prompts with
                                       a common beginning
     max_concurrent_requests           requests beyond it are refused at once; None: queue all
+    recompute_on_join                 a newcomer makes every running sequence compute its cache
+                                      anew, as engines did that could not insert a row into a
+                                      cache in use: the baseline of those that can
     attention_window                  tokens that a position sees, itself included, where every
                                       layer has a window: paged blocks behind it are given back.
                                       None: some layer sees everything. A request must still fit
@@ -77,6 +80,7 @@ class SchedulerConfig:
     prefix_caching: bool = False
     max_input_tokens: int | None = None
     attention_window: int | None = None
+    recompute_on_join: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))
@@ -106,6 +110,13 @@ class SchedulerConfig:
             raise InputError(f"max_batch_delay_s must be 0 or more, got {self.max_batch_delay_s:g}")
         if self.attention_window is not None and self.attention_window < 1:
             raise InputError(f"attention_window must be at least 1, got {self.attention_window}")
+        if self.recompute_on_join and (
+            self.policy is not BatchingPolicy.ROLLING or self.chunked_prefill or self.prefix_caching
+        ):
+            raise InputError(
+                "recompute_on_join is about requests that join a rolling batch whose prefill "
+                "pauses decoding: use policy rolling without chunked_prefill and prefix_caching"
+            )
         if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
             raise InputError(
                 f"max_concurrent_requests must be at least 1, got {self.max_concurrent_requests}"

@@ -145,6 +145,8 @@ class Scheduler:
         members: list[Sequence] = []
         if self._drafter is not None and self._in_flight:
             return _IDLE  # how many drafted tokens hold is not known before the commit
+        if self.config.recompute_on_join and not self._clear_for_newcomer():
+            return _IDLE
         if self._mixes_prefill:
             if not self._make_room():
                 return _IDLE
@@ -422,13 +424,32 @@ class Scheduler:
             missing = self._residents.missing_blocks()
         return True
 
+    def _clear_for_newcomer(self) -> bool:
+        """Send the whole batch back to the queue if somebody can join it.
+
+        They stand before the newcomer there, so all are admitted again, and computed, together.
+        False: batches in flight must be committed before.
+        """
+        residents = self._residents
+        if not residents.running or residents.num_filling or self._next_to_admit() is None:
+            return True
+        if self._in_flight:
+            return False
+        while residents.running:
+            self._send_back_youngest()
+        self.stats.rebuilt_batches += 1
+        return True
+
     def _preempt_youngest(self) -> None:
+        self._send_back_youngest()
+        self.stats.preemptions += 1
+
+    def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
         if seq.num_computed > seq.num_cached:  # else no executor has heard of it
             self._released.append(seq.seq_id)
         self._residents.evict_youngest()
         self._waiting.push(seq)
-        self.stats.preemptions += 1
 
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]

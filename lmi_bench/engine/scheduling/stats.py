@@ -19,6 +19,7 @@ class SchedulerStats:
     cache_slots_unfilled  those of them that held no token yet: the waste of the KV layout
     peak_running      most sequences in the batch at one time
     prefix_tokens     prompt tokens that the prefix cache was asked for; prefix_hit_tokens: found
+    rebuilt_batches   batches whose sequences were all computed anew because a request joined
     drafts            guesses of one or more tokens that were verified, drafted_tokens together;
                       accepted_tokens: those of them that held
     """
@@ -35,6 +36,7 @@ class SchedulerStats:
     peak_running: int = 0
     prefix_tokens: int = 0
     prefix_hit_tokens: int = 0
+    rebuilt_batches: int = 0
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

@@ -65,9 +65,12 @@ class Meeting:
 class DistributedCollectives:
     """Over torch.distributed, one process group a process."""
 
-    def __init__(self, meeting: Meeting, rank: int, degree: int) -> None:
+    def __init__(self, meeting: Meeting | None, rank: int, degree: int) -> None:
+        """meeting  None: the process has joined its group already"""
         self._rank = rank
         self._degree = degree
+        if meeting is None:
+            return
         options: dict[str, Any] = {}
         if meeting.transport is Transport.NCCL:
             options["device_id"] = torch.device("cuda", torch.cuda.current_device())

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
-from lmi_bench.engine.torch_backend.forward import TorchForward
+from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
@@ -23,6 +24,15 @@ from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.static.build import (
+    NOTHING_PREPARED,
+    SPARE_BLOCKS,
+    PreparedSteps,
+    StepSettings,
+    with_prepared_steps,
+)
+from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
+from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.hf_config import spec_from_hf_config
@@ -51,6 +61,8 @@ class Loaded:
     kv_dtype: str
     weight_bytes: int
     quantized: QuantizedBytes | None
+    prepared: PreparedSteps | None = None
+    compare: Callable[[], list[StepDifference]] | None = None
 
 
 class TorchExecutor:
@@ -65,6 +77,7 @@ class TorchExecutor:
     weights_description formats of weights and arithmetic, for a start-up line
     weight_bytes        of matrices, embeddings and head as they are held
     quantized           what quantizing did to the matrices; None where they keep their floats
+    prepared            what preparing decode steps came to; None where none were
     """
 
     def __init__(
@@ -89,6 +102,8 @@ class TorchExecutor:
         self.weights_description = str(loaded.precision)
         self.weight_bytes = loaded.weight_bytes
         self.quantized = loaded.quantized
+        self.prepared = loaded.prepared
+        self._compare = loaded.compare
 
     @classmethod
     def load(
@@ -108,6 +123,7 @@ class TorchExecutor:
         progress: Progress | None = None,
         quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,
+        steps: StepSettings = NOTHING_PREPARED,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
@@ -122,7 +138,8 @@ class TorchExecutor:
         progress           told (bytes read, bytes of all files) while the weights are loaded,
                            in the worker's thread
         quantize           how weights are rounded as they are loaded
-        told               told how far calibration has come, in the worker's thread
+        told               told how far calibration or compiling has come, in the worker's thread
+        steps              which decode steps are compiled or captured at start
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
@@ -166,9 +183,21 @@ class TorchExecutor:
                 layout.bytes_per_block,
                 most=max(1, most_cache_tokens // block_size),
             )
-            cache = KvCache(layout, blocks, place)
+            cache = KvCache(layout, blocks + (SPARE_BLOCKS if steps.wanted else 0), place)
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
-            forward = TorchForward(model, cache, precision)
+            eager = TorchForward(model, cache, precision, num_blocks=blocks)
+            forward: Forward = eager
+            prepared = None
+            if steps.wanted:
+                forward, prepared = with_prepared_steps(
+                    eager,
+                    model,
+                    cache,
+                    precision,
+                    steps,
+                    quantize=weights_name(config, quantize),
+                    told=told,
+                )
             runner = ModelRunner(forward, sampling_seed=seed)
             return Loaded(
                 runner,
@@ -180,6 +209,10 @@ class TorchExecutor:
                 str(layout.dtype).removeprefix("torch."),
                 model.held_bytes,
                 model.quantized,
+                prepared,
+                partial(compare_steps, forward, eager)
+                if isinstance(forward, StaticForward)
+                else None,
             )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
@@ -228,10 +261,25 @@ class TorchExecutor:
         token_ids = [*given, *continuation]
         return await loop.run_in_executor(self._worker, self._runner.score, token_ids, len(given))
 
+    async def compare_prepared(self) -> list[StepDifference]:
+        """Prepared steps against the same steps run as they are, one for each shape; none where
+        none are prepared. Only while the executor holds no sequence."""
+        if self._compare is None:
+            return []
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._compare)
+
     async def close(self) -> None:
         """Wait for the step that runs, then end the worker thread if it is this one's own."""
         if self._owns_worker:
             await asyncio.to_thread(self._worker.shutdown)
+
+
+def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
+    """How the weights are rounded: as asked for, or as the folder stores them."""
+    stored = config.get("quantization_config") or {}
+    if quantize != NOT_QUANTIZED or not stored:
+        return str(quantize)
+    return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
 
 
 def usable_cores() -> int:

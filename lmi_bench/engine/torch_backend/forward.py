@@ -39,11 +39,19 @@ class Forward(Protocol):
 class TorchForward:
     """The back end `torch`: any device, the reference of the others."""
 
-    def __init__(self, model: Decoder, cache: KvCache, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KvCache,
+        precision: Precision,
+        *,
+        num_blocks: int | None = None,
+    ) -> None:
+        """num_blocks  of the cache that sequences are given; None: all"""
         self.shape = model.shape
         self.cache = cache
         self.block_size = cache.shape.block_size
-        self.num_blocks = cache.num_blocks
+        self.num_blocks = num_blocks or cache.num_blocks
         self._model = model
         self._device = cache.keys[0].device
         self._attention = PagedAttention(

@@ -22,7 +22,7 @@ from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_row
 
 _GATHER_BYTES: Final = 16 << 20  # most keys gathered at once, a few times a core's second cache
 _WINDOW_ROWS: Final = 256  # at least so many rows of a prompt share the keys of their windows
-_MASKED: Final = -1e30  # finite, so that no row of a softmax can turn to NaN
+MASKED: Final = -1e30  # finite, so that no row of a softmax can turn to NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _prompt_rows(
             stop - rows.context_tokens + end,
             len(keys),
             head_page_rows(table, shape.num_kv_heads),
-            bias.masked_fill_(unseen, _MASKED),
+            bias.masked_fill_(unseen, MASKED),
         )
 
 
@@ -269,7 +269,7 @@ def _decode_group(
     if window is not None:
         unseen |= keys < end_keys - window
     bias = torch.zeros(unseen.shape, dtype=formats.decode, device=device)
-    bias = bias.masked_fill_(unseen, _MASKED).repeat_interleave(shape.num_kv_heads, dim=0)
+    bias = bias.masked_fill_(unseen, MASKED).repeat_interleave(shape.num_kv_heads, dim=0)
     value_rows = None
     if formats.value_rows:
         in_page = torch.arange(shape.block_size, device=device)

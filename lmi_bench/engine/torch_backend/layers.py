@@ -6,6 +6,7 @@ after the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +39,15 @@ class Norm(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it has learnt."""
+        ...
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Norm:
+        """The same norm with other ones, as a compiled step is given them."""
+        ...
+
 
 class Mlp(Protocol):
     """The feed-forward part of a layer."""
@@ -51,11 +61,11 @@ class PlainLinear:
     """The portable form: any device, the weight as it is stored."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight = weight
-        self._bias = bias
+        self.weight = weight
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self._weight, self._bias)
+        return functional.linear(x, self.weight, self.bias)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return residual + self(x)
@@ -123,12 +133,19 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._weight = weight
-        self._eps = eps
+        self.eps = eps
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._weight,)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> RmsNorm:
+        return RmsNorm(tensors[0], self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.to(_RMS_DTYPE)
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = scale.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_()
+        scale = scale.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
         normed: Tensor = (wide * scale).to(x.dtype) * self._weight
         return normed
 
@@ -141,6 +158,13 @@ class LayerNorm:
         self._bias = bias
         self._eps = eps
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._weight, self._bias)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> LayerNorm:
+        return LayerNorm(tensors[0], tensors[1], self._eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
 
@@ -149,16 +173,16 @@ class GatedMlp:
     """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202."""
 
     def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
-        self._gate = gate
-        self._up = up
-        self._down = down
+        self.gate = gate
+        self.up = up
+        self.down = down
 
     def __call__(self, x: Tensor) -> Tensor:
         """The layer without a residual, as an expert needs it."""
-        return self._down(self._up.multiply(x, self._gate.silu(x)))
+        return self.down(self.up.multiply(x, self.gate.silu(x)))
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._down.add(self._up.multiply(x, self._gate.silu(x)), residual)
+        return self.down.add(self.up.multiply(x, self.gate.silu(x)), residual)
 
 
 class GeluMlp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,9 @@ from lmi_bench.engine.torch_backend.executor import (
     DEFAULT_MEMORY_SHARE,
     DEFAULT_MOST_CACHE_TOKENS,
     usable_cores,
+    weights_name,
 )
+from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.parallel import check_degree
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
@@ -26,13 +29,17 @@ from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.rank import (
     ChoosePrecision,
+    CompareSteps,
     LoadWeights,
     Room,
     RunStep,
     Score,
     TakeCache,
+    TakenCache,
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
+from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
+from lmi_bench.engine.torch_backend.static.check import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
@@ -50,14 +57,14 @@ class ParallelExecutor:
 
     def __init__(
         self,
-        group: RankGroup,
+        group: RankGroup | LaunchedRanks,
         worker: ThreadPoolExecutor,
         shape: ModelShape,
         *,
         block_size: int,
         num_blocks: int,
         rooms: list[Room],
-        kv_cache_bytes: int,
+        taken: list[TakenCache],
         precision: Precision,
         kv_dtype: str,
         shared_memory: bool,
@@ -71,7 +78,8 @@ class ParallelExecutor:
             rooms[0].free_bytes if shared_memory else sum(room.free_bytes for room in rooms)
         )
         self.kv_bytes_per_block = sum(room.bytes_per_block for room in rooms)
-        self.kv_cache_bytes = kv_cache_bytes
+        self.kv_cache_bytes = sum(each.num_bytes for each in taken)
+        self.prepared = taken[0].prepared
         self.kv_dtype = kv_dtype
         self.weights_description = str(precision)
         self.transport = group.transport
@@ -97,6 +105,7 @@ class ParallelExecutor:
         transport: Transport | None = None,
         quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,
+        steps: StepSettings = NOTHING_PREPARED,
     ) -> ParallelExecutor:
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
@@ -115,7 +124,11 @@ class ParallelExecutor:
         ):
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1, got {count}")
-        if device == "cuda" and torch.cuda.device_count() < tensor_parallel:
+        if (
+            device == "cuda"
+            and launch_of(os.environ) is None
+            and torch.cuda.device_count() < tensor_parallel
+        ):
             raise InputError(
                 f"--tp {tensor_parallel} needs as many GPUs; {torch.cuda.device_count()} are here"
             )
@@ -128,13 +141,17 @@ class ParallelExecutor:
         cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
         threads_each = max(1, (threads or usable_cores()) // tensor_parallel)
         worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
-        group: RankGroup | None = None
+        group: RankGroup | LaunchedRanks | None = None
         try:
-            group = RankGroup(
-                tensor_parallel,
-                transport or usual_transport(tensor_parallel, device),
-                threads=threads_each,
-            )
+            launch = launch_of(os.environ)
+            if launch is not None:
+                group = LaunchedRanks(launch, device, threads=threads or usable_cores())
+            else:
+                group = RankGroup(
+                    tensor_parallel,
+                    transport or usual_transport(tensor_parallel, device),
+                    threads=threads_each,
+                )
             precision: Precision = group.ask_first(
                 ChoosePrecision(dtype, device, shape.params_total)
             )
@@ -162,7 +179,9 @@ class ParallelExecutor:
                 most=max(1, most_cache_tokens // block_size),
             )
             seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
-            cache_bytes = sum(group.ask_each(TakeCache(blocks, seed)))
+            taken: list[TakenCache] = group.ask_each(
+                TakeCache(blocks, seed, steps, weights_name(config, quantize))
+            )
         except BaseException:
             if group is not None:
                 group.close()
@@ -175,7 +194,7 @@ class ParallelExecutor:
             block_size=block_size,
             num_blocks=blocks,
             rooms=rooms,
-            kv_cache_bytes=cache_bytes,
+            taken=taken,
             precision=precision,
             kv_dtype=str(cache_dtype or precision.stored).removeprefix("torch."),
             shared_memory=on_one_machine,
@@ -210,6 +229,14 @@ class ParallelExecutor:
         loop = asyncio.get_running_loop()
         scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
         return scores
+
+    async def compare_prepared(self) -> list[StepDifference]:
+        """As TorchExecutor.compare_prepared; all ranks run the steps together."""
+        loop = asyncio.get_running_loop()
+        found: list[StepDifference] = await loop.run_in_executor(
+            self._worker, self._group.ask, CompareSteps()
+        )
+        return found
 
     async def lost(self) -> EngineError:
         """Return when a rank's process has ended, whether or not a step runs."""

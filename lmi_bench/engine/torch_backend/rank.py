@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -26,7 +28,7 @@ from lmi_bench.engine.torch_backend.collectives import (
     Transport,
     loopback_interface,
 )
-from lmi_bench.engine.torch_backend.forward import TorchForward
+from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
@@ -35,6 +37,15 @@ from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.shared_memory import Segment, SharedMemoryCollectives
+from lmi_bench.engine.torch_backend.static.build import (
+    NOTHING_PREPARED,
+    SPARE_BLOCKS,
+    PreparedSteps,
+    StepSettings,
+    with_prepared_steps,
+)
+from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
+from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.errors import EngineError, LmiBenchError
 
 _TELL_EVERY_S: Final = 0.1
@@ -99,10 +110,25 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TakeCache:
-    """Take memory for so many blocks; the answer is this rank's bytes."""
+    """Take memory for so many blocks, and prepare decode steps; the answer is a TakenCache."""
 
     num_blocks: int
     sampling_seed: int
+    steps: StepSettings = NOTHING_PREPARED
+    quantize: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCache:
+    """Bytes of a rank's cache, and what preparing its decode steps came to."""
+
+    num_bytes: int
+    prepared: PreparedSteps | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSteps:
+    """Run prepared steps beside eager ones; the answer is a list of StepDifference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +167,7 @@ def run_rank(rank: int, degree: int, threads: int, connection: Connection) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    worker = _Rank(rank, degree, connection)
+    worker = RankWorker(rank, degree, connection)
     try:
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -150,17 +176,34 @@ def run_rank(rank: int, degree: int, threads: int, connection: Connection) -> No
         worker.close()
 
 
-class _Rank:
-    def __init__(self, rank: int, degree: int, connection: Connection) -> None:
+class Line(Protocol):
+    """What a rank says things over."""
+
+    def send(self, answer: Answer, /) -> None: ...
+
+    def recv(self) -> Any: ...
+
+    def poll(self) -> bool: ...
+
+
+class RankWorker:
+    """One rank's model, cache and runner, and what it does with each request."""
+
+    def __init__(
+        self, rank: int, degree: int, connection: Line, *, device_number: int | None = None
+    ) -> None:
+        """device_number  of this rank's GPU on its host; None: the rank"""
         self._rank = rank
         self._degree = degree
         self._connection = connection
+        self._device_number = rank if device_number is None else device_number
         self._collectives: Collectives | None = None
         self._device = torch.device("cpu")
         self._model: Decoder | None = None
         self._layout: KvLayoutShape | None = None
         self._precision: Precision | None = None
         self._runner: ModelRunner | None = None
+        self._compare: Callable[[], list[StepDifference]] = list
         self._told_s = 0.0
 
     def serve(self) -> None:
@@ -170,7 +213,7 @@ class _Rank:
             if isinstance(request, Stop):
                 return
             try:
-                result = self._do(request)
+                result = self.do(request)
             except LmiBenchError as exc:
                 self._connection.send(Answer(error=exc))
             except Exception as exc:  # noqa: BLE001 - whatever it is, the one in charge is told
@@ -185,7 +228,12 @@ class _Rank:
         if self._collectives is not None:
             self._collectives.close()
 
-    def _do(self, request: object) -> Any:
+    def use(self, collectives: Collectives) -> None:
+        """Reach the other ranks this way."""
+        self._collectives = collectives
+
+    def do(self, request: object) -> Any:
+        """The answer to a request."""
         match request:
             case RunStep(batch):
                 return self._run(batch)
@@ -199,6 +247,8 @@ class _Rank:
                 return self._load(request)
             case TakeCache():
                 return self._take_cache(request)
+            case CompareSteps():
+                return self._compare()
             case TimeAllReduce():
                 return self._time(request)
         raise EngineError(f"a rank knows no request {type(request).__name__}")
@@ -256,13 +306,29 @@ class _Rank:
             self._told_s = now_s
             self._connection.send(Answer(progress=(done_bytes, total_bytes)))
 
-    def _take_cache(self, request: TakeCache) -> int:
+    def _take_cache(self, request: TakeCache) -> TakenCache:
         if self._model is None or self._layout is None or self._precision is None:
             raise EngineError("no weights are loaded")
-        cache = KvCache(self._layout, request.num_blocks, self._device)
-        forward = TorchForward(self._model, cache, self._precision)
+        steps = request.steps
+        spare = SPARE_BLOCKS if steps.wanted else 0
+        cache = KvCache(self._layout, request.num_blocks + spare, self._device)
+        eager = TorchForward(self._model, cache, self._precision, num_blocks=request.num_blocks)
+        forward: Forward = eager
+        prepared = None
+        if steps.wanted:
+            forward, prepared = with_prepared_steps(
+                eager,
+                self._model,
+                cache,
+                self._precision,
+                steps,
+                tensor_parallel=self._degree,
+                quantize=request.quantize,
+            )
         self._runner = ModelRunner(forward, sampling_seed=request.sampling_seed)
-        return cache.nbytes
+        if isinstance(forward, StaticForward):
+            self._compare = partial(compare_steps, forward, eager)
+        return TakenCache(cache.nbytes, prepared)
 
     def _run(self, batch: StepBatch) -> list[StepOutput]:
         return self._loaded().run(batch)
@@ -278,7 +344,9 @@ class _Rank:
         return times_s
 
     def _place(self, device: str) -> torch.device:
-        return torch.device("cuda", self._rank) if device == "cuda" else torch.device(device)
+        return (
+            torch.device("cuda", self._device_number) if device == "cuda" else torch.device(device)
+        )
 
     def _loaded(self) -> ModelRunner:
         if self._runner is None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from lmi_bench.engine.scheduling.batch import Idle, StepBatch, WaitUntil
+from lmi_bench.errors import InputError
 
 MIXED = [(0.0, 20, 500), (0.0, 500, 20)] * 8
 
@@ -175,6 +176,37 @@ class TestRolling:
             run.add(seq_id, 4, 1)
         run.run()
         assert [next(iter(step.kinds)) for step in run.steps] == [5, 5, 5, 9, 3, 7]
+
+
+class TestRecomputeOnJoin:
+    def test_a_newcomer_makes_everyone_compute_prompt_and_tokens_anew(self, drive):
+        """Request 0 (4 + 10) has 3 tokens when request 1 (4 + 2) comes: one step computes
+        4 + 3 tokens beside the newcomer's 4, and gives both a token."""
+        run = drive(recompute_on_join=True).run([(0.0, 4, 10), (2.5, 4, 2)])
+        assert [step.kinds for step in run.steps[2:5]] == [
+            {0: "decode"},
+            {0: "prefill", 1: "prefill"},
+            {0: "decode", 1: "decode"},
+        ]
+        assert run.steps[3].prompt_tokens == 4 + 3 + 4
+        assert run.token_times_s[0] == [float(k) for k in range(1, 11)]
+        assert (run.scheduler.stats.rebuilt_batches, run.scheduler.stats.preemptions) == (1, 0)
+
+    def test_nothing_is_rebuilt_while_the_newcomer_finds_no_place(self, drive):
+        run = drive(recompute_on_join=True, max_rolling_batch_size=1)
+        run.run([(0.0, 4, 5), (1.5, 4, 5)])
+        assert run.scheduler.stats.rebuilt_batches == 0
+
+    def test_without_it_a_newcomer_costs_its_own_prompt(self, drive):
+        run = drive().run([(0.0, 4, 10), (2.5, 4, 2)])
+        assert [step.prompt_tokens for step in run.steps if step.prompt_tokens] == [4, 4]
+
+    @pytest.mark.parametrize(
+        "other", [{"policy": "dynamic"}, {"chunked_prefill": True}, {"prefix_caching": True}]
+    )
+    def test_it_is_refused_where_nobody_joins_or_little_is_computed_anew(self, drive, other):
+        with pytest.raises(InputError, match="recompute_on_join"):
+            drive(recompute_on_join=True, **other)
 
 
 class TestChunkedPrefill:

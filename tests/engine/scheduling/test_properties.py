@@ -116,6 +116,16 @@ configs = st.builds(
     chunked_prefill=st.booleans(),
     prefix_caching=st.booleans(),
     attention_window=st.sampled_from([None, None, 1, 4, 17]),
+) | st.builds(
+    dict,
+    num_blocks=st.integers(1, 40),
+    block_size=st.sampled_from([1, 2, 5, 16]),
+    max_model_len=st.sampled_from([30, 64]),
+    kv_layout=st.sampled_from(["paged", "contiguous"]),
+    max_rolling_batch_size=st.integers(1, 6),
+    max_rolling_batch_prefill_tokens=st.integers(1, 50),
+    attention_window=st.sampled_from([None, 4]),
+    recompute_on_join=st.just(True),
 )
 
 

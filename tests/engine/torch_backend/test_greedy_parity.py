@@ -92,6 +92,14 @@ def test_preempted_requests_get_the_same_tokens(make_llama, chunked):
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 
+def test_a_cache_computed_anew_at_every_join_gives_the_same_tokens(make_llama):
+    model = make_llama(num_key_value_heads=2)
+    requests = random_requests(5, 12, delay_s=0.01)
+    outputs, stats = asyncio.run(generate(model.folder, requests, recompute_on_join=True))
+    assert stats.rebuilt_batches > 0
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mix_of_settings_and_arrivals_gives_the_same_tokens(llama, seed):
     chance = random.Random(seed)

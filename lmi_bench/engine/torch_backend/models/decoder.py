@@ -79,8 +79,11 @@ class Layer:
 class Decoder:
     """The forward pass of a step; holds weights, no cache and no sequence.
 
+    Its parts are open to the back ends that put the pass together in another way.
+
     held_bytes  of its matrices, embeddings and head
     quantized   what quantizing did to the matrices; None where nothing is
+    compute     what is multiplied
     """
 
     def __init__(
@@ -97,26 +100,26 @@ class Decoder:
         self.spec: DecoderSpec = load.spec
         self.held_bytes = load.held_bytes
         self.quantized = load.quantized
-        self._compute = load.precision.compute
-        self._rotary = Rotary(
-            load.spec.rope, load.spec.head_dim, dtype=self._compute, device=load.device
+        self.compute = load.precision.compute
+        self.rotary = Rotary(
+            load.spec.rope, load.spec.head_dim, dtype=self.compute, device=load.device
         )
-        self._embedding = embedding
-        self._layers = layers
-        self._norm = norm
-        self._head = head
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.head = head
 
     def logits(self, step: PackedStep, attention: PagedAttention) -> Tensor:
         """Run a step: its keys and values into the cache, the sampled rows' logits out.
 
         returns  shape (sampled rows, vocab)
         """
-        x = self._embedding(step.token_ids).to(self._compute)
-        turn = self._rotary.at(step.positions, step.contexts)
-        last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
+        x = self.embedding(step.token_ids).to(self.compute)
+        turn = self.rotary.at(step.positions, step.contexts)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
             attended = layer.attend(index, x, turn, step, attention)
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[step.sampled_rows], x[step.sampled_rows]
             x = layer.finish(x, attended)
-        return self._head(self._norm(x))
+        return self.head(self.norm(x))

@@ -1,0 +1,131 @@
+"""What a recipe needs before it is run: memory of each variant, and the cheapest machine for it.
+
+An optimization job holds, one after the other: the float model whole while calibration looks at it
+(AWQ, SmoothQuant), and each variant's weights with the cache of its largest level while it is
+measured. The largest of these decides; machines are those of the catalog with a price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lmi_bench.analysis.kv_cache import kv_bytes_per_token
+from lmi_bench.analysis.weights import weight_bytes
+from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import note, print_table
+from lmi_bench.model_folder import is_model_folder, shape_of_folder
+from lmi_bench.model_shape import ModelShape
+from lmi_bench.recipe import BASELINE, Recipe, load_recipe
+from lmi_bench.scenario import EngineSection
+from lmi_bench.units import bytes_to_gib
+
+USABLE_FRAC: Final = 0.9
+"""Of an accelerator's memory; the rest is the runtime's and activations'."""
+
+_FLOATS: Final = "bfloat16"
+_FORMATS: Final = {
+    "none": _FLOATS,
+    "int8": "int8",
+    "smoothquant": "int8",
+    "awq": "int4",
+    "awq-int4": "int4",
+    "awq-int3": "int4",  # an upper bound
+    "fp8": "float8",
+}
+_CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeed:
+    """Bytes on all devices together.
+
+    prepare_bytes  while weights are rounded; measure_bytes: while the variant is measured
+    """
+
+    name: str
+    prepare_bytes: int
+    measure_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The larger one."""
+        return max(self.prepare_bytes, self.measure_bytes)
+
+
+def job_need(recipe: Recipe, shape: ModelShape, name: str, settings: EngineSection) -> JobNeed:
+    """What one variant takes.
+
+    prepare = float weights where calibration looks at them, else those of the variant's format
+    measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
+    """
+    scheme = settings.quantize
+    weights = weight_bytes(shape, _FORMATS[scheme])
+    evaluate = recipe.evaluate
+    tokens = max(evaluate.concurrency) * (evaluate.input_tokens + evaluate.output_tokens)
+    shapes = [shape]
+    if settings.draft is not None and settings.draft != "ngram":
+        shapes.append(_shape(settings.draft))
+    drafts = sum(weight_bytes(each, _FLOATS) for each in shapes[1:])
+    cache = round(tokens * sum(kv_bytes_per_token(each) for each in shapes))
+    return JobNeed(
+        name,
+        weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
+        weights + drafts + cache,
+    )
+
+
+def cheapest_machine(need_bytes: int, instances: Iterable[Instance]) -> Instance | None:
+    """The one with the lowest price whose accelerators together hold so much; None: none does."""
+    fitting = [
+        instance
+        for instance in instances
+        if instance.price_usd_per_hour is not None
+        and instance.neuron_cores is None  # the bundled engine does not run there
+        and instance.num_accelerators * instance.accelerator.memory_bytes * USABLE_FRAC
+        >= need_bytes
+    ]
+    return min(
+        fitting, key=lambda each: (each.price_usd_per_hour, each.instance_type), default=None
+    )
+
+
+def run_plan(path: Path, model: str | None) -> None:
+    """Print the need of every variant and the machine that the whole job wants."""
+    recipe = load_recipe(path)
+    name = model or recipe.model
+    shape = _shape(name)
+    variants = [(BASELINE, recipe.settings(None))]
+    variants += [(variant.name, recipe.settings(variant)) for variant in recipe.variants]
+    needs = [job_need(recipe, shape, each, settings) for each, settings in variants]
+    rows = []
+    for need in needs:
+        machine = cheapest_machine(need.peak_bytes, all_instances())
+        rows.append(
+            {
+                "variant": need.name,
+                "prepare GiB": f"{bytes_to_gib(need.prepare_bytes):.1f}",
+                "measure GiB": f"{bytes_to_gib(need.measure_bytes):.1f}",
+                "cheapest machine": "none" if machine is None else machine.instance_type,
+                "USD/h": "" if machine is None else f"{machine.price_usd_per_hour:.2f}",
+            }
+        )
+    print_table(f"{shape.name}: what the job needs", rows, left=("variant", "cheapest machine"))
+    machine = cheapest_machine(max(need.peak_bytes for need in needs), all_instances())
+    if machine is None:
+        note("no machine of the catalog holds the largest variant: take it out, or split the model")
+        return
+    note(
+        f"one machine for all of it: {machine.instance_type} ({machine.num_accelerators} x "
+        f"{machine.accelerator.name}), {machine.price_usd_per_hour:.2f} USD/h "
+        f"({machine.price_provenance})"
+    )
+
+
+def _shape(model: str) -> ModelShape:
+    """Of a folder or a catalog name; InputError where it is neither."""
+    folder = Path(model)
+    return shape_of_folder(folder) if is_model_folder(folder) else find_model(model)

@@ -1,0 +1,145 @@
+"""The table of candidates for the width of the terminal: what decides stays, the rest gives way."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from lmi_bench.analysis.layouts import Rejection
+from lmi_bench.analysis.recommendation import Candidate, Figure
+from lmi_bench.slo import parse_slo
+
+_GIVE_WAY = (
+    "price of", "tok/s", "basis", "limited by", "USD/1M out", "ms/token p90", "ITL p50 ms",
+    "capacity req/s", "TTFT p90 ms",
+)  # fmt: skip
+"""Columns of little help to the choice first; the SLOs' own stand in a column of theirs."""
+_GAP = 3  # columns between two columns
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def distinct_layouts(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best setting of each machine and degree, in the candidates' order."""
+    found: dict[tuple[str, int], Candidate] = {}
+    for each in candidates:
+        found.setdefault((each.instance, each.tensor_parallel), each)
+    return list(found.values())
+
+
+def candidate_rows(candidates: Sequence[Candidate], width: int) -> list[dict[str, str]]:
+    """Rows for that many columns of text; every figure that was predicted has its interval.
+
+    Columns give way, the least telling first, until the rows fit.
+    """
+    rows = [_row(each) for each in candidates]
+    if rows and not any(row["engine"] for row in rows):
+        for row in rows:
+            del row["engine"]
+    for name in _GIVE_WAY:
+        if _needed(rows) <= width:
+            break
+        for row in rows:
+            row.pop(name, None)
+    return rows
+
+
+def left_out(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Columns that had no room."""
+    return [name for name in _GIVE_WAY if rows and name not in rows[0]]
+
+
+def _needed(rows: Sequence[Mapping[str, str]]) -> int:
+    if not rows:
+        return 0
+    return sum(
+        max(*map(len, name.split()), *(len(row[name]) for row in rows)) + _GAP for name in rows[0]
+    )
+
+
+def _row(candidate: Candidate) -> dict[str, str]:
+    row = {
+        "fleet": f"{candidate.instances} x {candidate.instance}",
+        "TP x copies": f"{candidate.tensor_parallel} x {candidate.copies}",
+        "engine": candidate.setting.describe(),
+        "USD/h": _money(candidate.price_usd_per_hour),
+        "USD/1M out": _money(candidate.usd_per_1m_output_tokens),
+        "capacity req/s": interval(candidate.figures.get("capacity_rate_per_s")),
+        "tok/s": _plain(candidate.figures.get("throughput_tokens_per_s")),
+        "TTFT p90 ms": interval(candidate.figures.get("ttft_p90_ms")),
+        "ITL p50 ms": interval(candidate.figures.get("itl_p50_ms")),
+        "ms/token p90": interval(candidate.figures.get("latency_per_token_p90_ms")),
+    }
+    for outlook in candidate.slos:
+        slo = parse_slo(outlook.slo)
+        figure = candidate.figures.get(f"{slo.metric}_{slo.statistic}_ms")
+        shown = interval(figure) if figure is not None else ""
+        mark = {"likely": " ?", "measured": " measured", "missed": " missed"}
+        title = f"{slo.metric.upper() if len(slo.metric) < 5 else slo.metric} {slo.statistic} ms"
+        row.pop(title, None)
+        row[title] = shown + mark.get(outlook.confidence, "")
+    return row | {
+        "limited by": candidate.limited_by,
+        "basis": candidate.basis,
+        "price of": _price_of(candidate),
+    }
+
+
+def _money(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.2f}"
+
+
+def _plain(figure: Figure | None) -> str:
+    return "" if figure is None else f"{figure.predicted:,.0f}"
+
+
+def interval(figure: Figure | None) -> str:
+    """47 [41-55]: predicted with its 80 % interval."""
+    if figure is None:
+        return "withheld"
+    low, high = short(figure.low), short(figure.high)
+    return f"{short(figure.predicted)} [{low}-{high}]"
+
+
+def short(value: float) -> str:
+    """Three digits, never in powers of ten.
+
+    >>> short(0.1234), short(47.36), short(1234.5)
+    ('0.123', '47.4', '1,234')
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _price_of(candidate: Candidate) -> str:
+    """Where a row's price is from: component, region, date."""
+    cost = candidate.cost
+    if cost.get("machine_price_usd_per_hour") is None:
+        return "no price known"
+    date = str(cost["price_date"]).split(" (")[0]
+    component = str(cost["price_component"]).replace("component not stated", "")
+    return f"{cost['price_region']} {date} {component}".strip()
+
+
+def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
+    """The layouts that are out, by kind of reason, each with one of them as an example."""
+    if not rejected:
+        return
+    kinds: Counter[str] = Counter()
+    examples: dict[str, Rejection] = {}
+    for each in rejected:
+        kind = _NUMBER.sub("#", each.reason)
+        kinds[kind] += 1
+        examples.setdefault(kind, each)
+    yield f"{len(rejected)} layouts are out:"
+    for kind, number in kinds.most_common(shown):
+        each = examples[kind]
+        place = each.instance_type
+        if each.tensor_parallel is not None:
+            place += f" TP {each.tensor_parallel}"
+        if setting := each.setting.describe():
+            place += f", {setting}"
+        yield f"  {number:>3}  {'such as ' if number > 1 else ''}{place}: {each.reason}"
+    if len(kinds) > shown:
+        yield f"  and {len(kinds) - shown} more kinds of reason, in the --json file"

@@ -1,0 +1,124 @@
+"""What a verification teaches: the plan's profile fitted to the measured level as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.engine_setting import has_graphs
+from lmi_bench.analysis.from_run import PlacedRun, accuracy_on, calibrate_on_runs, cells_from_run
+from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.profiles import EngineProfile, profile_from_json, profile_to_json
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import say, warn
+from lmi_bench.cli.files import write_text
+from lmi_bench.errors import InputError
+from lmi_bench.run_store import load_run
+
+
+def known_profile(plan: Mapping[str, Any], path: Path) -> EngineProfile:
+    """The profile to go on from: the file's, else the plan's. Raises InputError without either."""
+    if path.exists():
+        return profile_from_json(path.read_text(encoding="utf-8"))
+    document = plan.get("profile_document")
+    if not isinstance(document, Mapping):
+        raise InputError(
+            f"the plan holds no profile to go on from: run recommend --json again, or put one at "
+            f"{path}"
+        )
+    return profile_from_json(json.dumps(document))
+
+
+def check_learnable(plan: Mapping[str, Any], candidate: Mapping[str, Any], copies: float) -> None:
+    """Raises InputError where the measurement could not teach a profile.
+
+    copies  of the fleet whose share of the load the target gets
+    """
+    if abs(copies - 1) > 1e-6:
+        raise InputError(
+            f"--update-profile learns from one copy of the model, this load is that of {copies:g}: "
+            f"point --target at one copy and add --share {1 / _copies(candidate):.4g}"
+        )
+    if plan.get("kinds"):
+        raise InputError(
+            "--update-profile needs equal requests; the plan's differ in length: sweep with "
+            "--input-tokens and --output-tokens, then calibrate on that run"
+        )
+    if any((candidate.get("setting") or {}).get(name) for name in _UNFITTED):
+        raise InputError(
+            f"--update-profile: the plan's engine differs from its profile in "
+            f"{', '.join(_UNFITTED)}: sweep that engine and calibrate on the run"
+        )
+
+
+_UNFITTED = ("speculation", "cuda_graphs")
+
+
+def _copies(candidate: Mapping[str, Any]) -> int:
+    return int(candidate["instances"]) * int(candidate["replicas"])
+
+
+def doubted(profile: EngineProfile) -> EngineProfile:
+    """The profile where a measurement contradicts it: its values, with the doubt of an engine of
+    its kind of which no level is known."""
+    general = GRAPH_GPU_PRIOR if has_graphs(profile) else EAGER_GPU_PRIOR
+    return replace(
+        profile,
+        log_sd={name: max(sd, general.log_sd.get(name, sd)) for name, sd in profile.log_sd.items()},
+        log_correlation=(),
+    )
+
+
+def learn(
+    plan: Mapping[str, Any], candidate: Mapping[str, Any], folder: Path, profile: EngineProfile
+) -> EngineProfile:
+    """The profile fitted to the run's level; what it says of that level before and after."""
+    shape = find_model(str(plan["model"]))
+    name = str(candidate["instance"])
+    machine = probe_local_instance() if name == LOCAL_NAME else find_instance(name)
+    placed = PlacedRun(load_run(folder), machine, int(candidate["tensor_parallel"]))
+    setting = candidate.get("setting") or {}
+    dtype = setting.get("dtype") or plan.get("dtype")
+    cells = cells_from_run(placed.run, shape, machine, dtype=dtype, tensor_parallel=placed.degree)
+    if setting.get("kv_dtype"):
+        cells = [replace(cell, kv_dtype=setting["kv_dtype"]) for cell in cells]
+    fitted, after = calibrate_on_runs(profile, [placed], shape, dtype=dtype)
+    fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
+    before = accuracy_on(profile, cells)
+    for old, new in zip(before["levels"], after["levels"], strict=True):
+        for key, pair in old.items():
+            if isinstance(pair, Mapping) and pair["measured"]:
+                ratios = (pair["predicted"], new[key]["predicted"])
+                off, left = (value / pair["measured"] - 1 for value in ratios)
+                say(f"  {key}: predicted {off:+.1%} of measured before, {left:+.1%} after")
+    return fitted
+
+
+def update(
+    plan: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    folder: Path,
+    profile: EngineProfile,
+    path: Path,
+    *,
+    contradicted: bool,
+) -> None:
+    """Fit, write, say; a run that cannot be fitted leaves the file as it is, with the reason.
+
+    contradicted  figures lie outside their intervals, so that less of the profile is believed
+    """
+    if contradicted:
+        profile = doubted(profile)
+        say("figures lie outside: the profile is doubted like one of an engine not yet measured")
+    try:
+        fitted = learn(plan, candidate, folder, profile)
+    except InputError as exc:
+        warn(f"the profile stays as it is: {exc}")
+        return
+    write_text(path, profile_to_json(fitted))
+    say(f"profile: {path} (lmi-bench recommend --profile {path})")

@@ -1,0 +1,67 @@
+"""The inputs of a decode step in memory that stays where it is.
+
+A captured graph reads fixed addresses and a compiled step fixed sizes, so every step of a shape
+writes over the same three tensors. Rows and pages that a step leaves unused point to a block of
+the cache that belongs to no sequence: they are computed like the others, and nobody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.engine.torch_backend.inputs import SequenceRows
+from lmi_bench.engine.torch_backend.static.shapes import StaticShape
+
+_ALIGNED: Final = 2
+"""Each tensor starts at a multiple of 16 bytes, as compiled code takes for granted."""
+
+
+class StepBuffers:
+    """One shape's inputs on the device, filled through a copy on the host.
+
+    token_ids, positions  shape (sequences,)
+    block_tables          shape (sequences, context_tokens / block_size)
+    """
+
+    def __init__(
+        self, shape: StaticShape, *, block_size: int, spare_block: int, device: torch.device
+    ) -> None:
+        """spare_block  the block that no sequence is given"""
+        self.shape = shape
+        self._spare_block = spare_block
+        self._pages = shape.context_tokens // block_size
+        count = shape.sequences
+        each = -(-count // _ALIGNED) * _ALIGNED
+        # one piece of memory, so that a step is one copy to the device
+        self._host = torch.zeros(2 * each + count * self._pages, dtype=torch.int64)
+        if device.type == "cuda":
+            self._host = self._host.pin_memory()
+        self._on_device = self._host if device.type == "cpu" else self._host.to(device)
+        self._host_parts = _parts(self._host, count, each)
+        self.token_ids, self.positions, tables = _parts(self._on_device, count, each)
+        self.block_tables = tables.view(count, self._pages)
+        self.fill(())
+
+    def fill(self, sequences: Sequence[SequenceRows]) -> None:
+        """Write a step of one row a sequence, which the shape must cover."""
+        unused = self.shape.sequences - len(sequences)
+        token_ids, positions, tables = self._host_parts
+        token_ids.copy_(torch.tensor([rows.token_ids[0] for rows in sequences] + [0] * unused))
+        positions.copy_(torch.tensor([rows.first_position for rows in sequences] + [0] * unused))
+        flat: list[int] = []
+        for rows in sequences:
+            used = rows.block_table[: self._pages]
+            flat.extend(used)
+            flat.extend([self._spare_block] * (self._pages - len(used)))
+        flat.extend([self._spare_block] * (self._pages * unused))
+        tables.copy_(torch.tensor(flat))
+        if self._on_device is not self._host:
+            self._on_device.copy_(self._host, non_blocking=True)
+
+
+def _parts(memory: Tensor, count: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    return memory[:count], memory[each : each + count], memory[2 * each :]

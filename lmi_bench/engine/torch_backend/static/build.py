@@ -1,0 +1,225 @@
+"""Prepared decode steps for a loaded model: compiled, captured, both, or neither."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.static.artefact import (
+    Artefact,
+    default_folder,
+    make_artefact,
+    open_artefact,
+)
+from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
+from lmi_bench.engine.torch_backend.static.forward import StaticForward, prepare_shapes
+from lmi_bench.engine.torch_backend.static.inductor import compile_step, key_of, load_step
+from lmi_bench.engine.torch_backend.static.parts import parts_in_use
+from lmi_bench.engine.torch_backend.static.programs import (
+    CudaGraphRecorder,
+    PlainRecorder,
+    Recorder,
+    Replay,
+    StepResult,
+)
+from lmi_bench.engine.torch_backend.static.shapes import (
+    StaticShape,
+    default_shapes,
+    fitted,
+    fitting,
+    graph_shapes,
+    rounded_up,
+)
+from lmi_bench.engine.torch_backend.static.step import DecodeStep, norm_tensors, parts_of
+
+SPARE_BLOCKS: Final = 1
+"""Blocks of a cache beyond those of its sequences, for the padding of prepared steps."""
+
+Told = Callable[[str, float, float], None]
+MakeKernels = Callable[[Decoder, KvCache], Callable[[StepBuffers], StepResult]]
+"""A step of a model that another back end computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """Which decode steps are prepared at start.
+
+    compiled   compile them, or find them compiled; artefact: only in this folder
+    out        compile into this folder rather than into the user's cache
+    captured   record CUDA graphs; on a CPU there are none, and steps run as they are
+    shapes     empty: a few for the model's length
+    most_sequences  largest batch that kernels are captured for
+    max_tokens longest sequence that is served; None: what the model and the cache allow
+    kernels    of another back end, instead of torch's operators; their attention reads no padding
+    """
+
+    compiled: bool = False
+    artefact: Path | None = None
+    out: Path | None = None
+    captured: bool = False
+    shapes: tuple[StaticShape, ...] = ()
+    max_tokens: int | None = None
+    most_sequences: int = 256
+    kernels: MakeKernels | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is to be prepared."""
+        makes = self.compiled or self.captured or self.kernels is not None
+        return makes or self.artefact is not None
+
+
+NOTHING_PREPARED: Final = StepSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSteps:
+    """What preparing came to, for a start-up line and a run's manifest.
+
+    folder      of the compiled steps; None where nothing was compiled
+    found       whether they were there already
+    compile_s   that compiling them took, then or now; ready_s: all of preparing, now
+    graph_bytes device memory that captured graphs take; None where none were captured
+    """
+
+    shapes: tuple[StaticShape, ...]
+    folder: Path | None
+    found: bool
+    compile_s: float
+    ready_s: float
+    graph_bytes: int | None
+
+
+def with_prepared_steps(
+    eager: TorchForward,
+    model: Decoder,
+    cache: KvCache,
+    precision: Precision,
+    settings: StepSettings,
+    *,
+    tensor_parallel: int = 1,
+    quantize: str = "none",
+    told: Told | None = None,
+) -> tuple[Forward, PreparedSteps]:
+    """A forward that runs decode steps prepared and the rest in `eager`.
+
+    cache  with SPARE_BLOCKS more than its sequences are given
+
+    Raises InputError where an artefact does not fit or nothing can be compiled here.
+    """
+    start_s = time.monotonic()
+    device = cache.keys[0].device
+    size = cache.shape.block_size
+    capacity = eager.num_blocks * size
+    most = min(model.shape.max_positions, capacity, settings.max_tokens or capacity)
+    shapes = _shapes(settings, most, size)
+    operators = _Operators(model, cache)
+    artefact: Artefact | None = None
+    compiled: list[StaticShape] = []
+    if settings.compiled or settings.artefact is not None:
+        key = key_of(
+            model.spec,
+            cache,
+            tensor_parallel=tensor_parallel,
+            stored=precision.stored,
+            compute=precision.compute,
+            quantize=quantize,
+        )
+        if settings.artefact is not None:
+            artefact = open_artefact(settings.artefact, key)
+            shapes = fitting(artefact.packages, max_tokens=most, block_size=size)
+        else:
+
+            def compile_one(shape: StaticShape, path: Path) -> None:
+                compiled.append(shape)
+                compile_step(operators.step, shape, cache, operators.norms, path)
+
+            def tell(done: int, count: int) -> None:
+                if told is not None:
+                    told("compiling decode steps", done, count)
+
+            folder = settings.out or default_folder(key)
+            artefact = make_artefact(folder, key, shapes, compile_one, tell)
+    if settings.kernels is not None:
+        kernels = settings.kernels(model, cache)
+
+        def make_step(buffers: StepBuffers) -> Replay:
+            return partial(kernels, buffers)
+    else:
+
+        def make_step(buffers: StepBuffers) -> Replay:
+            package = None if artefact is None else artefact.packages[buffers.shape]
+            return operators.over(buffers, package)
+
+    captured = settings.captured and device.type == "cuda"
+    recorder: Recorder = CudaGraphRecorder(device) if captured else PlainRecorder()
+    prepared = prepare_shapes(
+        shapes,
+        make_step,
+        recorder,
+        block_size=size,
+        spare_block=eager.num_blocks,
+        device=device,
+    )
+    return StaticForward(eager, prepared), PreparedSteps(
+        shapes=tuple(sorted(prepared)),
+        folder=None if artefact is None else artefact.folder,
+        found=not compiled,
+        compile_s=0.0 if artefact is None else artefact.compile_s,
+        ready_s=time.monotonic() - start_s,
+        graph_bytes=recorder.held_bytes if captured else None,
+    )
+
+
+def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
+    """Those asked for, or what suits: captured kernels cost little, so every size of batch has
+    one; compiled steps take a minute each and read their padding, so there are few."""
+    if settings.kernels is not None and not settings.shapes:
+        whole = rounded_up(max_tokens, block_size)
+        return graph_shapes(most_sequences=settings.most_sequences, max_tokens=whole)
+    asked = settings.shapes or default_shapes(max_tokens=max_tokens, block_size=block_size)
+    return fitted(asked, max_tokens=max_tokens, block_size=block_size)
+
+
+class _Operators:
+    """Steps of torch's own operators, as they are or compiled."""
+
+    def __init__(self, model: Decoder, cache: KvCache) -> None:
+        self.step = DecodeStep(model, cache.shape)
+        self.norms = norm_tensors(model)
+        self._parts = parts_of(model)
+        self._cache = cache
+
+    def over(self, buffers: StepBuffers, package: Path | None) -> Replay:
+        """The step over a shape's buffers, from a package where there is one."""
+        logits_of: Callable[[], Tensor]
+        if package is None:
+            cache = self._cache
+            logits_of = partial(
+                self.step,
+                buffers.token_ids,
+                buffers.positions,
+                buffers.block_tables,
+                cache.keys,
+                cache.values,
+                self.norms,
+            )
+        else:
+            logits_of = load_step(package, buffers, self._cache, self.norms)
+
+        def run() -> StepResult:
+            with parts_in_use(self._parts):
+                logits: Tensor = logits_of()
+            return StepResult(logits, logits.argmax(dim=-1))
+
+        return run

@@ -1,0 +1,143 @@
+"""A decode step through torch.export and AOTInductor: compiled to a package, loaded, run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey
+from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
+from lmi_bench.engine.torch_backend.static.shapes import StaticShape
+from lmi_bench.engine.torch_backend.static.step import DecodeStep
+from lmi_bench.errors import InputError
+
+SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
+"""Of the compiler: the number of threads is that of the process that runs the step."""
+
+
+def key_of(
+    spec: DecoderSpec,
+    cache: KvCache,
+    *,
+    tensor_parallel: int,
+    stored: torch.dtype,
+    compute: torch.dtype,
+    quantize: str,
+) -> ArtefactKey:
+    """The key of compiled steps of this model, here."""
+    layers = json.dumps(asdict(spec), sort_keys=True, default=str)
+    return ArtefactKey(
+        model=hashlib.sha256(layers.encode()).hexdigest()[:16],
+        tensor_parallel=tensor_parallel,
+        weights=_name(stored),
+        compute=_name(compute),
+        kv_dtype=_name(cache.shape.dtype),
+        quantize=quantize,
+        block_size=cache.shape.block_size,
+        device=device_name(cache.keys[0].device),
+        torch=torch.__version__,
+        settings=json.dumps(SETTINGS, sort_keys=True),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """What compiled code is tied to: a GPU's type, or a processor's instruction set."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def compile_step(
+    step: DecodeStep,
+    shape: StaticShape,
+    cache: KvCache,
+    norms: Sequence[Tensor],
+    path: Path,
+) -> None:
+    """Write the package of one shape; the number of the cache's blocks stays open.
+
+    Raises InputError where no C++ compiler is at hand.
+    """
+    buffers = StepBuffers(
+        shape,
+        block_size=cache.shape.block_size,
+        spare_block=0,
+        device=cache.keys[0].device,
+    )
+    inputs = (
+        buffers.token_ids,
+        buffers.positions,
+        buffers.block_tables,
+        cache.keys,
+        cache.values,
+        list(norms),
+    )
+    blocks = torch.export.Dim("blocks", min=2)
+    layers = len(cache.keys)
+    shapes = (
+        None,
+        None,
+        None,
+        [{0: blocks}] * layers,
+        [{0: blocks}] * layers,
+        [None] * len(norms),
+    )
+    # the compiler's own modules warn of torch's own deprecations as they are imported
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=DeprecationWarning)
+        warnings.simplefilter("ignore", category=FutureWarning)
+        _compile(step, inputs, shapes, path)
+
+
+def _compile(
+    step: DecodeStep, inputs: tuple[Any, ...], shapes: tuple[Any, ...], path: Path
+) -> None:
+    from torch._inductor.exc import InductorError  # seconds of imports: only where one compiles
+
+    with torch.no_grad():
+        program = torch.export.export(step, inputs, dynamic_shapes=shapes)
+    aot: Any = torch._inductor.aoti_compile_and_package
+    try:
+        aot(program, package_path=str(path), inductor_configs=dict(SETTINGS))
+    except InductorError as exc:
+        raise InputError(f"the step cannot be compiled here: {str(exc).splitlines()[0]}") from exc
+
+
+def load_step(
+    path: Path, buffers: StepBuffers, cache: KvCache, norms: Sequence[Tensor]
+) -> Callable[[], Tensor]:
+    """A step of a package over a shape's buffers; gives logits."""
+    device = cache.keys[0].device
+    loader = torch._C._aoti.AOTIModelPackageLoader(
+        str(path), "model", True, 1, device.index if device.type == "cuda" else -1
+    )
+    inputs = [
+        buffers.token_ids,
+        buffers.positions,
+        buffers.block_tables,
+        *cache.keys,
+        *cache.values,
+        *norms,
+    ]
+
+    def run() -> Tensor:
+        logits: Tensor = loader.run(inputs)[0]
+        return logits
+
+    return run
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

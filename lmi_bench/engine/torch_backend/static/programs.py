@@ -1,0 +1,92 @@
+"""How a decode step of one shape is run: as it is, or recorded once and replayed.
+
+Recording is a seam of its own so that all around it (shapes, padding, buffers, the order of
+capture and replay) is the same with a CUDA graph and without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+_WARM_UPS: Final = 3
+"""Runs before a capture: kernels are chosen, workspaces taken and Triton compiles in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Of every row of a shape, padding included.
+
+    logits    shape (sequences, vocab)
+    likeliest shape (sequences,), the token of each row's highest logit
+    """
+
+    logits: Tensor
+    likeliest: Tensor
+
+
+Replay = Callable[[], StepResult]
+"""Runs a step over what its buffers hold; the result may be written over by the next call."""
+
+
+class Recorder(Protocol):
+    """Makes a step repeatable."""
+
+    def record(self, step: Callable[[], StepResult]) -> Replay:
+        """What runs `step`, which reads and writes fixed memory only."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that the recordings so far have taken."""
+        ...
+
+
+class PlainRecorder:
+    """Runs the step anew each time, as `enforce_eager` asks for, and as a CPU has to."""
+
+    held_bytes = 0
+
+    def record(self, step: Callable[[], StepResult]) -> Replay:
+        return step
+
+
+class CudaGraphRecorder:
+    """Captures the step in a CUDA graph. All graphs share one pool of memory, since only one
+    runs at a time: the largest shape should be recorded first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    def record(self, step: Callable[[], StepResult]) -> Replay:
+        make_stream: Any = torch.cuda.Stream
+        beside = make_stream(self._device)
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(beside)
+        torch.cuda.synchronize(self._device)
+        free_before, _ = torch.cuda.mem_get_info(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = step()
+        self._pool = graph.pool()
+        free_after, _ = torch.cuda.mem_get_info(self._device)
+        self._held_bytes += max(0, free_before - free_after)
+
+        def replay() -> StepResult:
+            graph.replay()
+            return result
+
+        return replay

@@ -1,0 +1,297 @@
+"""The Triton kernels of a decode step. Rows are one a sequence; sizes of heads are powers of two
+or padded to one inside a kernel.
+
+Under TRITON_INTERPRET=1, set before this module is imported, they run on a CPU, which is how
+they are held against torch without a GPU.
+"""
+
+# mypy: ignore-errors
+# a kernel is a program in a language of its own, written with Python's grammar
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x_ptr,
+    delta_ptr,
+    weight_ptr,
+    normed_ptr,
+    features,
+    eps,
+    HAS_DELTA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A row a program: x += delta, where there is one; normed = rms_norm(x) * weight."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < features
+    x = tl.load(x_ptr + row * features + columns, mask=inside, other=0.0)
+    if HAS_DELTA:
+        x += tl.load(delta_ptr + row * features + columns, mask=inside, other=0.0)
+        tl.store(x_ptr + row * features + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / features + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    normed = (wide * scale).to(x.dtype) * weight
+    tl.store(normed_ptr + row * features + columns, normed, mask=inside)
+
+
+@triton.jit
+def turn_and_store_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    tables_ptr,
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    pages,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A (row, head) a program: queries turned into q, keys turned and values into their page.
+
+    qkv  (rows, HEADS + 2 * KV_HEADS, HEAD_DIM); cos, sin: (rows, HEAD_DIM), sines signed
+    q    (rows, HEADS, HEAD_DIM); keys, values: (blocks, KV_HEADS, PAGE, HEAD_DIM)
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HEAD_DIM
+    source = qkv_ptr + (row * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
+    x = tl.load(source + columns, mask=inside, other=0.0)
+    position = tl.load(positions_ptr + row)
+    block = tl.load(tables_ptr + row * pages + position // PAGE)
+    if head < HEADS + KV_HEADS:
+        other = tl.load(source + (columns + HEAD_DIM // 2) % HEAD_DIM, mask=inside, other=0.0)
+        cos = tl.load(cos_ptr + row * HEAD_DIM + columns, mask=inside, other=0.0)
+        sin = tl.load(sin_ptr + row * HEAD_DIM + columns, mask=inside, other=0.0)
+        turned = ((x * cos).to(tl.float32) + other.to(tl.float32) * sin.to(tl.float32)).to(x.dtype)
+        if head < HEADS:
+            tl.store(q_ptr + (row * HEADS + head) * HEAD_DIM + columns, turned, mask=inside)
+        else:
+            slot = (block * KV_HEADS + head - HEADS) * PAGE + position % PAGE
+            tl.store(
+                keys_ptr + slot * HEAD_DIM + columns,
+                turned.to(keys_ptr.dtype.element_ty),
+                mask=inside,
+            )
+    else:
+        slot = (block * KV_HEADS + head - HEADS - KV_HEADS) * PAGE + position % PAGE
+        tl.store(
+            values_ptr + slot * HEAD_DIM + columns,
+            x.to(values_ptr.dtype.element_ty),
+            mask=inside,
+        )
+
+
+@triton.jit
+def paged_attention_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    positions_ptr,
+    sums_ptr,
+    tops_ptr,
+    weights_ptr,
+    pages,
+    window,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """A (row, KV head, split) a program: its share of the pages that the row's heads of the group
+    see, with a running maximum. A key is read once for all query heads of its group.
+
+    window   tokens that a row sees, itself included; 0: all
+    sums     (rows, KV_HEADS, SPLITS, group, HEAD_DIM) float32: values weighted by exp(score - top)
+    tops, weights  (rows, KV_HEADS, SPLITS, group): each split's top score, its sum of weights
+    """
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    heads = tl.arange(0, GROUP_BLOCK)
+    columns = tl.arange(0, DIM_BLOCK)
+    tokens = tl.arange(0, PAGE)
+    has_head = heads < group
+    has_column = columns < HEAD_DIM
+    query_rows = (row * HEADS + kv_head * group + heads) * HEAD_DIM
+    q = tl.load(
+        q_ptr + query_rows[:, None] + columns[None, :],
+        mask=has_head[:, None] & has_column[None, :],
+        other=0.0,
+    )
+    context = tl.load(positions_ptr + row) + 1
+    first_token = context * 0
+    if window > 0:
+        first_token = tl.maximum(context - window, 0)
+    first_page = first_token // PAGE
+    last_page = (context + PAGE - 1) // PAGE
+    share = (last_page - first_page + SPLITS - 1) // SPLITS
+    start = first_page + split * share
+    stop = tl.minimum(start + share, last_page)
+    top = tl.full((GROUP_BLOCK,), -1.0e30, tl.float32)
+    weight = tl.zeros((GROUP_BLOCK,), tl.float32)
+    total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), tl.float32)
+    for page in range(start, stop):
+        block = tl.load(tables_ptr + row * pages + page)
+        place = ((block * KV_HEADS + kv_head) * PAGE + tokens) * HEAD_DIM
+        at = place[:, None] + columns[None, :]
+        key = tl.load(keys_ptr + at, mask=has_column[None, :], other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+        position = page * PAGE + tokens
+        seen = (position < context) & (position >= first_token)
+        scores = tl.where(seen[None, :], scores, -1.0e30)
+        higher = tl.maximum(top, tl.max(scores, axis=1))
+        shrink = tl.exp(top - higher)
+        share_of = tl.where(seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
+        value = tl.load(values_ptr + at, mask=has_column[None, :], other=0.0).to(q.dtype)
+        total = total * shrink[:, None]
+        total += tl.dot(share_of.to(q.dtype), value, input_precision="ieee")
+        weight = weight * shrink + tl.sum(share_of, axis=1)
+        top = higher
+    at_split = ((row * KV_HEADS + kv_head) * SPLITS + split) * group + heads
+    tl.store(tops_ptr + at_split, top, mask=has_head)
+    tl.store(weights_ptr + at_split, weight, mask=has_head)
+    tl.store(
+        sums_ptr + at_split[:, None] * HEAD_DIM + columns[None, :],
+        total,
+        mask=has_head[:, None] & has_column[None, :],
+    )
+
+
+@triton.jit
+def join_splits_kernel(
+    sums_ptr,
+    tops_ptr,
+    weights_ptr,
+    out_ptr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """A (row, head) a program: the splits' sums brought to one maximum, added and normalised."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    group: tl.constexpr = HEADS // KV_HEADS
+    splits = tl.arange(0, SPLITS)
+    columns = tl.arange(0, DIM_BLOCK)
+    has_column = columns < HEAD_DIM
+    places = ((row * KV_HEADS + head // group) * SPLITS + splits) * group + head % group
+    tops = tl.load(tops_ptr + places)
+    factors = tl.exp(tops - tl.max(tops, axis=0))
+    weight = tl.sum(tl.load(weights_ptr + places) * factors, axis=0)
+    sums = tl.load(
+        sums_ptr + places[:, None] * HEAD_DIM + columns[None, :],
+        mask=has_column[None, :],
+        other=0.0,
+    )
+    out = tl.sum(sums * factors[:, None], axis=0) / weight
+    tl.store(
+        out_ptr + (row * HEADS + head) * HEAD_DIM + columns,
+        out.to(out_ptr.dtype.element_ty),
+        mask=has_column,
+    )
+
+
+@triton.jit
+def silu_multiply_kernel(
+    gate_up_ptr,
+    out_ptr,
+    features,
+    BLOCK: tl.constexpr,
+):
+    """out = silu(gate) * up; gate_up (rows, 2 * features), out (rows, features)."""
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < features
+    gate = tl.load(gate_up_ptr + row * 2 * features + columns, mask=inside, other=0.0)
+    up = tl.load(gate_up_ptr + (row * 2 + 1) * features + columns, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    tl.store(out_ptr + row * features + columns, silu * up, mask=inside)
+
+
+@triton.jit
+def skinny_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    outputs,
+    inputs,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    """A (block of outputs, row) a program: out = x @ weight.T, summed in float32.
+
+    For so few rows that reading the weight is all of the time. x (rows, inputs), weight
+    (outputs, inputs), out (rows, outputs).
+    """
+    row = tl.program_id(1)
+    ids = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    columns = tl.arange(0, BLOCK_IN)
+    has_output = ids < outputs
+    total = tl.zeros((BLOCK_OUT, BLOCK_IN), tl.float32)
+    for start in range(0, inputs, BLOCK_IN):
+        inside = start + columns < inputs
+        x = tl.load(x_ptr + row * inputs + start + columns, mask=inside, other=0.0)
+        weight = tl.load(
+            weight_ptr + ids[:, None].to(tl.int64) * inputs + start + columns[None, :],
+            mask=has_output[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+    result = tl.sum(total, axis=1)
+    tl.store(out_ptr + row * outputs + ids, result.to(out_ptr.dtype.element_ty), mask=has_output)
+
+
+@triton.jit
+def likeliest_part_kernel(
+    logits_ptr,
+    tops_ptr,
+    ids_ptr,
+    vocab,
+    parts,
+    BLOCK: tl.constexpr,
+):
+    """A (row, part of the vocabulary) a program: its highest logit, the first id that has it."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    ids = part * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * vocab + ids, mask=ids < vocab, other=-float("inf"))
+    wide = logits.to(tl.float32)
+    top = tl.max(wide, axis=0)
+    first = tl.min(tl.where(wide == top, ids, vocab), axis=0)
+    tl.store(tops_ptr + row * parts + part, top)
+    tl.store(ids_ptr + row * parts + part, first)
+
+
+@triton.jit
+def likeliest_kernel(
+    tops_ptr,
+    ids_ptr,
+    out_ptr,
+    parts,
+    BLOCK: tl.constexpr,
+):
+    """A row a program: the id of the highest of its parts, the first where they are equal."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < parts
+    tops = tl.load(tops_ptr + row * parts + columns, mask=inside, other=-float("inf"))
+    best = tl.argmax(tops, axis=0)
+    found = tl.load(ids_ptr + row * parts + best)
+    tl.store(out_ptr + row, found.to(tl.int64))

@@ -1,0 +1,177 @@
+"""The kernels as functions of tensors: sizes checked, grids chosen, results allocated.
+
+Launches depend on shapes alone, never on data, so that all of them can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+
+from lmi_bench.engine.triton_backend import kernels
+
+SKINNY_ROWS: Final = 2
+"""Most rows for which a product is a row-wise reduction instead of a matrix product."""
+
+_LEAST_DOT: Final = 16  # what a tensor core takes at the least, along each side
+_SKINNY_OUTPUTS: Final = 4
+_SKINNY_INPUTS: Final = 1024
+_SILU_BLOCK: Final = 1024
+_VOCABULARY_BLOCK: Final = 4096
+_PROGRAMS: Final = 512
+"""Programs of an attention kernel that keep a large GPU busy; more splits only cost joining."""
+
+_next_power: Any = triton.next_power_of_2
+
+
+def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """x += delta in place, then rms_norm(x) * weight; x, delta and the result (rows, features)."""
+    rows, features = x.shape
+    normed = torch.empty_like(x)
+    kernels.add_rms_norm_kernel[(rows,)](
+        x,
+        x if delta is None else delta,
+        weight,
+        normed,
+        features,
+        eps,
+        HAS_DELTA=delta is not None,
+        BLOCK=_next_power(features),
+    )
+    return normed
+
+
+def turn_and_store(
+    qkv: Tensor,
+    turn: tuple[Tensor, Tensor],
+    positions: Tensor,
+    block_tables: Tensor,
+    pages: tuple[Tensor, Tensor],
+    num_heads: int,
+) -> Tensor:
+    """Queries turned, shape (rows, heads, head_dim); keys turned and values into their pages.
+
+    qkv    shape (rows, (heads + 2 * kv_heads) * head_dim)
+    turn   cosines and signed sines, shape (rows, head_dim) each
+    pages  keys and values, shape (blocks, kv_heads, page, head_dim)
+    """
+    _, kv_heads, page, head_dim = pages[0].shape
+    rows = qkv.shape[0]
+    q = qkv.new_empty(rows, num_heads, head_dim)
+    kernels.turn_and_store_kernel[(rows, num_heads + 2 * kv_heads)](
+        qkv,
+        *turn,
+        positions,
+        block_tables,
+        q,
+        *pages,
+        block_tables.shape[1],
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE=page,
+        BLOCK=_next_power(head_dim),
+    )
+    return q
+
+
+def splits_for(rows: int, kv_heads: int, pages: int) -> int:
+    """Over how many programs a row's context is split: a power of two, fixed for a shape."""
+    wanted = max(1, _PROGRAMS // (rows * kv_heads))
+    return 1 << int(math.log2(min(wanted, pages, 64)))
+
+
+def paged_attention(
+    q: Tensor,
+    pages: tuple[Tensor, Tensor],
+    block_tables: Tensor,
+    positions: Tensor,
+    *,
+    window: int | None,
+    splits: int,
+) -> Tensor:
+    """Each row over its own context, read through its block table: (rows, heads * head_dim).
+
+    q             shape (rows, heads, head_dim)
+    pages         keys and values, shape (blocks, kv_heads, page, head_dim), page a power of two
+                  from 16 on
+    block_tables  shape (rows, pages a row)
+    positions     shape (rows,): each row sees what is at or before its own
+    splits        a power of two
+    """
+    rows, heads, head_dim = q.shape
+    _, kv_heads, page, _ = pages[0].shape
+    group = heads // kv_heads
+    sums = torch.empty(rows, kv_heads, splits, group, head_dim, device=q.device)
+    tops = torch.empty(rows, kv_heads, splits, group, device=q.device)
+    weights = torch.empty_like(tops)
+    dim_block = max(_LEAST_DOT, _next_power(head_dim))
+    sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "HEAD_DIM": head_dim}
+    kernels.paged_attention_kernel[(rows, kv_heads, splits)](
+        q,
+        *pages,
+        block_tables,
+        positions,
+        sums,
+        tops,
+        weights,
+        block_tables.shape[1],
+        window or 0,
+        head_dim**-0.5,
+        **sizes,
+        PAGE=page,
+        GROUP_BLOCK=max(_LEAST_DOT, _next_power(group)),
+        DIM_BLOCK=dim_block,
+        SPLITS=splits,
+    )
+    out = torch.empty_like(q)
+    kernels.join_splits_kernel[(rows, heads)](
+        sums, tops, weights, out, **sizes, DIM_BLOCK=dim_block, SPLITS=splits
+    )
+    return out.view(rows, -1)
+
+
+def silu_multiply(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of rows that hold both: (rows, 2 * features) to (rows, features)."""
+    rows, both = gate_up.shape
+    features = both // 2
+    out = gate_up.new_empty(rows, features)
+    kernels.silu_multiply_kernel[(rows, triton.cdiv(features, _SILU_BLOCK))](
+        gate_up, out, features, BLOCK=_SILU_BLOCK
+    )
+    return out
+
+
+def skinny_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T for very few rows: (rows, inputs) and (outputs, inputs) to (rows, outputs)."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    out = x.new_empty(rows, outputs)
+    kernels.skinny_linear_kernel[(triton.cdiv(outputs, _SKINNY_OUTPUTS), rows)](
+        x,
+        weight,
+        out,
+        outputs,
+        inputs,
+        BLOCK_OUT=_SKINNY_OUTPUTS,
+        BLOCK_IN=min(_SKINNY_INPUTS, _next_power(inputs)),
+    )
+    return out
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The first id of each row's highest logit: (rows, vocab) to (rows,)."""
+    rows, vocab = logits.shape
+    parts = triton.cdiv(vocab, _VOCABULARY_BLOCK)
+    tops = torch.empty(rows, parts, device=logits.device)
+    ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    kernels.likeliest_part_kernel[(rows, parts)](
+        logits, tops, ids, vocab, parts, BLOCK=_VOCABULARY_BLOCK
+    )
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    kernels.likeliest_kernel[(rows,)](tops, ids, out, parts, BLOCK=_next_power(parts))
+    return out

@@ -1,0 +1,138 @@
+"""A decode step out of the Triton kernels: what `DecodeStep` computes, in six launches a layer
+and the products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.decoder_spec import DecoderSpec, NormKind
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear, Norm, PlainLinear, RmsNorm
+from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
+from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
+from lmi_bench.engine.torch_backend.static.programs import StepResult
+from lmi_bench.engine.triton_backend import ops
+
+_LEAST_PAGE: Final = 16
+
+
+def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
+    """Why these kernels do not run such a model, in words that fit behind "because"; else None."""
+    if spec.parallel or not spec.gated_mlp or spec.norm is not NormKind.RMS:
+        return f"there are no kernels for {spec.family}'s layers"
+    if spec.experts:
+        return "there are no kernels for experts"
+    if block_size < _LEAST_PAGE or block_size & (block_size - 1):
+        return f"KV blocks of {block_size} tokens are no power of two from {_LEAST_PAGE} on"
+    if spec.head_dim % 2:
+        return f"a head size of {spec.head_dim} is odd"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerWeights:
+    """One layer as the kernels read it; gate and up stand as one matrix."""
+
+    attention_norm: RmsNorm
+    qkv: PlainLinear
+    qk_norm: Norm | None
+    out: PlainLinear
+    mlp_norm: RmsNorm
+    gate_up: PlainLinear
+    down: PlainLinear
+
+
+class TritonStep:
+    """Steps of one model over one cache. `unsupported` must have passed the model.
+
+    Gate and up of each layer are put into one matrix, and the model's own layers made to look at
+    its halves, so that nothing is held twice.
+    """
+
+    def __init__(self, model: Decoder, cache: KvCache) -> None:
+        self._model = model
+        self._cache = cache
+        self._layers = [_weights(layer) for layer in model.layers]
+        self._windows = model.spec.layer_windows
+        final = model.norm
+        assert isinstance(final, RmsNorm)
+        self._norm = final
+
+    def __call__(self, buffers: StepBuffers) -> StepResult:
+        """Keys and values of every row into the cache, its logits out."""
+        model, cache = self._model, self._cache
+        positions, tables = buffers.positions, buffers.block_tables
+        cos, sin = (part[:, 0] for part in model.rotary.at(positions, positions + 1))
+        heads, kv_heads = model.spec.num_heads, model.spec.num_kv_heads
+        splits = ops.splits_for(tables.shape[0], kv_heads, tables.shape[1])
+        x = model.embedding(buffers.token_ids).to(model.compute)
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed = _add_norm(x, delta, layer.attention_norm)
+            qkv = _product(layer.qkv, normed)
+            if layer.qk_norm is not None:
+                _norm_heads(qkv, layer.qk_norm, heads + kv_heads, model.spec.head_dim)
+            pages = (cache.keys[index], cache.values[index])
+            q = ops.turn_and_store(qkv, (cos, sin), positions, tables, pages, heads)
+            attended = ops.paged_attention(
+                q, pages, tables, positions, window=self._windows[index], splits=splits
+            )
+            delta = _product(layer.out, attended)
+            normed = _add_norm(x, delta, layer.mlp_norm)
+            delta = _product(layer.down, ops.silu_multiply(_product(layer.gate_up, normed)))
+        logits = model.head(_add_norm(x, delta, self._norm))
+        return StepResult(logits, ops.likeliest(logits))
+
+
+def _add_norm(x: Tensor, delta: Tensor | None, norm: RmsNorm) -> Tensor:
+    return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
+
+
+def _norm_heads(qkv: Tensor, norm: Norm, heads: int, head_dim: int) -> None:
+    """Normalise queries and keys where they stand."""
+    turned = qkv.view(qkv.shape[0], -1, head_dim)[:, :heads]
+    turned.copy_(norm(turned))
+
+
+def _product(linear: PlainLinear, x: Tensor) -> Tensor:
+    if linear.bias is None and x.shape[0] <= ops.SKINNY_ROWS:
+        return ops.skinny_linear(x, linear.weight)
+    return linear(x)
+
+
+def _weights(layer: Layer) -> _LayerWeights:
+    mlp = layer.mlp
+    assert isinstance(mlp, GatedMlp)
+    gate, up = _plain(mlp.gate), _plain(mlp.up)
+    half = gate.weight.shape[0]
+    weight = torch.cat((gate.weight, up.weight))
+    bias = None
+    if gate.bias is not None and up.bias is not None:
+        bias = torch.cat((gate.bias, up.bias))
+    mlp.gate, mlp.up = (
+        PlainLinear(weight[rows], None if bias is None else bias[rows])
+        for rows in (slice(0, half), slice(half, None))
+    )
+    norms: Sequence[Norm] = (layer.attention_norm, layer.mlp_norm)
+    first, second = norms
+    assert isinstance(first, RmsNorm)
+    assert isinstance(second, RmsNorm)
+    return _LayerWeights(
+        first,
+        _plain(layer.attention.qkv),
+        layer.attention.qk_norm,
+        _plain(layer.attention.out),
+        second,
+        PlainLinear(weight, bias),
+        _plain(mlp.down),
+    )
+
+
+def _plain(linear: Linear) -> PlainLinear:
+    assert isinstance(linear, PlainLinear), "make_linear packs weights on a CPU only"
+    return linear

@@ -1,0 +1,208 @@
+"""A serving engine's metrics as traffic: from a Prometheus server, or from an engine's own page.
+
+Histograms are of prompts and of answers, each alone, so which lengths go together is lost. A
+Prometheus server also knows the rate over time; a page of `/metrics` holds only sums since the
+engine's start.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.analysis.layouts import RequestKind
+from lmi_bench.analysis.traffic import PEAK_WINDOW_S, independent_kinds
+from lmi_bench.errors import InputError
+
+Fetch = Callable[[str], str]
+
+_TIMEOUT_S = 20.0
+_MOST_GROUPS = 6
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LE = re.compile(r'le="([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """How an engine calls what is needed: two histograms and the count of requests that ended."""
+
+    engine: str
+    prompts: str
+    answers: str
+    requests: str
+
+
+_ENGINES = (
+    MetricNames(
+        "vLLM",
+        "vllm:request_prompt_tokens",
+        "vllm:request_generation_tokens",
+        "vllm:request_success_total",
+    ),
+    MetricNames(
+        "TGI", "tgi_request_input_length", "tgi_request_generated_tokens", "tgi_request_count"
+    ),
+    MetricNames(
+        "SGLang",
+        "sglang:prompt_tokens_histogram",
+        "sglang:generation_tokens_histogram",
+        "sglang:num_requests_total",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredTraffic:
+    """What the metrics tell.
+
+    rates_per_s  mean of each five minutes with its Unix time in seconds; empty for a page
+    """
+
+    engine: str
+    kinds: tuple[RequestKind, ...]
+    rates_per_s: tuple[tuple[float, float], ...]
+    unknown: tuple[str, ...]
+
+
+def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> MeteredTraffic:
+    """The traffic that a Prometheus server, or a page of metrics, has seen.
+
+    hours  before now that are asked for
+    fetch  the text behind a URL, for tests
+
+    Raises InputError where nothing answers or no known engine is in it.
+    """
+    get = fetch or _fetch
+    base = url.rstrip("/")
+    if base.endswith("/metrics"):
+        return _page(base, get(base))
+    window = f"{max(1, round(hours * 60))}m"
+    for names in _ENGINES:
+        asked = _queried(get, base, f"sum by (le) (increase({names.prompts}_bucket[{window}]))")
+        told = _queried(get, base, f"sum by (le) (increase({names.answers}_bucket[{window}]))")
+        if not asked or not told:
+            continue
+        end = time.time()
+        rates = _range(get, base, f"sum(rate({names.requests}[5m]))", end - hours * 3600, end)
+        return MeteredTraffic(
+            names.engine, _kinds(asked, told), rates, (*_ALONE, *_UNTOLD[: 2 if rates else 3])
+        )
+    raise InputError(
+        f"{base} knows no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
+        f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
+    )
+
+
+_ALONE = (
+    "which prompts have which answers: metrics count each alone, so all pairs are taken to occur",
+)
+_UNTOLD = (
+    "burstiness within five minutes: taken as Poisson",
+    "shared prefixes: metrics hold no text",
+    "rate and daily curve: a page of metrics holds sums since the engine's start (ask Prometheus)",
+)
+
+
+def _page(url: str, text: str) -> MeteredTraffic:
+    samples: dict[str, dict[float, float]] = {}
+    for line in text.splitlines():
+        found = _SAMPLE.match(line)
+        if found is None or not found[1].endswith("_bucket"):
+            continue
+        bound = _LE.search(found[2] or "")
+        if bound is not None:
+            buckets = samples.setdefault(found[1].removesuffix("_bucket"), {})
+            edge = float(bound[1])
+            buckets[edge] = buckets.get(edge, 0.0) + float(found[3])
+    for names in _ENGINES:
+        if names.prompts in samples and names.answers in samples:
+            kinds = _kinds(samples[names.prompts], samples[names.answers])
+            return MeteredTraffic(names.engine, kinds, (), (*_ALONE, *_UNTOLD))
+    raise InputError(
+        f"{url} holds no lengths of {', '.join(each.engine for each in _ENGINES)}: it must count "
+        f"{_ENGINES[0].prompts} and the like"
+    )
+
+
+def _kinds(asked: Mapping[float, float], told: Mapping[float, float]) -> tuple[RequestKind, ...]:
+    return independent_kinds(_groups(asked), _groups(told))
+
+
+def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
+    """At most six (tokens, share) of a cumulative histogram, each the mean of its buckets.
+
+    A bucket's requests are taken to lie at its middle, those beyond the last bound a half above it.
+    Raises InputError where nothing was counted.
+    """
+    edges = sorted(buckets)
+    whole = buckets[edges[-1]] if edges else 0.0
+    if not whole > 0:
+        raise InputError("the metrics have counted no request yet")
+    parts, low, seen = [], 0.0, 0.0
+    for edge in edges:
+        count = buckets[edge] - seen
+        middle = 1.5 * low if math.isinf(edge) else (low + edge) / 2
+        if count > 0:
+            parts.append((max(1.0, middle), count / whole))
+        seen, low = buckets[edge], edge
+    return _merged(parts)
+
+
+def _merged(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Neighbours joined, the least shares first, until few are left; means are kept."""
+    parts = list(parts)
+    while len(parts) > _MOST_GROUPS:
+        at = min(range(len(parts) - 1), key=lambda i: parts[i][1] + parts[i + 1][1])
+        (a, share_a), (b, share_b) = parts[at], parts[at + 1]
+        share = share_a + share_b
+        parts[at : at + 2] = [((a * share_a + b * share_b) / share, share)]
+    return parts
+
+
+def _queried(get: Fetch, base: str, query: str) -> dict[float, float]:
+    """A histogram's counts by upper bound; empty where the server has none."""
+    found = {}
+    for row in _asked(get, base, "query", {"query": query}):
+        bound, value = row["metric"].get("le"), float(row["value"][1])
+        if bound is not None and math.isfinite(value):
+            found[float(bound)] = value
+    return found
+
+
+def _range(
+    get: Fetch, base: str, query: str, start: float, end: float
+) -> tuple[tuple[float, float], ...]:
+    asked = {"query": query, "start": start, "end": end, "step": int(PEAK_WINDOW_S)}
+    rows = _asked(get, base, "query_range", asked)
+    if not rows:
+        return ()
+    return tuple(
+        (float(at), float(value)) for at, value in rows[0]["values"] if math.isfinite(float(value))
+    )
+
+
+def _asked(get: Fetch, base: str, kind: str, fields: Mapping[str, Any]) -> list[Any]:
+    url = f"{base}/api/v1/{kind}?{urllib.parse.urlencode(fields)}"
+    try:
+        answer = json.loads(get(url))
+        return list(answer["data"]["result"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise InputError(f"{base} does not answer as a Prometheus server does: {exc}") from exc
+
+
+def _fetch(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"prometheus:{url}: write prometheus:http://HOST:9090")
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310, checked above
+            return str(reply.read().decode("utf-8"))
+    except (OSError, urllib.error.URLError) as exc:
+        raise InputError(f"{url} does not answer: {exc}") from exc

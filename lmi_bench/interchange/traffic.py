@@ -1,0 +1,268 @@
+"""Traffic that was recorded elsewhere, as the planner can read it: a log of requests, or a trace.
+
+A log is JSON lines, a request each. Its fields are found by the names that servers and gateways
+use, also below `usage`, `request`, `response` and `body`; where it has texts but no token counts,
+four characters are taken for a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.shared_prefix import SharedPrefix, shared_prefix
+from lmi_bench.errors import InputError
+from lmi_bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
+
+_CHARACTERS_PER_TOKEN = 4
+_TIMES = (
+    "timestamp", "time", "ts", "created", "created_at", "start_time", "started_at",
+    "request_time", "arrival_time", "arrived_at", "@timestamp",
+)  # fmt: skip
+_INPUT = (
+    "input_tokens", "prompt_tokens", "num_prompt_tokens", "input_length", "ContextTokens",
+    "inputTokenCount", "prompt_len",
+)  # fmt: skip
+_OUTPUT = (
+    "output_tokens", "completion_tokens", "generated_tokens", "output_length", "GeneratedTokens",
+    "outputTokenCount", "output_len",
+)  # fmt: skip
+_BELOW = ("usage", "request", "response", "body", "metrics")
+_ANSWERS = ("completion", "generated_text", "output_text", "output")
+_EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests that were seen, and what their source cannot tell.
+
+    requests       in order of time, from 0; without times all at 0
+    start_epoch_s  Unix time of the first; None where times are relative or missing
+    has_times      whether the requests' times are known
+    prefix         of the prompts, in tokens; None where nothing of them is recorded
+    unknown        what cannot be told from such a source
+    notes          how it was read
+    """
+
+    requests: tuple[TraceRequest, ...]
+    start_epoch_s: float | None
+    has_times: bool
+    prefix: SharedPrefix | None
+    unknown: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_traffic(path: Path) -> Traffic:
+    """A log or a trace, told apart by its fields; raises InputError where neither is found."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = next((line for line in file if line.strip()), "")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {exc}") from exc
+    if not first.lstrip().startswith("{"):
+        return _trace(path)
+    try:
+        row = json.loads(first)
+    except ValueError as exc:
+        raise InputError(f"{path} is not JSON lines: {exc}") from exc
+    is_mooncake = {"timestamp", "input_length", "output_length"} <= row.keys()
+    return _trace(path) if is_mooncake else _log(path)
+
+
+def _trace(path: Path) -> Traffic:
+    requests = read_trace(path).requests
+    prefix = None
+    unknown = ["the hour of the day: a trace is read from its first request on"]
+    if any(each.hash_ids for each in requests):
+        prefix = _of_blocks(requests)
+    else:
+        unknown.append("shared prefixes: the trace has no text and no hashes of it")
+    return Traffic(requests, None, True, prefix, (*unknown, *_NEVER), ())
+
+
+_NEVER = (
+    "what waits for what: turns of a conversation look like requests of their own",
+    "requests that were turned away or given up before the log was written",
+)
+
+
+def _of_blocks(requests: Sequence[TraceRequest]) -> SharedPrefix:
+    """Prompts as texts of one character a block, back in tokens."""
+    blocks = ["".join(chr(0x10000 + i % 0xF0000) for i in each.hash_ids) for each in requests]
+    found = shared_prefix(blocks)
+    return replace(found, common=found.common * MOONCAKE_BLOCK_TOKENS)
+
+
+def _log(path: Path) -> Traffic:
+    rows = list(_rows(path))
+    kept: list[tuple[float | None, int, int]] = []
+    texts: list[str] = []
+    counted = estimated = left_out = 0
+    for row in rows:
+        prompt = _prompt_of(row)
+        asked, told = _number(row, _INPUT), _number(row, _OUTPUT)
+        if asked is None and prompt:
+            asked, estimated = len(prompt) / _CHARACTERS_PER_TOKEN, estimated + 1
+        else:
+            counted += asked is not None
+        if told is None and (answer := _answer_of(row)):
+            told = len(answer) / _CHARACTERS_PER_TOKEN
+        if not asked or not told or _failed(row):
+            left_out += 1
+            continue
+        kept.append((_time_of(row), max(1, round(asked)), max(1, round(told))))
+        if prompt:
+            texts.append(prompt)
+    if len(kept) < 2:
+        raise InputError(
+            f"{path}: {len(kept)} of {len(rows)} lines have prompt and answer lengths; they are "
+            f"looked for as {_INPUT[0]} or {_INPUT[1]}, {_OUTPUT[0]} or {_OUTPUT[1]} (also below "
+            "usage), or as text in prompt or messages"
+        )
+    return _put_together(kept, texts, estimated=estimated, left_out=left_out)
+
+
+def _put_together(
+    kept: list[tuple[float | None, int, int]], texts: list[str], *, estimated: int, left_out: int
+) -> Traffic:
+    unknown, notes = list(_NEVER), []
+    has_times = all(at is not None for at, _, _ in kept)
+    start = min((at for at, _, _ in kept if at is not None), default=0.0)
+    if not has_times:
+        unknown.insert(0, f"rate, bursts, daily curve: not every line has a time ({_TIMES[0]} ...)")
+    elif len({at for at, _, _ in kept}) < 2:
+        has_times = False
+        unknown.insert(0, "rate, bursts, daily curve: all lines have the same time")
+    requests = sorted(
+        (
+            TraceRequest((at or 0.0) - start if has_times else 0.0, asked, told)
+            for at, asked, told in kept
+        ),
+        key=lambda each: each.at_s,
+    )
+    if estimated:
+        notes.append(
+            f"{estimated} prompt lengths are taken from text, {_CHARACTERS_PER_TOKEN} characters a "
+            "token"
+        )
+    if left_out:
+        notes.append(f"{left_out} lines failed or have no lengths: left out")
+    prefix = None
+    if len(texts) > len(kept) / 2:
+        found = shared_prefix(texts)
+        prefix = replace(found, common=round(found.common / _CHARACTERS_PER_TOKEN))
+    else:
+        unknown.append("shared prefixes: the log does not hold the prompts")
+    absolute = has_times and start > _EPOCH_MS_FROM / 1000
+    if has_times and not absolute:
+        unknown.append("the hour of the day: times are not those of a calendar")
+    return Traffic(
+        tuple(requests),
+        start if absolute else None,
+        has_times,
+        prefix,
+        tuple(unknown),
+        tuple(notes),
+    )
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as exc:
+                raise InputError(f"{path}, line {number}: not JSON: {exc}") from exc
+            if not isinstance(row, Mapping):
+                raise InputError(f"{path}, line {number}: an object is expected, a request each")
+            yield row
+
+
+def _places(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The object and those inside it that may hold a request's fields."""
+    yield row
+    for name in _BELOW:
+        inner = row.get(name)
+        if isinstance(inner, Mapping):
+            yield from _places(inner)
+
+
+def _first(
+    row: Mapping[str, Any], names: Sequence[str], read: Callable[[object], Any]
+) -> Any | None:
+    for place in _places(row):
+        for name in names:
+            value = read(place.get(name))
+            if value is not None:
+                return value
+    return None
+
+
+def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    def read(value: object) -> float | None:
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if real else None  # type: ignore[arg-type]
+
+    return _first(row, names, read)
+
+
+def _time_of(row: Mapping[str, Any]) -> float | None:
+    """Unix seconds, or seconds of a clock of the log's own."""
+    value: float | None = _first(row, _TIMES, _epoch_s)
+    return value
+
+
+def _epoch_s(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        number = float(value)
+        while number > _EPOCH_MS_FROM:  # ms, us or ns
+            number /= 1000
+        return number
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return None
+
+
+def _prompt_of(row: Mapping[str, Any]) -> str:
+    """The prompt's text, roles between the messages; empty where it is not recorded."""
+    found = _first(row, ("prompt", "messages", "inputs", "input"), _text)
+    return found or ""
+
+
+def _answer_of(row: Mapping[str, Any]) -> str:
+    return _first(row, (*_ANSWERS, "choices"), _text) or ""
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, str):
+        return value or None
+    if not isinstance(value, Sequence):
+        return None
+    parts = []
+    for each in value:
+        if isinstance(each, str):
+            parts.append(each)
+        elif isinstance(each, Mapping):
+            message = each.get("message")
+            inner = message if isinstance(message, Mapping) else each
+            parts.append(
+                f"{inner.get('role', '')}: {inner.get('content') or inner.get('text', '')}"
+            )
+    return "\n".join(parts) or None
+
+
+def _failed(row: Mapping[str, Any]) -> bool:
+    status = _number(row, ("status", "status_code", "http_status"))
+    return (status is not None and status >= 400) or bool(row.get("error"))

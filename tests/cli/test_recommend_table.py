@@ -1,0 +1,118 @@
+"""What a buyer sees: intervals everywhere, columns that give way, reasons that are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.analysis.builtin_profiles import TGI_2023
+from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.layouts import Rejection, Workload
+from lmi_bench.analysis.recommend_request import RecommendRequest
+from lmi_bench.analysis.recommender import recommend
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.recommend_answer import answer_lines
+from lmi_bench.cli.recommend_axes import AxisFlags
+from lmi_bench.cli.recommend_table import (
+    candidate_rows,
+    distinct_layouts,
+    left_out,
+    rejection_lines,
+)
+from lmi_bench.errors import InputError
+from lmi_bench.slo import Slo
+
+REQUEST = RecommendRequest(
+    Workload(find_model("llama-2-7b"), "float16", 128, 16),
+    TGI_2023,
+    rate_per_s=4.0,
+    slos=(Slo("itl", "p90", 90.0),),
+    instances=(find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")),
+    degrees=(1,),
+    look_long=True,
+)
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return recommend(REQUEST)
+
+
+@pytest.mark.parametrize("width", [80, 120, 180])
+def test_rows_fit_the_terminal_and_say_what_had_no_room(answer, width):
+    rows = candidate_rows(answer.candidates, width)
+    needed = sum(
+        max(*map(len, name.split()), *(len(r[name]) for r in rows)) + 3 for name in rows[0]
+    )
+    assert needed <= width
+    assert {"fleet", "USD/h", "ITL p90 ms"} <= rows[0].keys()
+    assert not set(left_out(rows)) & rows[0].keys()
+
+
+def test_every_figure_of_a_wide_table_has_its_interval(answer):
+    row = candidate_rows(answer.candidates, 500)[0]
+    for name in ("capacity req/s", "ITL p50 ms", "TTFT p90 ms", "ms/token p90", "ITL p90 ms"):
+        predicted, _, rest = row[name].partition(" [")
+        low, high = rest.split("]")[0].split("-")
+        assert float(low) <= float(predicted) <= float(high)
+    assert not left_out([row])
+
+
+def test_of_each_layout_the_best_setting_is_shown(answer):
+    settings = (AS_STATED, EngineSetting(max_batch_size=2))
+    several = recommend(RecommendRequest(**{**fields(REQUEST), "settings": settings}))
+    assert len(several.candidates) == 2 * len(answer.candidates)
+    shown = distinct_layouts(several.candidates)
+    assert len(shown) == len(answer.candidates)
+    assert shown[0] is several.candidates[0]
+
+
+def fields(request):
+    return {name: getattr(request, name) for name in request.__slots__}
+
+
+def test_reasons_that_differ_in_numbers_are_one_kind_with_an_example():
+    rejected = [
+        Rejection("ml.a", 1, 1, "13.5 GiB exceed 8.0 GiB"),
+        Rejection("ml.b", 2, 1, "6.7 GiB exceed 4.0 GiB"),
+        Rejection("ml.c", None, None, "no source states it"),
+    ]
+    assert list(rejection_lines(rejected, 1)) == [
+        "3 layouts are out:",
+        "    2  such as ml.a TP 1: 13.5 GiB exceed 8.0 GiB",
+        "  and 1 more kinds of reason, in the --json file",
+    ]
+
+
+def test_the_answer_says_what_to_rent_what_it_carries_and_what_is_left_to_each_slo(answer):
+    text = "\n".join(answer_lines(answer, REQUEST))
+    best = answer.recommended
+    assert text.startswith(f"recommended: {best.instances} x {best.instance}, TP 1")
+    assert f"USD {best.price_usd_per_hour:,.2f} per hour" in text
+    assert "4 asked for" in text
+    assert "itl_p90<=90ms: " in text
+    assert "ms to spare, sure; worst five minutes: " in text
+    assert "failure unit" in text
+    assert "measure first" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"chunked": "yes"}, "--chunked yes: write on, off or both"),
+        ({"max_batch": "many"}, "--max-batch many: write whole numbers"),
+        ({"memory_share": "0.9;0.8"}, "--memory-share"),
+        ({"draft": "ngram"}, "--draft-acceptance"),
+    ],
+)
+def test_a_flag_that_cannot_be_read_names_its_form(flags, message):
+    with pytest.raises(InputError, match=message):
+        AxisFlags(**flags).axes()
+
+
+def test_flags_are_lists_and_the_first_format_is_the_one_to_compare_with():
+    flags = AxisFlags(dtype="fp16,int4", graphs="on,off", memory_share="0.8, 0.9")
+    axes = flags.axes()
+    assert flags.first_dtype == "float16"
+    assert axes.cuda_graphs == (True, False)
+    assert axes.memory_shares == (0.8, 0.9)

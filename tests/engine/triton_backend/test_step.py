@@ -1,0 +1,107 @@
+"""A whole model through the Triton kernels against transformers, and when they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
+from lmi_bench.engine.torch_backend import layers, loading
+from lmi_bench.engine.torch_backend.static.build import StepSettings
+from lmi_bench.engine.torch_backend.static.shapes import StaticShape
+from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
+from lmi_bench.hf_config import spec_from_hf_config
+from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
+from tests.engine.torch_backend.tiny_models import TinyModel
+
+
+@pytest.fixture
+def plain_weights(monkeypatch):
+    """Weights as they are on a GPU: a CPU's packed ones have no address to read from."""
+    monkeypatch.setattr(loading, "make_linear", layers.PlainLinear)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("Mistral", {"sliding_window": 12, "num_hidden_layers": 1}), ("Qwen3", {})],
+)
+def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family, changes):
+    """Two sequences of different lengths, one of them over a page's border; a third row pads."""
+    model = TinyModel(tmp_path, family, **changes)
+    steps = Steps(
+        tmp_path,
+        block_size=16,
+        steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(3, 32),)),
+    )
+    prompts = (PROMPT + PROMPT[:5], PROMPT[:3])
+    got = [
+        list(tokens)
+        for tokens in steps.tokens(
+            *(entry(i, prompt, 0, (2 * i, 2 * i + 1)) for i, prompt in enumerate(prompts))
+        )
+    ]
+    for done in range(2):
+        step = steps.tokens(
+            *(entry(i, (LAST_SAMPLED,), len(prompt) + done) for i, prompt in enumerate(prompts))
+        )
+        for tokens, new in zip(got, step, strict=True):
+            tokens.extend(new)
+    forward = steps.executor._runner._forward
+    asyncio.run(steps.executor.close())
+    assert got == [model.greedy(prompt, 3).token_ids for prompt in prompts]
+    assert (forward.static_steps, forward.other_steps) == (2, 1)
+
+
+def test_nothing_is_held_twice_for_the_joined_gate_and_up(tmp_path, plain_weights):
+    TinyModel(tmp_path, "Llama")
+    kept = []
+
+    def kernels(model, cache):
+        kept.append(model)
+        return TritonStep(model, cache)
+
+    steps = Steps(tmp_path, block_size=16, steps=StepSettings(kernels=kernels))
+    asyncio.run(steps.executor.close())
+    (model,) = kept
+    for layer in model.layers:
+        gate, up = layer.mlp.gate.weight, layer.mlp.up.weight
+        assert gate.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("config", "block_size", "why"),
+    [
+        ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, 64, "falcon"),
+        ({}, 48, "no power of two"),
+        ({}, 8, "no power of two from 16"),
+    ],
+)
+def test_models_without_kernels_are_named(config, block_size, why):
+    spec = spec_from_hf_config("m", LLAMA | config)
+    assert why in unsupported(spec, block_size)
+    assert unsupported(spec_from_hf_config("m", LLAMA), 64) is None
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_the_back_end_is_refused_in_one_line(tmp_path):
+    from lmi_bench.cli.back_end import choose_back_end
+    from lmi_bench.errors import InputError
+    from lmi_bench.scenario import EngineSection
+
+    with pytest.raises(InputError, match="--backend triton needs a GPU"):
+        choose_back_end(EngineSection(backend="triton"), [tmp_path], degree=1, block_size=64)

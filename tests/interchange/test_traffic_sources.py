@@ -1,0 +1,153 @@
+"""Logs, traces and metrics are read as traffic; what they cannot tell is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lmi_bench.errors import InputError
+from lmi_bench.interchange.prometheus import read_metrics
+from lmi_bench.interchange.traffic import read_traffic
+
+
+def log(tmp_path, rows):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def lengths(traffic):
+    return [(each.at_s, each.input_tokens, each.output_tokens) for each in traffic.requests]
+
+
+def test_a_gateways_log_is_read_by_its_usage(tmp_path):
+    rows = [
+        {"created": 1_700_000_002, "usage": {"prompt_tokens": 20, "completion_tokens": 6}},
+        {"created": 1_700_000_000, "usage": {"prompt_tokens": 10, "completion_tokens": 5}},
+    ]
+    traffic = read_traffic(log(tmp_path, rows))
+    assert lengths(traffic) == [(0.0, 10, 5), (2.0, 20, 6)]
+    assert traffic.start_epoch_s == 1_700_000_000
+    assert any("shared prefixes" in text for text in traffic.unknown)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (1_700_000_000_000, 1_700_000_001_500),
+        ("2023-11-14T22:13:20Z", "2023-11-14T22:13:21.500Z"),
+        ("2023-11-14T22:13:20+00:00", "2023-11-14T23:13:21.500+01:00"),
+    ],
+)
+def test_times_in_ms_or_as_dates_are_the_same_instants(tmp_path, first, second):
+    rows = [{"timestamp": at, "input_tokens": 3, "output_tokens": 2} for at in (first, second)]
+    traffic = read_traffic(log(tmp_path, rows))
+    assert [each.at_s for each in traffic.requests] == pytest.approx([0.0, 1.5])
+    assert traffic.start_epoch_s == pytest.approx(1_700_000_000)
+
+
+def test_texts_stand_for_counts_and_their_beginning_is_shared(tmp_path):
+    """40 characters of system prompt and its role, four a token; answers of 8 are two."""
+    system = {"role": "system", "content": "s" * 40}
+    rows = [
+        {
+            "ts": at,
+            "request": {"messages": [system, {"role": "user", "content": f"{at}"}]},
+            "response": {"choices": [{"message": {"content": "12345678"}}]},
+        }
+        for at in (5.0, 9.0)
+    ]
+    traffic = read_traffic(log(tmp_path, rows))
+    assert [each.output_tokens for each in traffic.requests] == [2, 2]
+    assert traffic.prefix.common == round(len("system: " + "s" * 40 + "\nuser: ") / 4)
+    assert any("4 characters" in text for text in traffic.notes)
+    assert any("hour of the day" in text for text in traffic.unknown)
+
+
+def test_failed_requests_are_left_out_and_counted(tmp_path):
+    good = {"time": 1.0, "input_tokens": 3, "output_tokens": 2}
+    rows = [good, {**good, "time": 2.0}, {**good, "status": 500}, {**good, "output_tokens": 0}]
+    traffic = read_traffic(log(tmp_path, rows))
+    assert len(traffic.requests) == 2
+    assert any(text.startswith("2 lines failed") for text in traffic.notes)
+
+
+def test_without_times_there_is_no_rate(tmp_path):
+    traffic = read_traffic(log(tmp_path, [{"input_tokens": 3, "output_tokens": 2}] * 3))
+    assert not traffic.has_times
+    assert any(text.startswith("rate, bursts") for text in traffic.unknown)
+
+
+def test_a_log_without_lengths_says_what_is_looked_for(tmp_path):
+    with pytest.raises(InputError, match="0 of 2 lines have prompt and answer lengths"):
+        read_traffic(log(tmp_path, [{"time": 1}, {"time": 2}]))
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"time": 1}\nnonsense\n', encoding="utf-8")
+    with pytest.raises(InputError, match="line 2"):
+        read_traffic(path)
+
+
+def test_equal_blocks_of_a_trace_are_a_shared_prefix(tmp_path):
+    """Two of three prompts begin with blocks 1 and 2, of 512 tokens each."""
+    rows = [
+        {"timestamp": at, "input_length": 1100, "output_length": 9, "hash_ids": ids}
+        for at, ids in ((0, [1, 2, 3]), (1000, [1, 2, 4]), (2000, [5, 6, 7]))
+    ]
+    traffic = read_traffic(log(tmp_path, rows))
+    assert traffic.prefix.common == 1024
+    assert traffic.prefix.repeated == pytest.approx(2 / 9)
+
+
+PAGE = """# HELP vllm:request_prompt_tokens ...
+vllm:request_prompt_tokens_bucket{model_name="m",le="100"} 30
+vllm:request_prompt_tokens_bucket{model_name="m",le="200"} 40
+vllm:request_prompt_tokens_bucket{model_name="m",le="+Inf"} 40
+vllm:request_generation_tokens_bucket{model_name="m",le="10"} 20
+vllm:request_generation_tokens_bucket{model_name="m",le="30"} 40
+vllm:request_generation_tokens_bucket{model_name="m",le="+Inf"} 40
+"""
+
+
+def test_a_page_of_metrics_gives_lengths_and_says_that_it_knows_no_rate():
+    """30 of 40 prompts in 0 to 100, 10 in 100 to 200; answers half in 0 to 10, half in 10 to 30."""
+    found = read_metrics("http://host/metrics", fetch=lambda _url: PAGE)
+    assert [(k.input_tokens, k.output_tokens, k.share) for k in found.kinds] == [
+        (50, 5, 0.375),
+        (50, 20, 0.375),
+        (150, 5, 0.125),
+        (150, 20, 0.125),
+    ]
+    assert found.rates_per_s == ()
+    assert any(text.startswith("rate and daily curve") for text in found.unknown)
+    assert any("each alone" in text for text in found.unknown)
+
+
+def test_a_prometheus_server_also_knows_the_rate():
+    def answer(url):
+        if "query_range" in url:
+            result = [{"metric": {}, "values": [[0, "1.5"], [300, "2.5"], [600, "NaN"]]}]
+        elif "tgi_request_input_length" in url:
+            result = [{"metric": {"le": "100"}, "value": [0, "4"]}]
+        elif "tgi_request_generated_tokens" in url:
+            result = [{"metric": {"le": "20"}, "value": [0, "4"]}]
+        else:
+            result = []
+        return json.dumps({"status": "success", "data": {"result": result}})
+
+    found = read_metrics("http://host:9090", fetch=answer)
+    assert found.engine == "TGI"
+    assert found.rates_per_s == ((0.0, 1.5), (300.0, 2.5))
+    assert [(k.input_tokens, k.output_tokens) for k in found.kinds] == [(50, 10)]
+
+
+def test_a_server_of_something_else_is_refused():
+    with pytest.raises(InputError, match="does not answer as a Prometheus server"):
+        read_metrics("http://host:9090", fetch=lambda _url: "<html>")
+    with pytest.raises(InputError, match="knows no metrics of vLLM, TGI, SGLang"):
+        read_metrics("http://host:9090", fetch=lambda _url: '{"data": {"result": []}}')
+    with pytest.raises(InputError, match="write prometheus:http"):
+        read_metrics("file:///etc/passwd")

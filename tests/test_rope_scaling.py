@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lmi_bench.errors import InputError
+from lmi_bench.model_folder import shape_of_folder
+from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder, with_rope_scaling
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 2048,
+    "rope_theta": 500000.0,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(LLAMA))
+    (made / "model.safetensors").write_bytes(b"weights")
+    return made
+
+
+def test_twice_the_factor_is_twice_the_positions(folder, tmp_path):
+    assert shape_of_folder(folder).max_positions == 2048
+    scaled = rope_scaled_folder(folder, parse_rope_scaling("linear:2"), tmp_path / "cache")
+    assert shape_of_folder(scaled).max_positions == 4096
+    assert scaled.name == "model-linear-2"
+    assert (scaled / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_the_models_own_folder_is_left_as_it_was(folder, tmp_path):
+    rope_scaled_folder(folder, parse_rope_scaling("yarn:4"), tmp_path / "cache")
+    assert json.loads((folder / "config.json").read_text()) == LLAMA
+
+
+def test_a_second_call_sees_what_has_changed_in_the_folder(folder, tmp_path):
+    first = rope_scaled_folder(folder, parse_rope_scaling("linear:2"), tmp_path / "cache")
+    (folder / "model.safetensors").unlink()
+    (folder / "other.safetensors").write_bytes(b"new")
+    again = rope_scaled_folder(folder, parse_rope_scaling("linear:2"), tmp_path / "cache")
+    assert again == first
+    assert sorted(entry.name for entry in again.iterdir()) == ["config.json", "other.safetensors"]
+
+
+def test_a_scaling_of_its_own_is_replaced_and_counts_from_the_trained_length():
+    own = LLAMA | {
+        "rope_parameters": {
+            "rope_type": "linear",
+            "factor": 4.0,
+            "rope_theta": 1e6,
+            "original_max_position_embeddings": 1024,
+        }
+    }
+    changed = with_rope_scaling(own, parse_rope_scaling("dynamic:8"))
+    assert changed["rope_scaling"] == {
+        "rope_type": "dynamic",
+        "factor": 8.0,
+        "original_max_position_embeddings": 1024,
+        "rope_theta": 1e6,
+    }
+    assert changed["max_position_embeddings"] == 1024
+    assert "rope_parameters" not in changed
+
+
+@pytest.mark.parametrize("wrong", ["linear", "linear:1", "linear:x", "llama3:4", "yarn:-2", ":2"])
+def test_what_is_no_scaling_is_refused_with_an_example(wrong):
+    with pytest.raises(InputError, match="linear:2"):
+        parse_rope_scaling(wrong)
