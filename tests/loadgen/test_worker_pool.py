@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import os
 import shutil
 import signal
@@ -65,10 +66,6 @@ def _job(url, prompts=PROMPTS):
     return WorkerJob(functools.partial(HttpTarget, url, chat, model="m"), prompts)
 
 
-def _three_turns(session):
-    return 3
-
-
 def _sweep(url, levels, count, prompts=PROMPTS, **options):
     runs, states = [], []
 
@@ -118,9 +115,10 @@ def test_an_open_loop_is_split_request_by_request(url):
 def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
     """Nine of three turns: all 27 requests once, turn after turn with the pause between them."""
     first, later = (SyntheticPrompts([Lengths(8, TOKENS)], CommonWords(), seed=n) for n in (1, 2))
-    source = MadeUpDialogues(first, later, _three_turns, parse_seconds("0.05"), seed=0)
+    turns_of = functools.partial(operator.getitem, [3] * 9)  # workers get it by name
+    source = MadeUpDialogues(first, later, turns_of, parse_seconds("0.05"), seed=0)
     spec = LevelSpec(0, num_requests=1, arrivals="constant", warmup_requests=0, **load)
-    spec = of_sessions(spec, _three_turns, num_sessions=9)
+    spec = of_sessions(spec, turns_of, num_sessions=9)
     (run,), _ = _sweep(url, [spec], 2, source)
     assert run.check.workers == 2
     assert [record.request_id for record in run.records] == list(range(27))
