@@ -145,8 +145,10 @@ def test_an_engine_that_was_fitted_to_a_model_is_not_its_own_prior():
     assert other.log_sd["host_per_layer_s"] == pytest.approx(
         max(0.05, 2 * TGI_2023.log_sd["host_per_layer_s"])
     )
-    graph = prior_of_engine("sglang", models={"x"}, accelerators={"H100-SXM"}, open_loop=True)
+    graph = prior_of_engine("lmdeploy", models={"x"}, accelerators={"H100-SXM"}, open_loop=True)
     assert graph is GRAPH_GPU_PRIOR
+    pausing = prior_of_engine("sglang", models={"x"}, accelerators={"H100-SXM"}, open_loop=True)
+    assert not pausing.chunked_prefill  # its prompts have steps of their own
 
 
 @pytest.mark.parametrize("profile", [VLLM_0_12, VLLM_0_19])
@@ -169,7 +171,8 @@ def test_four_ranks_beat_eight_on_a100_and_more_a10g_are_slower():
 
 def test_an_open_loop_near_its_capacity_gets_the_capacity_and_no_latency():
     fit = prior_fit(TGI_2023, [cell(1)])
-    full = capacity_tokens_per_s(TGI_2023, cell(rate=1.0)) / 256
+    lasting = replace(cell(rate=1.0), num_requests=10**6)
+    full = capacity_tokens_per_s(TGI_2023, lasting) / 256
     calm, busy = (forecast(fit, cell(rate=share * full)) for share in (0.5, 0.9))
     assert calm.withheld is None
     assert calm.figures["tpot_ms"] is not None
