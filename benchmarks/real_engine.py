@@ -8,8 +8,8 @@
 Every step is the program's own: `sweep` measures each level, `calibrate` fits a profile to the six
 on the machine `local`, `validate --profile` predicts the others: other concurrencies, other lengths
 of prompt and answer, open loops. vLLM is started from its CPU build (extra `peers`) and stopped.
-A first level is measured and left out. The machine must be idle: processor time of other processes
-is measured beside each level, and a level that more than 10 % of it was taken from is measured again.
+A first level is measured and left out. The machine must be idle: processor time of other
+processes is measured beside each level, and one that lost more than 10 % to them is measured again.
 """
 
 from __future__ import annotations
