@@ -33,6 +33,7 @@ from lmi_bench.cli.speculation import (
     speculation_facts,
     speculation_notes,
 )
+from lmi_bench.cli.torch_threads import wait_briefly
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
@@ -155,6 +156,7 @@ def open_torch_engine(
             "--draft-acceptance is for a simulated engine; the bundled one measures how many "
             "drafted tokens hold"
         )
+    wait_briefly()
     if settings.tensor_parallel != 1:
         _start_ranks_early()
     try:
