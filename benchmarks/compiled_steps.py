@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -22,11 +23,21 @@ from pathlib import Path
 PROMPT = "the quick brown fox jumps over the lazy dog " * 4
 
 
-def seconds(command: list[str], environ: dict[str, str]) -> tuple[float, str]:
-    """Of one process, and what it printed."""
+TIMED = re.compile(r"([0-9.]+) s: [0-9.,]+ tok/s, first token after ([0-9.]+) ms")
+
+
+def seconds(command: list[str], environ: dict[str, str]) -> tuple[float, str, str]:
+    """Of one process, the text that it printed, and its figures."""
     start_s = time.perf_counter()
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
-    return time.perf_counter() - start_s, done.stdout
+    return time.perf_counter() - start_s, done.stdout, " ".join(done.stderr.split())
+
+
+def ms_a_token(figures: str, tokens: int) -> float:
+    """Behind the first token, by the process's own clock: its start is longer than an answer."""
+    found = TIMED.search(figures)
+    assert found is not None, figures
+    return (float(found[1]) * 1e3 - float(found[2])) / (tokens - 1)
 
 
 def main() -> None:
@@ -42,14 +53,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         caches = {"XDG_CACHE_HOME": f"{folder}/cache", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
         environ = {**os.environ, **caches}
-        common = ["--model", args.model, "--dtype", args.dtype, "--num-blocks", "64"]
+        common = ["--model", args.model, "--backend", "torch", "--dtype", args.dtype]
+        common += ["--num-blocks", "64"]
         generate = [*base, "generate", *common, "-p", PROMPT, "--ignore-eos"]
         jit = ["--compile", "--compile-shapes", args.shapes]
         seconds([*generate, "--max-new-tokens", "1"], environ)  # makes a demo model
-        first, _ = seconds([*generate, *jit, "--max-new-tokens", "1"], environ)
+        first, _, _ = seconds([*generate, *jit, "--max-new-tokens", "1"], environ)
         artefact = Path(folder) / "artefact"
         compile_command = [*base, "compile", args.model, *common[2:], "-o", str(artefact)]
-        compiling, _ = seconds([*compile_command, "--shapes", args.shapes], environ)
+        compiling, _, _ = seconds([*compile_command, "--shapes", args.shapes], environ)
         kinds = {
             "eager": [],
             "`--compile`, found": jit,
@@ -60,11 +72,11 @@ def main() -> None:
         texts = set()
         for _ in range(args.repeats):
             for name, options in kinds.items():
-                one, _ = seconds([*generate, *options, "--max-new-tokens", "1"], environ)
+                one, _, _ = seconds([*generate, *options, "--max-new-tokens", "1"], environ)
                 command = [*generate, *options, "--max-new-tokens", str(args.tokens)]
-                many, text = seconds(command, environ)
+                _, text, figures = seconds(command, environ)
                 starts[name].append(one)
-                steps[name].append((many - one) / (args.tokens - 1))
+                steps[name].append(ms_a_token(figures, args.tokens))
                 texts.add(text)
     lines = [
         f"{args.model}, {args.dtype}, shapes {args.shapes}, {os.cpu_count()} CPUs, "
@@ -76,7 +88,7 @@ def main() -> None:
     ]
     for name in kinds:
         start, step = statistics.median(starts[name]), statistics.median(steps[name])
-        lines.append(f"| {name} | {start:.1f} | {step * 1e3:.1f} |")
+        lines.append(f"| {name} | {start:.1f} | {step:.2f} |")
     lines += [
         "",
         f"`lmi-bench compile`: {compiling:.1f} s. Answers of {args.tokens} tokens: "
