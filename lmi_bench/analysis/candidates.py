@@ -43,6 +43,7 @@ class Engine:
     concurrency    most users waiting at a copy within the SLOs; 0 if none
     measured       rates that a copy was given, each with whether it kept the SLOs
     too_much_per_s rate at which a long simulation did not keep the SLOs
+    simulated      the rates are those of simulated levels, not of the closed form
     """
 
     plan: CopyPlan
@@ -55,6 +56,7 @@ class Engine:
     warnings: tuple[str, ...]
     measured: tuple[tuple[float, Verdict], ...] = ()
     too_much_per_s: float = math.inf
+    simulated: bool = False
 
     def belief(self, *, keeps_slos: bool) -> CapacityBelief:
         """What a copy carries: the prediction, cut off by what was measured.
@@ -67,8 +69,9 @@ class Engine:
             low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
         low = min(low, _BELOW * self.too_much_per_s)
         median = max(low, min(self.central_per_s, self.too_much_per_s))
-        levels = ((rate, verdict == "kept") for rate, verdict in self.measured)
-        return CapacityBelief.after(low, median, levels)
+        levels = [(rate, verdict == "kept") for rate, verdict in self.measured if verdict != "near"]
+        near = [rate for rate, verdict in self.measured if verdict == "near"]
+        return CapacityBelief.after(low, median, levels, near_per_s=near)
 
     def load_limit_per_s(self, *, keeps_slos: bool) -> float:
         """What a copy may be loaded with."""

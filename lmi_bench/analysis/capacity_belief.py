@@ -9,6 +9,10 @@ A level that was measured and kept the SLOs cuts off all capacities below its ra
 not those above:
 
     P(capacity >= rate | levels) = (P(rate) - P(missed)) / (P(kept) - P(missed))
+
+A level that came out on the line says more than either: the share of slow requests doubles within
+some ten per cent of rate there, so the capacity is that level's rate within a few per cent,
+whatever was predicted.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ _NORMAL = NormalDist()
 _LEAST_LOG_SD = 0.01
 _ODD, _WIDER, _WIDER_BY = 0.15, 3.0, 0.1
 _HALVINGS = 50
+_NEAR_LOG_SD = 0.06  # of the capacity around the rate of a level on the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +48,28 @@ class CapacityBelief:
 
     @classmethod
     def after(
-        cls, low_per_s: float, median_per_s: float, measured: Iterable[tuple[float, bool]]
+        cls,
+        low_per_s: float,
+        median_per_s: float,
+        measured: Iterable[tuple[float, bool]],
+        *,
+        near_per_s: Iterable[float] = (),
     ) -> CapacityBelief:
         """The belief after levels at these rates, each with whether it kept the SLOs.
+
+        near_per_s  rates of levels on the line; the lowest replaces the prediction
 
         Where levels contradict each other, the one that was not kept counts.
         """
         levels = list(measured)
         missed_per_s = min((rate for rate, kept in levels if not kept), default=math.inf)
         kept = (rate for rate, was_kept in levels if was_kept and rate < missed_per_s)
-        return cls(low_per_s, median_per_s, max(kept, default=0.0), missed_per_s)
+        kept_per_s = max(kept, default=0.0)
+        near = [rate for rate in near_per_s if kept_per_s < rate < missed_per_s]
+        if near:
+            median_per_s = min(near)
+            low_per_s = median_per_s * math.exp(-_NORMAL.inv_cdf(CONFIDENCE) * _NEAR_LOG_SD)
+        return cls(low_per_s, median_per_s, kept_per_s, missed_per_s)
 
     @property
     def _log_sd(self) -> float:

@@ -60,12 +60,15 @@ def _cheaper_fleets(
     """The fleet of the layout that is best worth a measurement, with what it is worth."""
     assert request.rate_per_s is not None
     belief = engine.belief(keeps_slos=True)
+    on_the_line = [rate for rate, verdict in engine.measured if verdict in ("near", "open")]
     best: tuple[float, Probe] | None = None
     for machines in range(1, MOST_MACHINES + 1):
         price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
         rate = request.rate_per_s / (machines * layout.copies)
         if price is None or price >= cost * (1 - 1e-9):
             break
+        if any(math.isclose(rate, each) for each in on_the_line):
+            continue  # `_undecided` has its odds
         chance = belief.chance(rate)
         saving = 1.0 / price if cost == math.inf else (cost - price) / cost
         worth = chance * saving
@@ -87,7 +90,12 @@ def _undecided(
         machines = max(1, round(request.rate_per_s / (rate * layout.copies)))
         price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
         serves = request.rate_per_s / (machines * layout.copies) <= rate * (1 + 1e-9)
-        if verdict != "open" or price is None or not serves or price >= cost * (1 - 1e-9):
+        if (
+            verdict not in ("near", "open")
+            or price is None
+            or not serves
+            or price >= cost * (1 - 1e-9)
+        ):
             continue
         saved = 0.0 if cost == math.inf else cost - price
         worth = 1.0 / price if cost == math.inf else saved / cost

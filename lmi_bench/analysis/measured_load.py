@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,12 @@ from lmi_bench.analysis.slo_values import own_values_ms
 from lmi_bench.records import RequestRecord
 from lmi_bench.slo import Slo
 
-Verdict = Literal["kept", "missed", "open"]
+Verdict = Literal["kept", "missed", "near", "open"]
+"""`near`: on the line, and known well enough that the capacity cannot be far; `open`: not told."""
+_WORST_FIRST: Final[tuple[Verdict, ...]] = ("missed", "open", "near")
 _BLOCKS = 20
 _T90 = 1.328  # upper 10 % of Student's t with 19 degrees of freedom
+_NEAR = {"share": 0.5, "mean": 0.1}  # of the limit: half an interval that leaves no far capacity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +45,15 @@ class MeasuredLoad:
     cut_short: bool = False
 
     def verdict(self, slos: Sequence[Slo]) -> Verdict:
-        """`kept` or `missed` where nine of ten such levels would say the same, else `open`."""
+        """`kept` or `missed` where nine of ten such levels would say the same, else `near` if the
+        interval is narrow and `open` if it is wide."""
         if self.cut_short:
             return "missed"
         verdicts = [_verdict(self.records, slo) for slo in slos]
-        if "missed" in verdicts:
-            return "missed"
-        return "open" if "open" in verdicts else "kept"
+        for worst in _WORST_FIRST:
+            if worst in verdicts:
+                return worst
+        return "kept"
 
 
 def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
@@ -101,7 +106,10 @@ def _verdict(records: Sequence[RequestRecord], slo: Slo) -> Verdict:
     ratio, error = ratio_by_blocks(excess, counts)
     if ratio - _T90 * error > wanted:
         return "missed"
-    return "kept" if ratio + _T90 * error <= wanted else "open"
+    if ratio + _T90 * error <= wanted:
+        return "kept"
+    near = _NEAR["mean" if slo.statistic == "mean" else "share"]
+    return "near" if _T90 * error <= near * wanted else "open"
 
 
 def _values_in_order(records: Sequence[RequestRecord], metric: str) -> list[NDArray[np.float64]]:

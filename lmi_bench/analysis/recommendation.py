@@ -133,6 +133,7 @@ class Candidate:
             "price_source": self.price_provenance,
             "cost": dict(self.cost),
             "attainment": dict(self.attainment),
+            "engine": self.setting.describe() or None,
             "setting": self.setting.to_json(),
             "profile": self.profile_provenance,
             "warnings": list(self.warnings),

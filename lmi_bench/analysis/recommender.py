@@ -56,7 +56,8 @@ Prepared = tuple[list[tuple[Layout, Engine]], list[Rejection]]
 
 _SIMULATED_ENGINES = 8
 _SIMULATED_FLEETS = 12
-_LOOKED_AT = 2
+_FAR = 2.0  # times the cost of the cheapest that was simulated
+_LOOKED_AT = 1
 _MOST_LOOKS = 4
 _DRAWS = 8
 _Z80 = 1.2816  # half of an 80 % interval, in standard deviations
@@ -153,8 +154,34 @@ def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
     finalists = best_engines(request, layouts)
     for index, engine in enumerate(finalists):
         tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
-        simulate_capacity(request, engine)
+        if not _far_behind(request, layouts, engine):
+            simulate_capacity(request, engine)
     return layouts, rejected
+
+
+def _far_behind(
+    request: RecommendRequest, layouts: list[tuple[Layout, Engine]], engine: Engine
+) -> bool:
+    """Whether a copy that was simulated costs so much less that no error of the closed form, which
+    is good to ten per cent, could make this one the cheapest."""
+    if request.rate_per_s is None or request.objective != "cost":
+        return False
+    costs = list(_costs(request, layouts))
+    others = [cost for each, cost in costs if each.simulated]
+    mine = [cost for each, cost in costs if each is engine]
+    return bool(others and mine) and min(mine) > _FAR * min(others)
+
+
+def _costs(
+    request: RecommendRequest, layouts: list[tuple[Layout, Engine]]
+) -> Iterator[tuple[Engine, float]]:
+    """What a fleet of each layout costs for the load, as far as prices are known."""
+    for layout, engine in layouts:
+        machines = machines_needed(request, layout, engine)
+        if machines is not None and machines <= MOST_MACHINES:
+            price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
+            if price is not None:
+                yield engine, price
 
 
 def screen(request: RecommendRequest, tell: Progress) -> Prepared:
@@ -251,6 +278,7 @@ def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
     In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
     random arrivals need it.
     """
+    engine.simulated = True
     if request.open_loop and request.slos:
         simulation = engine.simulation
         held = held_slos(engine.plan.steady, request.slos, engine.time_factor)

@@ -104,12 +104,10 @@ def vary_rate(
     tell = progress or (lambda _text, _share: None)
     lowest = replace(request, rate_per_s=low, users=None, think_time_s=None)
     layouts, _ = prepare(lowest, tell)
-    simulated = {id(engine) for engine in best_engines(lowest, layouts)}
     for index, rate in enumerate((math.sqrt(low * high), high)):
         tell("simulating the finalists of higher loads", 0.6 + 0.2 * index)
         for engine in best_engines(replace(lowest, rate_per_s=rate), layouts):
-            if id(engine) not in simulated:
-                simulated.add(id(engine))
+            if not engine.simulated:
                 simulate_capacity(lowest, engine)
     stairs = [
         each

@@ -15,7 +15,7 @@ _GIVE_WAY = (
     "capacity req/s", "TTFT p90 ms",
 )  # fmt: skip
 """Columns of little help to the choice first; the SLOs' own stand in a column of theirs."""
-_GAP = 3  # columns between two columns
+_GAP, _EDGES = 3, 2  # spaces between two columns, and beside the table
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
@@ -30,15 +30,18 @@ def distinct_layouts(candidates: Sequence[Candidate]) -> list[Candidate]:
 def candidate_rows(candidates: Sequence[Candidate], width: int) -> list[dict[str, str]]:
     """Rows for that many columns of text; every figure that was predicted has its interval.
 
-    Columns give way, the least telling first, until the rows fit.
+    Columns give way, the least telling first and those of the SLOs never, until the rows fit.
     """
     rows = [_row(each) for each in candidates]
     if rows and not any(row["engine"] for row in rows):
         for row in rows:
             del row["engine"]
+    held = {_title(outlook.slo) for each in candidates for outlook in each.slos}
     for name in _GIVE_WAY:
         if _needed(rows) <= width:
             break
+        if name in held:
+            continue
         for row in rows:
             row.pop(name, None)
     return rows
@@ -52,9 +55,10 @@ def left_out(rows: Sequence[Mapping[str, str]]) -> list[str]:
 def _needed(rows: Sequence[Mapping[str, str]]) -> int:
     if not rows:
         return 0
-    return sum(
+    widths = (
         max(*map(len, name.split()), *(len(row[name]) for row in rows)) + _GAP for name in rows[0]
     )
+    return sum(widths) - _GAP + _EDGES
 
 
 def _row(candidate: Candidate) -> dict[str, str]:
@@ -75,7 +79,7 @@ def _row(candidate: Candidate) -> dict[str, str]:
         figure = candidate.figures.get(f"{slo.metric}_{slo.statistic}_ms")
         shown = interval(figure) if figure is not None else ""
         mark = {"likely": " ?", "measured": " measured", "missed": " missed"}
-        title = f"{slo.metric.upper() if len(slo.metric) < 5 else slo.metric} {slo.statistic} ms"
+        title = _title(outlook.slo)
         row.pop(title, None)
         row[title] = shown + mark.get(outlook.confidence, "")
     return row | {
@@ -83,6 +87,12 @@ def _row(candidate: Candidate) -> dict[str, str]:
         "basis": candidate.basis,
         "price of": _price_of(candidate),
     }
+
+
+def _title(slo: str) -> str:
+    """The column of an SLO: `ITL p90 ms`."""
+    found = parse_slo(slo)
+    return f"{found.metric.upper() if len(found.metric) < 5 else found.metric} {found.statistic} ms"
 
 
 def _money(value: float | None) -> str:
@@ -94,10 +104,12 @@ def _plain(figure: Figure | None) -> str:
 
 
 def interval(figure: Figure | None) -> str:
-    """47 [41-55]: predicted with its 80 % interval."""
+    """47 [41-55]: predicted with its 80 % interval; alone where it is certain."""
     if figure is None:
         return "withheld"
     low, high = short(figure.low), short(figure.high)
+    if low == high:
+        return low
     return f"{short(figure.predicted)} [{low}-{high}]"
 
 
@@ -132,7 +144,7 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
         kind = _NUMBER.sub("#", each.reason)
         kinds[kind] += 1
         examples.setdefault(kind, each)
-    yield f"{len(rejected)} layouts are out:"
+    yield "1 layout is out:" if len(rejected) == 1 else f"{len(rejected)} layouts are out:"
     for kind, number in kinds.most_common(shown):
         each = examples[kind]
         place = each.instance_type
@@ -142,4 +154,4 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
             place += f", {setting}"
         yield f"  {number:>3}  {'such as ' if number > 1 else ''}{place}: {each.reason}"
     if len(kinds) > shown:
-        yield f"  and {len(kinds) - shown} more kinds of reason, in the --json file"
+        yield f"  more kinds of reason: {len(kinds) - shown}, in the --json file"

@@ -9,7 +9,7 @@ from typing import Any
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
 from lmi_bench.report.values import Cell, Column, RejectedGroup, Row, Table
 
-IDENTITY = ("instance", "instances", "tensor_parallel", "replicas")
+IDENTITY = ("instance", "instances", "tensor_parallel", "replicas", "engine")
 # key, group of columns, title
 PRICES = (
     ("price_usd_per_hour", "Fleet", "USD/h"),
@@ -29,7 +29,7 @@ FIRST_FIGURES = (
     "itl_p50_ms",
     "latency_per_token_p90_ms",
 )
-_WORDS = (("limited_by", "Limited by"), ("basis", "Basis"))
+_WORDS = (("engine", "Engine"), ("limited_by", "Limited by"), ("basis", "Basis"))
 
 Candidate = Mapping[str, Any]
 
@@ -87,7 +87,7 @@ def candidates_table(
         for key in (*(key for key, _ in figures_of(each)), *(each.get("withheld") or {}))
     )
     figure_keys = [key for key in FIRST_FIGURES if key in known] or list(known)
-    words = [(key, title) for key, title in _WORDS if any(key in each for each in candidates)]
+    words = [(key, title) for key, title in _WORDS if any(each.get(key) for each in candidates)]
     prices = [price for price in PRICES if any(price[0] in each for each in candidates)]
     columns = (
         Column("Instance", numeric=False),

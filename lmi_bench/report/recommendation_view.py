@@ -26,8 +26,9 @@ from lmi_bench.report.recommendation_tables import (
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {"recommended", "nearest", "candidates", "rejected", "warnings", "accuracy", "title"}
-_PLACED |= {"sensitivity", "vary", "frontier"}
+_PLACED |= {"sensitivity", "vary", "frontier", "profile_document", "kinds"}
 _PLACED_OF_CANDIDATE = {"withheld", "slos", "warnings", "reason", "blended_reason", "predicted"}
+_PLACED_OF_CANDIDATE |= {"setting"}
 _SHOWN_CANDIDATES = 12
 
 
@@ -76,6 +77,8 @@ def _layout(candidate: Candidate) -> str:
     replicas = candidate.get("replicas")
     if replicas is not None:
         parts.append(f"{replicas} {'copy' if replicas == 1 else 'copies'} a machine")
+    if candidate.get("engine"):
+        parts.append(str(candidate["engine"]))
     return ", ".join(parts)
 
 

@@ -76,3 +76,25 @@ def test_a_further_level_that_missed_never_raises_what_is_promised(capacity, mea
     after = CapacityBelief.after(*capacity, [*measured, (rate, False)]).sure_per_s
     assert after <= before * (1 + 1e-9)
     assert after < rate
+
+
+def test_a_level_on_the_line_replaces_the_prediction():
+    """On the line at 5: sure up to 5 * exp(-1.2816 * 0.06) = 4.63, though 8 was predicted."""
+    belief = CapacityBelief.after(7.0, 8.0, [], near_per_s=[5.0])
+    assert belief.sure_per_s == pytest.approx(4.63, abs=0.01)
+    assert belief.chance(5.0) == pytest.approx(0.5)
+    assert belief.chance(6.0) < 0.1
+
+
+def test_what_was_decided_counts_more_than_what_was_near():
+    """Missed at 4, so the level on the line at 5 was lucky; kept at 6: it was not."""
+    missed = CapacityBelief.after(7.0, 8.0, [(4.0, False)], near_per_s=[5.0])
+    assert missed.sure_per_s < 4.0
+    kept = CapacityBelief.after(7.0, 8.0, [(6.0, True)], near_per_s=[5.0])
+    assert kept.sure_per_s >= 6.0
+
+
+def test_near_and_missed_levels_agree_on_the_capacity():
+    """Missed at 8.8, on the line at 7.3: seven machines of 6.25 are enough, six of 7.3 are not."""
+    belief = CapacityBelief.after(8.5, 11.6, [(8.8, False)], near_per_s=[7.3])
+    assert 6.25 < belief.sure_per_s < 7.3

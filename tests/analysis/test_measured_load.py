@@ -90,3 +90,9 @@ def test_levels_at_the_same_rate_are_one_longer_level():
 def test_requests_due_before_the_first_answer_are_the_ramp():
     records = [record(0, 3.0, 0.0), record(1, 0.5, 2.0), record(2, 0.5, 3.5), record(3, 0.5, 4.0)]
     assert [each.request_id for each in settled(records)] == [2, 3]
+
+
+def test_a_long_level_on_the_line_is_near():
+    """Every tenth of 4,000: the blocks agree, so the half interval is far below 5 %."""
+    ttfts_s = [2.0 if index % 10 == 0 else 0.5 for index in range(4007)]
+    assert load_of(ttfts_s).verdict([LIMIT]) == "near"

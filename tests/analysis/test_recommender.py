@@ -10,7 +10,7 @@ import pytest
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommender import recommend
+from lmi_bench.analysis.recommender import prepare, recommend
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
@@ -244,6 +244,25 @@ def test_progress_ends_at_the_whole():
 def test_a_question_that_cannot_be_meant_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         RecommendRequest(LLAMA, TGI_2023, **options)
+
+
+def test_a_machine_of_many_times_the_cost_is_left_to_the_closed_form():
+    """At 5,000 USD no error of ten per cent makes p4d the cheaper one; at its price it is near."""
+
+    def simulated(price):
+        request = RecommendRequest(
+            LLAMA,
+            TGI_2023,
+            rate_per_s=15.0,
+            slos=(parse_slo("itl_p90<=90ms"),),
+            instances=(SEEN[0], replace(SEEN[3], price_usd_per_hour=price)),
+            degrees=(1,),
+        )
+        layouts, _ = prepare(request, lambda _text, _share: None)
+        return {layout.instance.instance_type: engine.simulated for layout, engine in layouts}
+
+    assert simulated(5000.0) == {"ml.g5.2xlarge": True, "ml.p4d.24xlarge": False}
+    assert simulated(15.0) == {"ml.g5.2xlarge": True, "ml.p4d.24xlarge": True}
 
 
 def test_the_rows_of_a_table_are_the_candidates_in_order(whole_catalog):

@@ -72,11 +72,13 @@ def test_a_sweep_and_a_plan_accept_the_scenario(scenario, tmp_path):
     assert "figures inside their intervals" in replay.stdout
 
 
-def test_the_bundled_servers_metrics_are_a_source(tmp_path):
-    server = Server("--model", "demo-15m", "--threads", "1")
+def test_a_servers_page_of_metrics_is_a_source(tmp_path):
+    server = Server(
+        *("--executor", "simulated", "--instance", "ml.g5.2xlarge", "--model", "llama-2-7b")
+    )
     try:
         lmi_bench(
-            *("sweep", server.url, "--model", "demo-15m", "--out", tmp_path / "run"),
+            *("sweep", server.url, "--model", "llama-2-7b", "--out", tmp_path / "run"),
             *("--input-tokens", "16", "--output-tokens", "4", "--concurrency", "2"),
         )
         out = tmp_path / "seen.yaml"
