@@ -140,7 +140,12 @@ def decode_lines(model: GpuModel, copy: float) -> list[str]:
                 rows.append(f"| {variant} | {batch} | {context} | the cache is too small | | | |")
                 continue
             steps = gpu_models.decoding_rows(model, batch, context)
-            seconds = gpu_models.decode_step_s(forward, steps)
+            try:
+                seconds = gpu_models.decode_step_s(forward, steps)
+            except RuntimeError as exc:  # one that fails leaves the others' figures
+                reason = str(exc).splitlines()[0]
+                rows.append(f"| {variant} | {batch} | {context} | did not run: {reason} | | | |")
+                continue
             read = model.read_bytes + batch * context * model.kv_bytes_per_token
             shown = f"{graphs / 2**30:.2f}" if isinstance(graphs, int) else ""
             rows.append(

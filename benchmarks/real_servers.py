@@ -103,14 +103,14 @@ def ours(url: str, users: int, folder: Path) -> dict:
 
 
 def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
-    from lmi_bench.cli.compose import _model_folder
+    from lmi_bench.cli.compose import model_folder
 
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     subprocess.run(
         [options.vllm, "-c", VLLM, "--backend", "openai", "--base-url", url,
          "--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer",
-         str(_model_folder(MODEL)), "--dataset-name", "random",
+         str(model_folder(MODEL)), "--dataset-name", "random",
          "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
          "--num-prompts", str(REQUESTS), "--max-concurrency", str(users), "--ignore-eos",
          "--save-result", "--result-dir", str(folder), "--result-filename", "v.json",

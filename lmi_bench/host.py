@@ -24,6 +24,34 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may keep busy: those it may run on, or as many as its container's
+    quota of processor time pays for, whichever are fewer; at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    quota = _cpu_quota(cgroup)
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """Cores' worth of time in each period, by cgroup 2's cpu.max or cgroup 1's two files."""
+    try:
+        limit, period = (cgroup / "cpu.max").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        try:
+            limit, period = (
+                (cgroup / "cpu" / f"cpu.cfs_{part}_us").read_text(encoding="utf-8").strip()
+                for part in ("quota", "period")
+            )
+        except OSError:
+            return None
+    if not limit.isdecimal() or not period.isdecimal() or int(period) == 0:  # "max", or -1
+        return None
+    return int(limit) / int(period)
+
+
 def installed_versions() -> dict[str, str]:
     """Versions of lmi-bench and of what does its work, without importing any of it."""
     versions = {}

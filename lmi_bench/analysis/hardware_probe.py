@@ -18,6 +18,7 @@ import numpy as np
 
 from lmi_bench.analysis.local_machine import LOCAL_NAME, MeasuredMachine
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.host import usable_cores
 
 __all__ = ["LOCAL_NAME", "probe_local_instance", "probe_machine"]
 
@@ -46,12 +47,6 @@ def probe_local_instance(*, price_usd_per_hour: float | None = None) -> Instance
     price_usd_per_hour  as its owner states it; None: unknown
     """
     return probe_machine().instance(price_usd_per_hour=price_usd_per_hour)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup_limit: Path = _CGROUP_LIMIT) -> int:

@@ -233,6 +233,11 @@ def _known_rows(
         ]
         if kin:
             return kin, [f"{engine or 'the table'} is calibrated on another version of its engine"]
+        others = [row for row in calibrate_on if row.cell is not None]
+        if len({row.engine for row in others}) == 1 and not (engine and others[0].engine):
+            return others, [
+                "only one of table and calibration cells names its engine: taken as one"
+            ]
         return [], [f"no calibration cell is of {engine or 'the engine of the table'}"]
     return choose_rows(engine, group, count, seed), []
 

@@ -91,7 +91,7 @@ def _triton(settings: EngineSection, folder: Path, *, degree: int, block_size: i
 def choose_back_end(
     settings: EngineSection, folders: list[Path], *, degree: int, block_size: int
 ) -> BackEnd:
-    """Native where machine, settings and every model allow it, unless torch is asked for.
+    """Native where machine, settings and every model allow it, on a GPU triton; else torch.
 
     folders  of the model and of its draft
     """
@@ -101,7 +101,10 @@ def choose_back_end(
         if settings.backend == "native":
             raise InputError("--backend native runs on a CPU: leave --device cuda out")
         _check_gpu("--device cuda")
-        return BackEnd(device="cuda")
+        prepared = settings.compile or settings.artefact is not None
+        if settings.backend == "torch" or prepared:
+            return BackEnd(device="cuda")
+        return _triton(settings, folders[0], degree=degree, block_size=block_size)
     if settings.backend == "torch":
         return BackEnd()
     if settings.compile or settings.artefact is not None:

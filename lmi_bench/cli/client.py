@@ -68,11 +68,10 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         )
     load = bench.scenario.load
     if client.workers not in (1, "auto") and (
-        bench.scenario.workload.has_sessions or load.max_in_flight is not None
+        load.max_sessions is not None or load.max_in_flight is not None
     ):
         raise InputError(
-            f"--workers {client.workers}: conversations and caps are held in one process; leave "
-            "--workers out"
+            f"--workers {client.workers}: caps are held in one process; leave --workers out"
         )
     urls, headers = client.metrics_urls, {}
     own = bench.metrics_url

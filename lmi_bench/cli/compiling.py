@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,3 +103,13 @@ def step_facts(prepared: PreparedSteps | None) -> dict[str, Any]:
     if prepared.graph_bytes is not None:
         facts["graph_bytes"] = prepared.graph_bytes
     return {"prepared_steps": facts}
+
+
+def count_notes(executors: Sequence[object]) -> tuple[str, ...]:
+    """At the end: how many steps the prepared ones were, where any were."""
+    counts = [getattr(executor, "step_counts", None) for executor in executors]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return ()
+    prepared, others = (sum(count[i] for count in known) for i in (0, 1))
+    return (f"{prepared:,} steps ran prepared, {others:,} with prompts or beyond every shape",)

@@ -6,7 +6,6 @@ With `back_end` the only module that reaches the back ends, inside the functions
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +24,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
 from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, progress
+from lmi_bench.cli.launching import launched_degree
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
     NGRAM_DRAFT,
@@ -47,6 +47,7 @@ from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
@@ -73,6 +74,7 @@ class EngineParts:
     score      log-probabilities of given tokens behind others; before the engine is entered
     back_end_note  what runs the steps of a bundled engine, and why
     compare    prepared decode steps against eager ones; before the engine is entered
+    time_products  seconds of a decode step's matrix products for so many sequences, likewise
     """
 
     executors: tuple[Executor, ...]
@@ -89,6 +91,7 @@ class EngineParts:
     score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
     quantized: QuantizedBytes | None = None
     compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
+    time_products: Callable[[int], Awaitable[float | None]] | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -133,6 +136,10 @@ class TorchNumbers(Executor, Protocol):
         """Prepared decode steps against eager ones."""
         ...
 
+    async def time_products(self, rows: int) -> float | None:
+        """Seconds of a decode step's matrix products."""
+        ...
+
 
 def open_torch_engine(
     model: str, settings: EngineSection, *, compile_into: Path | None = None
@@ -154,7 +161,6 @@ def open_torch_engine(
         from lmi_bench.engine.torch_backend.executor import (
             DEFAULT_BLOCK_SIZE,
             DEFAULT_MEMORY_SHARE,
-            usable_cores,
         )
     except ImportError as exc:
         raise InputError(
@@ -173,7 +179,7 @@ def open_torch_engine(
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
-    degree = _launched_degree(settings) or _degree(settings, most=max(1, cores // copies))
+    degree = launched_degree(settings) or _degree(settings, most=max(1, cores // copies))
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -266,6 +272,7 @@ def open_torch_engine(
         score=loaded.score,
         quantized=loaded.quantized,
         compare=loaded.compare_prepared,
+        time_products=loaded.time_products,
     )
 
 
@@ -376,41 +383,6 @@ def _degree(settings: EngineSection, *, most: int) -> int:
     """The tensor-parallel degree; `max` is as many as there are devices or cores for one copy."""
     degree = settings.tensor_parallel
     return degree if isinstance(degree, int) else most
-
-
-def _launched_degree(settings: EngineSection) -> int | None:
-    """Ranks that a launcher has started for this one copy; None where none has.
-
-    Raises InputError where the settings ask for another number of them.
-    """
-    from lmi_bench.engine.torch_backend.launched import launch_of
-
-    launch = launch_of(os.environ)
-    if launch is None:
-        return None
-    if settings.tensor_parallel not in ("max", launch.degree) or settings.replicas > 1:
-        raise InputError(
-            f"the launcher has started {launch.degree} ranks of one copy: give --tp "
-            f"{launch.degree} or --tp max, and no --replicas"
-        )
-    return launch.degree
-
-
-def follow_launcher(settings: EngineSection) -> bool:
-    """Be one of the ranks that a launcher such as torchrun has started, until rank 0 ends.
-
-    False at once where this process is in charge itself.
-    """
-    if os.environ.get("RANK", "0") == "0":
-        return False
-    from lmi_bench.engine.torch_backend.executor import usable_cores
-    from lmi_bench.engine.torch_backend.launched import follow, launch_of
-
-    launch = launch_of(os.environ)
-    if launch is None or launch.rank == 0:
-        return False
-    follow(launch, settings.device or "cpu", threads=usable_cores())
-    return True
 
 
 def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: TorchNumbers) -> str:

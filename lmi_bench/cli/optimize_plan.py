@@ -44,11 +44,13 @@ class JobNeed:
     """Bytes on all devices together.
 
     prepare_bytes  while weights are rounded; measure_bytes: while the variant is measured
+    devices        that the variant's tensor parallelism asks for, at the least
     """
 
     name: str
     prepare_bytes: int
     measure_bytes: int
+    devices: int = 1
 
     @property
     def peak_bytes(self) -> int:
@@ -75,15 +77,20 @@ def job_need(recipe: Recipe, shape: ModelShape, name: str, settings: EngineSecti
         name,
         weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
         weights + drafts + cache,
+        settings.tensor_parallel if isinstance(settings.tensor_parallel, int) else 1,
     )
 
 
-def cheapest_machine(need_bytes: int, instances: Iterable[Instance]) -> Instance | None:
-    """The one with the lowest price whose accelerators together hold so much; None: none does."""
+def cheapest_machine(
+    need_bytes: int, instances: Iterable[Instance], *, devices: int = 1
+) -> Instance | None:
+    """The one with the lowest price whose accelerators, at least so many, together hold so much;
+    None: none does."""
     fitting = [
         instance
         for instance in instances
         if instance.price_usd_per_hour is not None
+        and instance.num_accelerators >= devices
         and instance.neuron_cores is None  # the bundled engine does not run there
         and instance.num_accelerators * instance.accelerator.memory_bytes * USABLE_FRAC
         >= need_bytes
@@ -103,7 +110,7 @@ def run_plan(path: Path, model: str | None) -> None:
     needs = [job_need(recipe, shape, each, settings) for each, settings in variants]
     rows = []
     for need in needs:
-        machine = cheapest_machine(need.peak_bytes, all_instances())
+        machine = cheapest_machine(need.peak_bytes, all_instances(), devices=need.devices)
         rows.append(
             {
                 "variant": need.name,
@@ -114,7 +121,11 @@ def run_plan(path: Path, model: str | None) -> None:
             }
         )
     print_table(f"{shape.name}: what the job needs", rows, left=("variant", "cheapest machine"))
-    machine = cheapest_machine(max(need.peak_bytes for need in needs), all_instances())
+    machine = cheapest_machine(
+        max(need.peak_bytes for need in needs),
+        all_instances(),
+        devices=max(need.devices for need in needs),
+    )
     if machine is None:
         note("no machine of the catalog holds the largest variant: take it out, or split the model")
         return

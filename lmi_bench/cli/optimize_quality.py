@@ -50,6 +50,22 @@ def measure_quality(
     return Quality(tuple(scores), tuple(asyncio.run(_generate(parts, prompts))))
 
 
+def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
+    """Seconds of a decode step's matrix products, by the number of sequences; none where they
+    cannot be told. Before `measure_quality`."""
+    time_products = parts.time_products
+    if time_products is None:
+        return {}
+
+    async def measure() -> dict[int, float]:
+        times = {
+            rows: await time_products(rows) for rows in sorted({min(concurrency), max(concurrency)})
+        }
+        return {rows: time_s for rows, time_s in times.items() if time_s is not None}
+
+    return asyncio.run(measure())
+
+
 async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
     score = parts.score
     assert score is not None  # a torch engine scores

@@ -24,6 +24,7 @@ from lmi_bench.cli.optimize_quality import (
     Prompted,
     Quality,
     agreement_frac,
+    measure_products,
     measure_quality,
     score_shift,
 )
@@ -38,7 +39,7 @@ from lmi_bench.report.optimization import optimization_tables
 from lmi_bench.report.view import build_view
 from lmi_bench.run_store import Run
 from lmi_bench.scenario import EngineSection, Scenario, parse_scenario
-from lmi_bench.units import SECONDS_PER_HOUR
+from lmi_bench.units import SECONDS_PER_HOUR, s_to_ms
 
 TECHNIQUES: Final = (
     ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),
@@ -60,6 +61,7 @@ class Measured:
 
     load_s, quality_s, sweep_s  of each stage; prepare_s: of writing quantized weights
     speeds                      by concurrency: output tokens/s and mean, p90 ms a token
+    product_s                   of a decode step's matrix products, by sequences
     """
 
     name: str
@@ -71,6 +73,7 @@ class Measured:
     sweep_s: float = 0.0
     prepare_s: float = 0.0
     run: Run | None = None
+    product_s: dict[int, float] = field(default_factory=dict)
     layer_errors: dict[str, float] = field(default_factory=dict)
     saved: Path | None = None
 
@@ -187,10 +190,11 @@ def _measure(recipe: Recipe, variant: Variant | None, data: _Data, folder: Path)
     for line in parts.notes:
         note(f"  {line}")
     start_s = time.monotonic()
+    product_s = measure_products(parts, recipe.evaluate.concurrency)
     quality = measure_quality(parts, data.text_ids, data.prompts)
     quality_s = time.monotonic() - start_s
     note(f"{name}: perplexity {quality.perplexity:.3f}")
-    each = Measured(name, settings, parts, quality, load_s, quality_s)
+    each = Measured(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
     if parts.quantized is not None and parts.quantized.emulated:
         return each
     start_s = time.monotonic()
@@ -259,6 +263,7 @@ def _result(each: Measured, base: Measured, evaluate: Evaluation) -> dict[str, A
             "kv_bytes_per_token": token_bytes,
             "kv_tokens_in_baseline_memory": int((room - each.weight_bytes) / token_bytes),
         },
+        "products_ms": {str(rows): s_to_ms(time_s) for rows, time_s in each.product_s.items()},
         "kernels": None if quantized is None else quantized.kernels,
         "emulated": quantized is not None and quantized.emulated,
         "levels": [_level(line) for line in levels],

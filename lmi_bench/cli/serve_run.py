@@ -8,13 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.compiling import count_notes
 from lmi_bench.cli.compose import (
     EngineParts,
-    follow_launcher,
     open_simulated_engine,
     open_torch_engine,
 )
 from lmi_bench.cli.console import note, say, warn
+from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.engine.server.app import Listening, build_app, serve
 from lmi_bench.engine.server.codec import Codec
@@ -99,3 +100,5 @@ async def _serve(
             f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
             f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
         )
+        for line in count_notes(parts.executors):
+            note(line)

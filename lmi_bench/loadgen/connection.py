@@ -196,9 +196,6 @@ class Connection:
         """Look at what the native receiver kept; see `receive.WokenStream`."""
         if self._kept is None:
             return
-        if kind == FAILED:
-            self._fail("broken_stream", f"the connection broke: {os.strerror(error)}")
-            return
         data = self._kept.since(self._num_fed)
         if data:
             if self._parser is None:  # nobody asked for it
@@ -210,6 +207,8 @@ class Connection:
                 self._kept.body_is_chunked()
         if kind == CLOSED and self.fd >= 0:
             self._end_of_stream()
+        elif kind == FAILED and self.fd >= 0:
+            self._fail("broken_stream", f"the connection broke: {os.strerror(error)}")
 
     def _feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
         """Look for the response's end in bytes that the parser has not seen."""

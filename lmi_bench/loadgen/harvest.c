@@ -14,7 +14,9 @@ thread uses a harvester. */
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef SCM_TIMESTAMPNS
 #define SCM_TIMESTAMPNS SO_TIMESTAMPNS
@@ -51,6 +53,7 @@ struct harvester {
     int num_slots;
     struct epoll_event *events;
     int num_events;
+    int no_pwait2; /* the kernel is older than epoll_pwait2 (5.11) */
     uint8_t scratch[READ_BYTES];
 };
 
@@ -84,7 +87,8 @@ void harvester_free(struct harvester *self) {
     free(self);
 }
 
-/* A buffer for this descriptor, which the caller adds to the epoll; NULL without memory. */
+/* A buffer for this descriptor; NULL without memory. The caller adds it to the epoll, edge-triggered
+   and with EPOLLRDHUP: told again of every arrival, the kernel need not look whether more is there. */
 struct stream *harvester_add(struct harvester *self, int fd) {
     if (fd < 0) return NULL;
     if (fd >= self->num_slots) {
@@ -162,9 +166,10 @@ static int more_follows(const uint8_t *data, ssize_t num_bytes) {
     return memcmp(tail, "\n\n\r\n", 4) == 0 || memcmp(tail, "}\n\r\n", 4) == 0;
 }
 
-/* Read once; 0 if nobody need be told. */
+/* Read once, `came` bytes or none; 0 if nobody need be told. */
 static enum wake_kind read_once(
-    struct harvester *self, struct stream *stream, int fd, int64_t bound_ns, int32_t *error
+    struct harvester *self, struct stream *stream, int fd, int64_t bound_ns, int32_t *error,
+    ssize_t *came
 ) {
     union {
         char bytes[64];
@@ -175,8 +180,9 @@ static enum wake_kind read_once(
         .msg_iov = &place, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control
     };
     ssize_t num_bytes = recvmsg(fd, &message, MSG_DONTWAIT);
+    *came = num_bytes > 0 ? num_bytes : 0;
     if (num_bytes < 0) {
-        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return 0; /* it never blocks: no EINTR */
         *error = errno;
         return FAILED;
     }
@@ -197,13 +203,48 @@ static enum wake_kind read_once(
     return quiet ? 0 : MAY_HAVE_ENDED;
 }
 
-/* Read whatever is ready; the number of wakes, or -1 with errno. */
-static int harvest(struct harvester *self, struct wake *wakes, int capacity, int *num_ready) {
+static int wait_for_events(struct harvester *self, int most, int64_t wait_ns) {
+#ifdef SYS_epoll_pwait2
+    if (wait_ns && !self->no_pwait2) {
+        struct timespec limit = {wait_ns / 1000000000, wait_ns % 1000000000};
+        long count = syscall(
+            SYS_epoll_pwait2, self->epoll_fd, self->events, most, wait_ns < 0 ? NULL : &limit, NULL, 0
+        );
+        if (count >= 0 || errno != ENOSYS) return (int)count;
+    }
+#endif
+    self->no_pwait2 |= wait_ns != 0;
+    return epoll_wait(self->epoll_fd, self->events, most, 0);
+}
+
+/* Read all of a stream that is there; the number of wakes. */
+static int read_stream(
+    struct harvester *self, struct stream *stream, int fd, uint32_t events, int64_t bound_ns,
+    struct wake *wake
+) {
+    /* An end that came with the data has no edge of its own. */
+    int to_the_end = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    int32_t error = 0;
+    enum wake_kind seen = 0, kind;
+    ssize_t came;
+    do {
+        kind = read_once(self, stream, fd, bound_ns, &error, &came);
+        if (kind) seen = kind;
+    } while (came && (came == READ_BYTES || to_the_end) && kind != FAILED);
+    if (!seen) return 0;
+    *wake = (struct wake){fd, seen, events, error};
+    return 1;
+}
+
+/* Read whatever is ready, waiting for it if told to; the number of wakes, or -1 with errno. */
+static int harvest(
+    struct harvester *self, struct wake *wakes, int capacity, int64_t wait_ns, int *num_ready
+) {
     /* What is read below was not ready when the last poll returned, so it came after that poll
        began; taken before the poll, the bound holds for what comes during it. */
     int64_t bound_ns = self->harvested_ns;
     self->harvested_ns = monotonic_ns();
-    int count = epoll_wait(self->epoll_fd, self->events, capacity / 2, 0);
+    int count = wait_for_events(self, capacity / 2, wait_ns);
     *num_ready = count;
     if (count < 0) return -1;
     int num_wakes = 0;
@@ -216,11 +257,8 @@ static int harvest(struct harvester *self, struct wake *wakes, int capacity, int
             continue;
         }
         if (events & EPOLLOUT) wakes[num_wakes++] = (struct wake){fd, WRITABLE, events, 0};
-        if (events & ~(uint32_t)EPOLLOUT) {
-            int32_t error = 0;
-            enum wake_kind kind = read_once(self, stream, fd, bound_ns, &error);
-            if (kind) wakes[num_wakes++] = (struct wake){fd, kind, events, error};
-        }
+        if (events & ~(uint32_t)EPOLLOUT)
+            num_wakes += read_stream(self, stream, fd, events, bound_ns, &wakes[num_wakes]);
     }
     return num_wakes;
 }
@@ -228,7 +266,8 @@ static int harvest(struct harvester *self, struct wake *wakes, int capacity, int
 /* Read streams until somebody must be told or the time is over.
 
 timeout_ns  -1: no limit; 0: what is ready now
-tick_ns     0, or look this often even while nothing comes, which keeps the bound of each read near
+tick_ns     0, or look this often even while nothing comes, which keeps the bound of each read near;
+            without, one call waits and harvests, and the bound is the call's before
 wakes       room for `capacity`, two for each descriptor of the epoll
 
 The number of wakes; 0 also when a signal came. -1 with errno if the epoll fails. */
@@ -242,17 +281,18 @@ int harvester_wait(
         self->num_events = capacity;
     }
     int64_t deadline_ns = timeout_ns > 0 ? monotonic_ns() + timeout_ns : -1;
+    int64_t left_ns = timeout_ns;
     for (;;) {
         int num_ready = 0;
-        int num_wakes = harvest(self, wakes, capacity, &num_ready);
+        int waits = tick_ns == 0 && !self->no_pwait2;
+        int num_wakes = harvest(self, wakes, capacity, waits ? left_ns : 0, &num_ready);
         if (num_wakes < 0) return errno == EINTR ? 0 : -1;
         if (num_wakes || timeout_ns == 0) return num_wakes;
-        int64_t left_ns = -1;
         if (deadline_ns >= 0) {
             left_ns = deadline_ns - monotonic_ns();
             if (left_ns <= 0) return 0;
         }
-        if (num_ready) continue; /* busy: what came meanwhile is read without a wait */
+        if (waits || num_ready) continue; /* busy: what came meanwhile is read without a wait */
         int64_t wait_ns = tick_ns && (left_ns < 0 || tick_ns < left_ns) ? tick_ns : left_ns;
         struct timespec limit = {wait_ns / 1000000000, wait_ns % 1000000000};
         struct pollfd ready = {.fd = self->epoll_fd, .events = POLLIN};

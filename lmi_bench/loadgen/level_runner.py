@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -274,8 +275,8 @@ class LevelRunner:
         )
 
     async def _sessions(self, spacing_s: float, seed: int) -> list[Measured]:
-        """Conversations, all in this process."""
-        spec, source = self._spec, self._prompts
+        """This process's conversations: every `of`-th of them, whole."""
+        spec, source, share = self._spec, self._prompts, self._share
         if not isinstance(source, Dialogues):
             raise ValueError("a level of conversations needs dialogues, not single prompts")
         loop = SessionLoop(
@@ -288,18 +289,22 @@ class LevelRunner:
             on_ended=self._ended,
         )
         self._stop = loop.stop
-        begins = (
-            functools.partial(source.begin, spec, session, first)
-            for session, first in first_numbers(source.num_turns, spec.num_sessions)
+        numbers = first_numbers(source.num_turns, spec.num_sessions)
+        closed = spec.concurrency is not None
+        times = itertools.repeat(0.0) if closed else self._times(seed, spec.num_sessions)
+        planned = (
+            PlannedSession(functools.partial(source.begin, spec, session, first), at_s)
+            for (session, first), at_s in zip(numbers, times, strict=False)
+            if session % share.of == share.index
         )
-        if spec.concurrency is not None:
-            planned = (PlannedSession(begin) for begin in begins)
-            return await loop.run_closed(planned, self._users, spacing_s=spacing_s)
-        times = self._times(seed, spec.num_sessions)
-        return await loop.run_open(
-            (PlannedSession(begin, at_s) for begin, at_s in zip(begins, times, strict=False)),
-            max_sessions=spec.max_sessions,
-        )
+        if closed:
+            return await loop.run_closed(
+                planned,
+                self._users,
+                first_s=share.index * spacing_s,
+                spacing_s=share.of * spacing_s,
+            )
+        return await loop.run_open(planned, max_sessions=spec.max_sessions)
 
     def _arrivals(self, seed: int) -> Iterator[PlannedRequest]:
         if self._spec.arrivals == "trace":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import select
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,8 @@ _ROW = struct.Struct("@qqq16s")
 _NO_STAMP = struct.pack("@qq", -1, -1)
 NO_STREAM, MAY_HAVE_ENDED, CLOSED, FAILED, WRITABLE = range(5)
 """Why Python is woken: `enum wake_kind` of `harvest.c`."""
+WATCHED: Final = sum(getattr(select, f"EPOLL{name}", 0) for name in ("IN", "RDHUP", "ET"))
+"""How a kept stream is added to the epoll; see `harvester_add`."""
 _WAKE_INTS = 4
 _WAKES_PER_DESCRIPTOR = 2
 _SPARE_DESCRIPTORS = 64

@@ -133,14 +133,16 @@ if sys.platform == "linux":
                 return None
             kept = self._native.add(stream.fd)
             self._kept[stream.fd] = stream
-            self._epoll.register(stream.fd, select.EPOLLIN)
+            self._epoll.register(stream.fd, native_harvest.WATCHED)
             return kept
 
         def want_write(self, stream: Stream, wanted: bool) -> None:
             """Tell the stream when it can write again, or stop telling it."""
-            if stream.fd in self._streams or stream.fd in self._kept:
-                events = select.EPOLLIN | (select.EPOLLOUT if wanted else 0)
-                self._epoll.modify(stream.fd, events)
+            events = select.EPOLLOUT if wanted else 0
+            if stream.fd in self._streams:
+                self._epoll.modify(stream.fd, events | select.EPOLLIN)
+            elif stream.fd in self._kept:
+                self._epoll.modify(stream.fd, events | native_harvest.WATCHED)
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             """Read every stream that has something; return what is ready of all others."""

@@ -63,12 +63,11 @@ def read_page(text: str) -> ServerSample:
 
 
 def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:
-    """By how much each counter grew; one that fell is left out: its server was started anew."""
-    grown = {
-        name: value - before.counters[name]
-        for name, value in after.counters.items()
-        if name in before.counters
-    }
+    """By how much each counter grew; one that fell is left out: its server was started anew.
+
+    Servers show some counters only once they have counted: what was not there was 0.
+    """
+    grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in grown.items() if value >= 0}
 
 

@@ -220,7 +220,9 @@ def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[
 
 
 def _sharing(replicas: Sequence[_Replica], warnings: list[str]) -> dict[str, Any]:
-    requests = {replica.url: replica.grown.get("requests") for replica in replicas}
+    """Requests of each replica; one that was asked nothing may not show the counter yet."""
+    none_yet = 0.0 if any("requests" in replica.grown for replica in replicas) else None
+    requests = {replica.url: replica.grown.get("requests", none_yet) for replica in replicas}
     counts = [count for count in requests.values() if count is not None]
     if len(counts) < len(replicas) or not sum(counts):
         return {"requests_by_replica": requests}

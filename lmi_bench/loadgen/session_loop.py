@@ -64,13 +64,21 @@ class SessionLoop:
         self._stop.set()
 
     async def run_closed(
-        self, sessions: Iterable[PlannedSession], users: int, *, spacing_s: float = 0.0
+        self,
+        sessions: Iterable[PlannedSession],
+        users: int,
+        *,
+        first_s: float = 0.0,
+        spacing_s: float = 0.0,
     ) -> list[Measured]:
-        """Let the users hold the conversations, one after the other each."""
+        """Let the users hold the conversations, one after the other each; the first begins first.
+
+        first_s, spacing_s  when the first user begins after the level's start, and each next one
+        """
         supply = iter(sessions)
 
         async def user(number: int) -> None:
-            due_s = self._start_s + number * spacing_s
+            due_s = self._start_s + first_s + number * spacing_s
             while not self._stop.is_set() and due_s < self._end_s:
                 planned = next(supply, None)
                 if planned is None:

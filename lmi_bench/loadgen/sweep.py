@@ -74,9 +74,10 @@ async def run_sweep(
     while stopped_by is None and (spec := next_level(lines)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
-        # A search looks at each answer as it ends, a conversation goes on from it: both in this
-        # process only, and a cap counts what is in flight here.
-        watched = rules.watch(spec) is not None or spec.sessions or spec.max_in_flight is not None
+        # A search looks at each answer as it ends, in this process; caps count what is in flight
+        # here.
+        capped = spec.max_in_flight is not None or spec.max_sessions is not None
+        watched = rules.watch(spec) is not None or capped
         count = 1 if workers is None or watched else workers.count_for(spec, lines)
         try:
             if workers is not None and count > 1:

@@ -179,7 +179,11 @@ def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
     if not parts:
         return None
     clocks = ", ".join(sorted({str(check.get("timestamps")) for check in checks}))
-    return f"the generator's own error: {', '.join(parts)}; {clocks} time"
+    readers = ", ".join(
+        sorted({str(check["receiver"]) for check in checks if check.get("receiver")})
+    )
+    told = f", {readers} receiver" if readers else ""
+    return f"the generator's own error: {', '.join(parts)}; {clocks} time{told}"
 
 
 def render_markdown(view: ReportView) -> str:

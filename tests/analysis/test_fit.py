@@ -18,7 +18,13 @@ from lmi_bench.analysis.builtin_profiles import (
     VLLM_0_19,
     prior_of_engine,
 )
-from lmi_bench.analysis.cells import Cell, capacity_tokens_per_s, predict_cell, regime_of
+from lmi_bench.analysis.cells import (
+    Cell,
+    capacity_tokens_per_s,
+    growth_with_step_times,
+    predict_cell,
+    regime_of,
+)
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import fit_cells, prior_fit
 from lmi_bench.analysis.forecast import forecast
@@ -229,3 +235,86 @@ def test_a_level_that_was_measured_did_fit_whatever_the_memory_plan_says(tmp_pat
     )
     judged, _ = validate(read_table(path))
     assert judged[0].to_json()["predicted_throughput_tokens_per_s"] > 0
+
+
+def test_the_cells_to_calibrate_on_are_so_many_in_all(tmp_path):
+    """Two engines share eight; a line that repeats a chosen one is judged like any other."""
+    lines = (PUBLISHED / "jumpstart_concurrency.csv").read_text(encoding="utf-8").splitlines()
+    path = tmp_path / "table.csv"
+    heading = lines[0] + ",engine"
+    body = [f"{line},{engine}" for line in lines[1:6] for engine in ("tgi 1", "tgi 1", "vllm 0.2")]
+    path.write_text("\n".join([heading, *body]), encoding="utf-8")
+    judged, _ = validate(read_table(path), calibrate_cells=8)
+    assert sum(row.calibrated for row in judged) == 8
+    assert {row.row.engine for row in judged if row.calibrated} == {"tgi 1", "vllm 0.2"}
+    many, _ = validate(read_table(path), calibrate_cells=1000)
+    assert all(row.calibrated for row in many)
+
+
+def test_every_line_that_can_run_gets_every_figure_whatever_its_columns_lack(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(
+        "remark,concurrency,model,output_tokens,instance,input_tokens,tp\n"
+        "x,4,tiiuae/falcon-7b,256,ml.g5.12xlarge,256,4\n"  # 71 heads: refused as a plan
+        "x,4,Llama 2 7B,1,ml.g5.2xlarge,256,1\n"
+        "x,64,Mixtral 8x7B,400,p4d.24xlarge,3500,8\n"
+        "x,4,Nobody 9B,256,ml.g5.2xlarge,256,1\n",
+        encoding="utf-8",
+    )
+    judged, warnings = validate(read_table(path))
+    contents = [row.to_json() for row in judged]
+    assert all(None not in content.values() for content in contents[:3])
+    assert contents[3]["predicted_tpot_ms"] is None
+    assert len(warnings) == 1
+    assert "Nobody 9B" in warnings[0]
+
+
+def test_a_model_that_no_cell_was_of_is_a_slice_of_its_own(tmp_path):
+    rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:12]
+    other = [
+        replace(row, cell=replace(row.cell, shape=find_model("llama-2-13b")))
+        for row in read_table(PUBLISHED / "jumpstart_concurrency.csv")[9:12]
+    ]
+    judged, _ = validate(other, calibrate_on=rows)
+    assert {entry.rows for entry in accuracies(judged) if entry.slice_name == "other model"} == {3}
+
+
+def test_calibration_cells_that_name_no_engine_are_of_the_table_s(tmp_path):
+    rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:12]
+    named = [replace(row, engine="tgi 1.1") for row in rows]
+    judged, warnings = validate(named, calibrate_on=rows[:8])
+    assert sum(row.calibrated for row in judged) == 8
+    assert any("names its engine" in text for text in warnings)
+
+
+def test_an_open_loop_s_times_grow_faster_than_its_steps_the_nearer_its_capacity():
+    """Little's law, B = rate * output * TPOT, and a step a + b * B: d ln TPOT = d ln a / (1 - u),
+    u = b * rate * output, next to nothing at a light load."""
+    near, far = (
+        growth_with_step_times(VLLM_0_19, cell(rate=rate, instance="ml.p5.48xlarge", tp=1))
+        for rate in (14.0, 0.5)
+    )
+    assert far["tpot_mean_s"] == pytest.approx(1.0, abs=0.1)
+    assert near["tpot_mean_s"] > 1.3
+    assert abs(far["throughput_tokens_per_s"]) < 0.1
+
+
+def test_few_cells_leave_wider_intervals_than_many():
+    """Cells without any error: what is exact by luck is not told apart from what is."""
+    plain = [cell(users) for users in (1, 2, 4, 8, 16, 32, 64)]
+    exact = [measured(TGI_2023, each) for each in plain]
+    few, many = fit_cells(EAGER_GPU_PRIOR, exact[:2]), fit_cells(EAGER_GPU_PRIOR, exact)
+    assert few.scale > many.scale
+
+
+def test_a_prompt_that_is_half_cached_leaves_room_for_more():
+    plain = replace(cell(64), num_requests=10**6)
+    cached = replace(plain, cached_tokens=128)
+    assert capacity_tokens_per_s(TGI_2023, cached) > capacity_tokens_per_s(TGI_2023, plain)
+
+
+def test_capacity_does_not_depend_on_the_load_that_is_asked_for():
+    cells = [cell(rate=rate, instance="ml.p4d.24xlarge", tp=2) for rate in (0.2, 5.0)]
+    fit = prior_fit(TGI_2023, cells)
+    one, other = (forecast(fit, each).capacity_tokens_per_s.value for each in cells)
+    assert one == pytest.approx(other)

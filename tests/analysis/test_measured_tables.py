@@ -99,3 +99,52 @@ def test_form_factors_and_words_for_formats_are_understood(tmp_path, accelerator
     line = f"Llama 3.1 8B,{accelerator},1,1,{dtype},512,100,c=4,100,40,8,900,vllm,\n"
     (row,) = table(tmp_path, ENGINE + line)
     assert (row.cell.instance.accelerator.name, row.cell.dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("load", "users", "rate"),
+    [
+        ("c=8", 8, None),
+        ("16", 16, None),
+        ("rate=2.5/s", 0, 2.5),
+        ("rate=10 req/s", 0, 10.0),
+        ("3 rps", 0, 3.0),
+        ("rate=inf", 500, None),
+    ],
+)
+def test_a_load_is_understood_as_people_write_it(tmp_path, load, users, rate):
+    line = f"llama-3.1-8b,H100,1,1,,512,256,{load},600,40,8,2100,vllm,\n"
+    (row,) = table(tmp_path, ENGINE + line)
+    assert (row.cell.concurrency, row.cell.rate_per_s) == (users, rate)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (",8,210", ",0.5,210", "concurrency is '0.5'"),
+        (",8,210", ",many,210", "concurrency is 'many'"),
+        (",1,2,256", ",8x,2,256", "tp is '8x'"),
+        (",256,128", ",,128", "no input_tokens"),
+    ],
+)
+def test_a_count_that_is_none_is_said_and_never_guessed(tmp_path, old, new, says):
+    line = "Llama 2 7B,ml.g5.2xlarge,1,2,256,128,8,210,37,x\n".replace(old, new)
+    (row,) = table(tmp_path, ENDPOINT + line)
+    assert row.cell is None
+    assert says in row.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA A100 40GB", "A100-40"),
+        ("A100-SXM4-80GB", "A100-80"),
+        ("A100", "A100-80"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+    ],
+)
+def test_an_accelerator_is_found_by_vendor_form_and_memory(tmp_path, name, expected):
+    line = f"llama-3.1-8b,{name},1,1,,512,256,c=1,100,40,8,2100,vllm,\n"
+    (row,) = table(tmp_path, ENGINE + line)
+    assert row.cell.instance.accelerator.name == expected

@@ -56,4 +56,5 @@ def test_the_cheapest_machine_that_holds_it_is_taken_and_one_without_a_price_nev
     unpriced = replace(small, instance_type="unpriced", price_usd_per_hour=None)
     assert cheapest_machine(10 * 2**30, [large, unpriced, small]) is small
     assert cheapest_machine(23 * 2**30, [large, unpriced, small]) is large  # 24 GiB, 90 % of it
+    assert cheapest_machine(10 * 2**30, [large, small], devices=2) is large
     assert cheapest_machine(10**15, all_instances()) is None

@@ -118,10 +118,11 @@ def test_the_file_of_a_container_sets_the_bundled_engine():
         "draft_tokens": 3,
         "memory_share": 0.8,
         "max_concurrent_requests": 116,  # 100 wait beside 16 that run
+        "enforce_eager": True,
     }
     EngineSection(**found.engine)
     assert (found.model, found.loading_timeout_s) == ("org/model", 600)
-    assert found.ignored == ("option.enforce_eager",)
+    assert found.ignored == ()
 
 
 @pytest.mark.parametrize(

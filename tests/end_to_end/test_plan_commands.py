@@ -144,3 +144,96 @@ def test_what_is_no_table_is_refused_in_one_line(tmp_path, text):
     table.write_text(text)
     done = lmi_bench("validate", table, expect=2)
     assert done.stderr.startswith("error:")
+
+
+IMPORTS = Path(__file__).parents[1] / "data/imports"
+COPY = ("predict", "-m", "llama-2-7b", "--instance", "ml.g5.2xlarge")
+
+
+def predicted(tmp_path, *more, copy=COPY):
+    """The first load of a prediction."""
+    out = tmp_path / "prediction.json"
+    lmi_bench(*copy, *more, "--json", out)
+    return json.loads(out.read_text(encoding="utf-8"))["predictions"][0]
+
+
+def test_narrow_weights_read_faster_and_a_narrow_cache_holds_more(tmp_path):
+    load = ("--isl", "512", "--osl", "128", "--concurrency", "1")
+    plain = predicted(tmp_path, *load)
+    weights = predicted(tmp_path, *load, "--weight-dtype", "int4")
+    cache = predicted(tmp_path, *load, "--kv-dtype", "float8")
+    assert weights["tpot_ms"]["predicted"] < plain["tpot_ms"]["predicted"]
+    assert cache["capacity_tokens_per_s"]["predicted"] > plain["capacity_tokens_per_s"]["predicted"]
+
+
+def test_a_cached_prefix_shortens_the_first_token_and_not_the_later_ones(tmp_path):
+    load = ("--isl", "1024", "--osl", "64", "--concurrency", "1")
+    plain, half = (predicted(tmp_path, *load, "--prefix-hit", hit) for hit in ("0", "0.5"))
+    assert half["ttft_ms"]["predicted"] < 0.7 * plain["ttft_ms"]["predicted"]
+    assert half["tpot_ms"]["predicted"] == pytest.approx(plain["tpot_ms"]["predicted"], rel=0.01)
+
+
+def test_guesses_that_hold_pay_and_their_chance_must_be_given(tmp_path):
+    """0.8 with four guesses: (1 - 0.8**5) / 0.2 = 3.36 tokens a step (Leviathan et al. 2023)."""
+    load = ("--isl", "256", "--osl", "128", "--concurrency", "1")
+    plain = predicted(tmp_path, *load)
+    done = lmi_bench(*COPY, *load, "--draft", "ngram", "--draft-acceptance", "0.8")
+    assert "3.36 tokens a step" in done.stdout
+    spoken = predicted(tmp_path, *load, "--draft", "ngram", "--draft-acceptance", "0.8")
+    assert spoken["tpot_ms"]["predicted"] < plain["tpot_ms"]["predicted"] / 2
+    refused = lmi_bench(*COPY, *load, "--draft", "ngram", expect=2)
+    assert "--draft-acceptance" in refused.stderr
+
+
+def test_a_mix_lies_between_its_kinds_and_a_trace_keeps_its_own_times(tmp_path):
+    users = ("--concurrency", "4")
+    short, mixed, long = (
+        predicted(tmp_path, *users, "--mix", mix)
+        for mix in ("128/64", "128/64:1,1024/64:1", "1024/64")
+    )
+    times = [each["ttft_ms"]["predicted"] for each in (short, mixed, long)]
+    assert times == sorted(times)
+    trace = tmp_path / "azure.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.68,374,44\n"
+        "2023-11-16 18:15:50.95,396,109\n"
+        "2023-11-16 18:15:51.12,879,55\n"
+    )
+    replayed = predicted(tmp_path, "--trace", trace)
+    assert replayed["requests"] == 3
+    assert replayed["ttft_p90_ms"] is None  # three requests support no 90th percentile
+
+
+def test_the_router_that_looks_keeps_the_queues_shorter_than_chance(tmp_path):
+    load = ("--isl", "512", "--osl", "64", "--replicas", "4", "--rate", "12")
+    looks, draws = (
+        predicted(tmp_path, *load, "--router", router) for router in ("least-outstanding", "random")
+    )
+    assert looks["ttft_ms"]["predicted"] < draws["ttft_ms"]["predicted"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--isl", "64", "--osl", "64", "--shared-prefix", "64"), "share fewer"),
+        (("--isl", "64", "--osl", "64", "--kv-dtype", "fp3"), "'fp3' is not known"),
+        (("--mix", "512-128"), "IN/OUT"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(more, says):
+    done = lmi_bench(*COPY, *more, "--concurrency", "2", expect=2)
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_files_of_other_tools_calibrate_or_say_how(tmp_path):
+    """GenAI-Perf's file names four users in a place of its own; GuideLLM's has to be imported."""
+    machine = ("-m", "qwen2.5-0.5b", "--instance", "ml.g6.xlarge")
+    names = ("vllm.json", "aiperf.json", "genai_perf.json")
+    out = tmp_path / "profile.json"
+    lmi_bench("calibrate", *(IMPORTS / name for name in names), *machine, "-o", out)
+    levels = json.loads(out.read_text(encoding="utf-8"))["levels"]
+    assert [level["concurrency"] for level in levels] == [8, 4, 4]
+    done = lmi_bench("calibrate", IMPORTS / "guidellm.json", *machine, expect=2)
+    assert "lmi-bench import" in done.stderr

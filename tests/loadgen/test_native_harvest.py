@@ -240,6 +240,28 @@ def test_ctrl_c_ends_a_wait_for_tokens():
     assert time.monotonic() - start_s < 10
 
 
+def test_an_end_that_comes_with_the_last_bytes_is_seen_although_it_has_no_edge_of_its_own():
+    """Tokens, then tokens and the end at once: the loop was busy when both arrived."""
+
+    async def main():
+        receiver = receiver_of(asyncio.get_running_loop())
+        receiver.use_native(CHOICE.library)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        connection = Connection(ours, receiver, None, 0.0)
+        _, ended = connection.start(b"GET / HTTP/1.1\r\n\r\n")
+        theirs.recv(100)
+        theirs.sendall(STREAM_HEAD)
+        await asyncio.sleep(0.01)
+        theirs.sendall(chunk(event(" a")))
+        theirs.close()  # before the selector runs again
+        with pytest.raises(TargetError, match="in the middle"):
+            await asyncio.wait_for(ended, 5)
+        return b"".join(read[2] for read in connection.reads)
+
+    assert run_on_sockets(main()) == STREAM_HEAD + chunk(event(" a"))
+
+
 def test_closing_the_loop_leaves_nothing_that_dangles():
     """A connection that outlives its loop holds nothing and can still be closed."""
     kept = []

@@ -147,6 +147,15 @@ def test_replicas_are_added_up_and_an_uneven_share_is_named(serve):
     assert "unequal shares of the requests (30, 10)" in seen["warnings"][0]
 
 
+def test_a_replica_that_was_asked_nothing_counts_although_its_counters_are_not_there_yet(serve):
+    """All thirty went to one of two: twice the mean."""
+    fresh = "vllm:num_requests_running 0\n"
+    seen = _watch(serve(fresh, fresh + "vllm:request_success_total 30\n"), serve(fresh))
+    assert list(seen["requests_by_replica"].values()) == [30.0, 0.0]
+    assert seen["skew"] == pytest.approx(2.0)
+    assert "(30, 0)" in seen["warnings"][0]
+
+
 def test_a_page_that_is_not_there_is_named_and_breaks_nothing():
     seen = _watch("http://127.0.0.1:1/metrics")
     assert list(seen) == ["unreachable"]

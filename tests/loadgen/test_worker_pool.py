@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import os
 import shutil
 import signal
@@ -11,12 +12,15 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.lengths import parse_seconds
+from lmi_bench.loadgen.dialogues import MadeUpDialogues
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.receive import run_on_sockets
@@ -24,7 +28,7 @@ from lmi_bench.loadgen.sweep import run_sweep
 from lmi_bench.loadgen.worker import WorkerJob
 from lmi_bench.loadgen.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import LevelSpec
+from lmi_bench.workload import LevelSpec, of_sessions
 
 SUPPORT = Path(__file__).parents[2] / "benchmarks" / "support"
 TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16
@@ -57,22 +61,22 @@ def url(tmp_path_factory):
         process.wait()
 
 
-def _job(url):
+def _job(url, prompts=PROMPTS):
     chat = find_format("openai-chat")
-    return WorkerJob(functools.partial(HttpTarget, url, chat, model="m"), PROMPTS)
+    return WorkerJob(functools.partial(HttpTarget, url, chat, model="m"), prompts)
 
 
-def _sweep(url, levels, count, **options):
+def _sweep(url, levels, count, prompts=PROMPTS, **options):
     runs, states = [], []
 
     async def main():
-        job = _job(url)
+        job = _job(url, prompts)
         async with job.open_target() as target, WorkerPool(job, count) as pool:
             await run_sweep(
                 levels,
                 target,
                 None,
-                prompts=PROMPTS,
+                prompts=prompts,
                 summarise=lambda run: {},
                 on_level=lambda run, _: runs.append(run),
                 on_progress=states.append,
@@ -105,6 +109,25 @@ def test_an_open_loop_is_split_request_by_request(url):
     (run,), _ = _sweep(url, [spec], 2)
     assert [round(record.due_s, 6) for record in run.records] == [i / 100 for i in range(41)]
     assert all(record.ok for record in run.records)
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate_per_s": 20.0}])
+def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
+    """Nine of three turns: all 27 requests once, turn after turn with the pause between them."""
+    first, later = (SyntheticPrompts([Lengths(8, TOKENS)], CommonWords(), seed=n) for n in (1, 2))
+    turns_of = functools.partial(operator.getitem, [3] * 9)  # workers get it by name
+    source = MadeUpDialogues(first, later, turns_of, parse_seconds("0.05"), seed=0)
+    spec = LevelSpec(0, num_requests=1, arrivals="constant", warmup_requests=0, **load)
+    spec = of_sessions(spec, turns_of, num_sessions=9)
+    (run,), _ = _sweep(url, [spec], 2, source)
+    assert run.check.workers == 2
+    assert [record.request_id for record in run.records] == list(range(27))
+    assert all(record.ok for record in run.records)
+    for begin in range(0, 27, 3):
+        turns = run.records[begin : begin + 3]
+        for before, after in pairwise(turns):
+            assert after.sent_s - before.ended_s > 0.04
+            assert after.input_tokens > before.input_tokens
 
 
 async def _endless(url, pool):

@@ -24,7 +24,6 @@ from lmi_bench.engine.torch_backend.executor import (
     DEFAULT_MOST_CACHE_TOKENS,
     Loaded,
     TorchExecutor,
-    usable_cores,
 )
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
@@ -35,6 +34,7 @@ from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSe
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 
 PORTABLE: Final = "portable"

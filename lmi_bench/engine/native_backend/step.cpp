@@ -372,7 +372,7 @@ std::vector<Variant> variants() {
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
-#if defined(LMI_IMITATE_DOT)
+#if defined(LMI_IMITATE_DOT) || defined(LMI_ASSUME_DOT)  // a machine may hide what it has
   dot = avx512;
 #endif
   all.push_back({"avx512_bf16", dot, avx512_bf16::step, true});

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +19,11 @@ from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
+from lmi_bench.engine.torch_backend.quantization.product_times import product_time_s
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import (
     NOTHING_PREPARED,
@@ -36,6 +37,7 @@ from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
 
@@ -62,7 +64,9 @@ class Loaded:
     weight_bytes: int
     quantized: QuantizedBytes | None
     prepared: PreparedSteps | None = None
-    compare: Callable[[], list[StepDifference]] | None = None
+    static: StaticForward | None = None
+    eager: Forward | None = None
+    model: Decoder | None = None
 
 
 class TorchExecutor:
@@ -103,7 +107,9 @@ class TorchExecutor:
         self.weight_bytes = loaded.weight_bytes
         self.quantized = loaded.quantized
         self.prepared = loaded.prepared
-        self._compare = loaded.compare
+        self._static = loaded.static
+        self._eager = loaded.eager
+        self._model = loaded.model
 
     @classmethod
     def load(
@@ -210,9 +216,9 @@ class TorchExecutor:
                 model.held_bytes,
                 model.quantized,
                 prepared,
-                partial(compare_steps, forward, eager)
-                if isinstance(forward, StaticForward)
-                else None,
+                forward if isinstance(forward, StaticForward) else None,
+                eager,
+                model,
             )
 
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
@@ -264,9 +270,25 @@ class TorchExecutor:
     async def compare_prepared(self) -> list[StepDifference]:
         """Prepared steps against the same steps run as they are, one for each shape; none where
         none are prepared. Only while the executor holds no sequence."""
-        if self._compare is None:
+        if self._static is None or self._eager is None:
             return []
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._compare)
+        compare = partial(compare_steps, self._static, self._eager)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, compare)
+
+    async def time_products(self, rows: int) -> float | None:
+        """Seconds of a decode step's matrix products for so many sequences; None where another
+        back end has the weights. Only while no step runs."""
+        if self._model is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, product_time_s, self._model, rows)
+
+    @property
+    def step_counts(self) -> tuple[int, int] | None:
+        """Steps that ran prepared, and those that did not; None where none are prepared."""
+        if self._static is None:
+            return None
+        return self._static.static_steps, self._static.other_steps
 
     async def close(self) -> None:
         """Wait for the step that runs, then end the worker thread if it is this one's own."""
@@ -280,10 +302,3 @@ def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
     if quantize != NOT_QUANTIZED or not stored:
         return str(quantize)
     return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; a container's core set counts where the system says."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -18,7 +18,6 @@ from lmi_bench.engine.torch_backend.executor import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_MEMORY_SHARE,
     DEFAULT_MOST_CACHE_TOKENS,
-    usable_cores,
     weights_name,
 )
 from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
@@ -43,6 +42,7 @@ from lmi_bench.engine.torch_backend.static.check import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
 
@@ -237,6 +237,10 @@ class ParallelExecutor:
             self._worker, self._group.ask, CompareSteps()
         )
         return found
+
+    async def time_products(self, rows: int) -> float | None:
+        """None: over ranks a product cannot be told from the sum behind it."""
+        return None
 
     async def lost(self) -> EngineError:
         """Return when a rank's process has ended, whether or not a step runs."""

@@ -110,7 +110,10 @@ def _weights(layer: Layer) -> _LayerWeights:
     assert isinstance(mlp, GatedMlp)
     gate, up = _plain(mlp.gate), _plain(mlp.up)
     half = gate.weight.shape[0]
-    weight = torch.cat((gate.weight, up.weight))
+    joined = gate.weight._base
+    if joined is None or joined is not up.weight._base:  # else done by an earlier step
+        joined = torch.cat((gate.weight, up.weight))
+    weight = joined
     bias = None
     if gate.bias is not None and up.bias is not None:
         bias = torch.cat((gate.bias, up.bias))

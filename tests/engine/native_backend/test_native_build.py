@@ -79,6 +79,12 @@ def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
             "Mixtral",
             "step back end torch; not native, because it has no step for mixtral",
         ),
+        (
+            {"backend": "auto"},
+            "Falcon",
+            "step back end torch; not native, because it has no step for falcon",
+        ),
+        ({}, "Mixtral", "step back end torch; not native, because it has no step for mixtral"),
     ],
 )
 def test_what_the_native_step_cannot_run_is_left_to_torch_with_the_reason(

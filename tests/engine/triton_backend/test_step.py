@@ -7,12 +7,16 @@ import asyncio
 import pytest
 import torch
 
+from lmi_bench.cli.back_end import choose_back_end
+from lmi_bench.cli.compiling import step_settings
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend import layers, loading
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
+from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.scenario import EngineSection
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 from tests.engine.torch_backend.tiny_models import TinyModel
 
@@ -99,9 +103,31 @@ LLAMA = {
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_without_a_gpu_the_back_end_is_refused_in_one_line(tmp_path):
-    from lmi_bench.cli.back_end import choose_back_end
-    from lmi_bench.errors import InputError
-    from lmi_bench.scenario import EngineSection
-
     with pytest.raises(InputError, match="--backend triton needs a GPU"):
         choose_back_end(EngineSection(backend="triton"), [tmp_path], degree=1, block_size=64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"backend": "triton", "device": "cpu"}, "leave --device cpu out"),
+        ({"backend": "native", "device": "cuda"}, "leave --device cuda out"),
+        ({"backend": "native", "compile": True}, "leave --compile out"),
+    ],
+)
+def test_settings_that_exclude_each_other_say_which_to_leave_out(tmp_path, settings, words):
+    with pytest.raises(InputError, match=words):
+        choose_back_end(EngineSection(**settings), [tmp_path], degree=1, block_size=64)
+
+
+def test_compiled_steps_are_torchs_and_an_artefact_is_compiled_already(tmp_path):
+    compiled = EngineSection(compile=True, compile_shapes="2x64")
+    back_end = choose_back_end(compiled, [tmp_path], degree=1, block_size=64)
+    assert back_end.name == "torch"
+    assert step_settings(compiled, back_end).shapes == (StaticShape(2, 64),)
+    both = EngineSection(compile=True, artefact="x")
+    with pytest.raises(InputError, match="an artefact is compiled already"):
+        step_settings(both, back_end)
+    shaped = EngineSection(artefact="x", compile_shapes="2x64")
+    with pytest.raises(InputError, match="an artefact has its own shapes"):
+        step_settings(shaped, back_end)

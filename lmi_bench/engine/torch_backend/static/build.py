@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.static.artefact import (
     Artefact,
+    ArtefactKey,
     default_folder,
     make_artefact,
     open_artefact,
@@ -125,7 +126,7 @@ def with_prepared_steps(
     shapes = _shapes(settings, most, size)
     operators = _Operators(model, cache)
     artefact: Artefact | None = None
-    compiled: list[StaticShape] = []
+    found = True
     if settings.compiled or settings.artefact is not None:
         key = key_of(
             model.spec,
@@ -139,17 +140,8 @@ def with_prepared_steps(
             artefact = open_artefact(settings.artefact, key)
             shapes = fitting(artefact.packages, max_tokens=most, block_size=size)
         else:
-
-            def compile_one(shape: StaticShape, path: Path) -> None:
-                compiled.append(shape)
-                compile_step(operators.step, shape, cache, operators.norms, path)
-
-            def tell(done: int, count: int) -> None:
-                if told is not None:
-                    told("compiling decode steps", done, count)
-
             folder = settings.out or default_folder(key)
-            artefact = make_artefact(folder, key, shapes, compile_one, tell)
+            artefact, found = operators.compiled(folder, key, shapes, told)
     if settings.kernels is not None:
         kernels = settings.kernels(model, cache)
 
@@ -174,7 +166,7 @@ def with_prepared_steps(
     return StaticForward(eager, prepared), PreparedSteps(
         shapes=tuple(sorted(prepared)),
         folder=None if artefact is None else artefact.folder,
-        found=not compiled,
+        found=found,
         compile_s=0.0 if artefact is None else artefact.compile_s,
         ready_s=time.monotonic() - start_s,
         graph_bytes=recorder.held_bytes if captured else None,
@@ -199,6 +191,23 @@ class _Operators:
         self.norms = norm_tensors(model)
         self._parts = parts_of(model)
         self._cache = cache
+
+    def compiled(
+        self, folder: Path, key: ArtefactKey, shapes: Sequence[StaticShape], told: Told | None
+    ) -> tuple[Artefact, bool]:
+        """Packages of the shapes in a folder, and whether all were there already."""
+        new: list[StaticShape] = []
+
+        def compile_one(shape: StaticShape, path: Path) -> None:
+            new.append(shape)
+            compile_step(self.step, shape, self._cache, self.norms, path)
+
+        def tell(done: int, count: int) -> None:
+            if told is not None:
+                told("compiling decode steps", done, count)
+
+        artefact = make_artefact(folder, key, shapes, compile_one, tell)
+        return artefact, not new
 
     def over(self, buffers: StepBuffers, package: Path | None) -> Replay:
         """The step over a shape's buffers, from a package where there is one."""

@@ -22,6 +22,8 @@ from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.torch_backend.static.step import DecodeStep
 from lmi_bench.errors import InputError
 
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
 """Of the compiler: the number of threads is that of the process that runs the step."""
 
@@ -56,7 +58,19 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
-    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    level = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()}, {level}, features {_cpu_features()}"
+
+
+def _cpu_features() -> str:
+    """A hash of the first core's instruction sets, all of which the compiler may use."""
+    if not _CPU_INFO.is_file():
+        return platform.processor() or "unknown"
+    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith(("flags", "Features")):
+            names = " ".join(sorted(line.partition(":")[2].split()))
+            return hashlib.sha256(names.encode()).hexdigest()[:8]
+    return "unknown"
 
 
 def compile_step(

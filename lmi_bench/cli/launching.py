@@ -1,0 +1,44 @@
+"""What a launcher such as torchrun has decided before this process began."""
+
+from __future__ import annotations
+
+import os
+
+from lmi_bench.errors import InputError
+from lmi_bench.host import usable_cores
+from lmi_bench.scenario import EngineSection
+
+
+def launched_degree(settings: EngineSection) -> int | None:
+    """Ranks that a launcher has started for this one copy; None where none has.
+
+    Raises InputError where the settings ask for another number of them.
+    """
+    from lmi_bench.engine.torch_backend.launched import launch_of
+
+    launch = launch_of(os.environ)
+    if launch is None:
+        return None
+    if settings.tensor_parallel not in ("max", launch.degree) or settings.replicas > 1:
+        raise InputError(
+            f"the launcher has started {launch.degree} ranks of one copy: give --tp "
+            f"{launch.degree} or --tp max, and no --replicas"
+        )
+    return launch.degree
+
+
+def follow_launcher(settings: EngineSection) -> bool:
+    """Be one of the ranks that a launcher such as torchrun has started, until rank 0 ends.
+
+    False at once where this process is in charge itself.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    from lmi_bench.engine.torch_backend.launched import follow, launch_of
+
+    launch = launch_of(os.environ)
+    if launch is None or launch.rank == 0:
+        return False
+    device = "cuda" if settings.backend == "triton" else settings.device or "cpu"
+    follow(launch, device, threads=usable_cores())
+    return True

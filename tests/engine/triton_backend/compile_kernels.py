@@ -1,0 +1,42 @@
+"""Compiles every kernel for a GPU that need not be there; run in a process without an interpreter.
+
+Prints a line a kernel: its name and the bytes of its machine code.
+"""
+
+from __future__ import annotations
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lmi_bench.engine.triton_backend import kernels
+
+H100 = GPUTarget("cuda", 90, 32)
+BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
+HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
+CASES = {
+    "add_rms_norm_kernel": (
+        (BF16, BF16, BF16, BF16, "i32", "fp32"),
+        {"HAS_DELTA": True, "BLOCK": 4096},
+    ),
+    "turn_and_store_kernel": (
+        (BF16, BF16, BF16, I64, I64, BF16, BF16, BF16, "i32"),
+        HEADS | {"PAGE": 64, "BLOCK": 128},
+    ),
+    "paged_attention_kernel": (
+        (BF16, BF16, BF16, I64, I64, F32, F32, F32, "i32", "i32", "fp32"),
+        HEADS | {"PAGE": 64, "GROUP_BLOCK": 16, "DIM_BLOCK": 128, "SPLITS": 8},
+    ),
+    "join_splits_kernel": ((F32, F32, F32, BF16), HEADS | {"DIM_BLOCK": 128, "SPLITS": 8}),
+    "silu_multiply_kernel": ((BF16, BF16, "i32"), {"BLOCK": 1024}),
+    "skinny_linear_kernel": ((BF16, BF16, BF16, "i32", "i32"), {"BLOCK_OUT": 4, "BLOCK_IN": 1024}),
+    "likeliest_part_kernel": ((BF16, F32, I32, "i32", "i32"), {"BLOCK": 4096}),
+    "likeliest_kernel": ((F32, I32, I64, "i32"), {"BLOCK": 8}),
+}
+
+for name, (types, constants) in CASES.items():
+    kernel = getattr(kernels, name)
+    free = [argument for argument in kernel.arg_names if argument not in constants]
+    signature = dict(zip(free, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    print(name, len(triton.compile(source, target=H100).asm["cubin"]))
