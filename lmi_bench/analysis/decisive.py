@@ -68,7 +68,7 @@ def _cheaper_fleets(
         if price is None or price >= cost * (1 - 1e-9):
             break
         if any(math.isclose(rate, each) for each in on_the_line):
-            continue  # `_undecided` has its odds
+            continue  # once more tells little of one that is near; `_undecided` has the others
         chance = belief.chance(rate)
         saving = 1.0 / price if cost == math.inf else (cost - price) / cost
         worth = chance * saving

@@ -90,3 +90,14 @@ def test_without_slos_or_by_latency_no_level_decides(prepared):
     layouts = prepared[0]
     assert decisive_probes(replace(REQUEST, slos=()), layouts, None) == []
     assert decisive_probes(replace(REQUEST, objective="latency"), layouts, None) == []
+
+
+def test_a_level_on_the_line_is_not_measured_again(prepared):
+    """Every tenth of 4,000 requests too slow: the capacity is that rate, within some per cent."""
+    before = ask(prepared).recommended.instances
+    rate = REQUEST.rate_per_s / (before - 1)
+    fast, slow = (level(rate, ms).records[:1] for ms in (20.0, 200.0))
+    records = tuple(replace(slow[0] if i % 10 == 0 else fast[0], request_id=i) for i in range(4000))
+    answer = ask(prepared, MeasuredLoad(LAYOUT.engine_key, rate, records))
+    assert answer.recommended.instances >= before
+    assert all(probe.rate_per_s != pytest.approx(rate) for probe in answer.measure_next)
