@@ -13,12 +13,9 @@ from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
-from lmi_bench.cli.compose import (
-    EngineParts,
-    close_all,
-    open_simulated_engine,
-    open_torch_engine,
-)
+from lmi_bench.cli.compose import open_torch_engine
+from lmi_bench.cli.compose_simulated import open_simulated_engine
+from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.quantizing import refuse_emulated
 from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from lmi_bench.cli.compose import close_all, open_torch_engine
+from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, print_table, say
+from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.scenario import EngineSection
 
 

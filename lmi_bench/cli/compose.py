@@ -1,4 +1,4 @@
-"""Puts an engine together: model, executor, scheduler settings, tokenizer.
+"""Puts the bundled engine together: model, executor, scheduler settings, tokenizer.
 
 With `back_end` the only module that reaches the back ends, inside the functions that need them.
 """
@@ -6,24 +6,26 @@ With `back_end` the only module that reaches the back ends, inside the functions
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023
-from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.kv_cache import kv_bytes_per_token
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.speculation import Speculation
-from lmi_bench.catalog.instances import find_instance
-from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
 from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, progress
+from lmi_bench.cli.engine_parts import (
+    EngineParts,
+    close_all,
+    config_facts,
+    degree_of,
+    replica_facts,
+    replica_note,
+    scheduler_config,
+)
 from lmi_bench.cli.launching import launched_degree
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -34,86 +36,24 @@ from lmi_bench.cli.speculation import (
     speculation_notes,
 )
 from lmi_bench.cli.torch_threads import wait_briefly
-from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes
-from lmi_bench.engine.replicas import ReplicaGroup
-from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
-from lmi_bench.engine.scheduling.drafting import Drafter
-from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.scheduling.step_shape import StepTime
-from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.engine.step_trace import StepTrace
+from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.errors import InputError
 from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.scenario import EngineSection
-from lmi_bench.units import MIB, bytes_to_gib, ms_to_s
+from lmi_bench.units import MIB, bytes_to_gib
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps
     from lmi_bench.engine.torch_backend.static.check import StepDifference
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """An engine that is ready to be entered: its executor holds the model already.
-
-    facts    what a run's manifest says of it; notes: what a person is told at start
-    executors  one a replica
-    profile    of a simulated engine
-    drafter    of speculative decoding
-    router     which replica answers a request, where there are several
-    quantized  what quantizing did to the model's matrices; None where nothing was
-    score      log-probabilities of given tokens behind others; before the engine is entered
-    back_end_note  what runs the steps of a bundled engine, and why
-    compare    prepared decode steps against eager ones; before the engine is entered
-    time_products  seconds of a decode step's matrix products for so many sequences, likewise
-    """
-
-    executors: tuple[Executor, ...]
-    config: SchedulerConfig
-    shape: ModelShape
-    tokenizer: Tokenizer | None
-    facts: dict[str, Any]
-    profile: EngineProfile | None = None
-    notes: tuple[str, ...] = ()
-    drafter: Drafter | None = None
-    tensor_parallel: int = 1
-    router: str = "round_robin"
-    back_end_note: str = ""
-    score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
-    quantized: QuantizedBytes | None = None
-    compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
-    time_products: Callable[[int], Awaitable[float | None]] | None = None
-
-    def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
-        """The engine, or all replicas behind their router; an async context manager.
-
-        Raises InputError for a trace of several replicas.
-        """
-        if trace is not None and len(self.executors) > 1:
-            raise InputError(
-                f"--step-trace shows the steps of one engine, not of {len(self.executors)} "
-                "replicas: leave one of the two out"
-            )
-        engines = [
-            AsyncEngine(
-                Scheduler(self.config, drafter=self.drafter),
-                executor,
-                on_step=None if trace is None else trace.on_step,
-                on_end=None if trace is None else trace.on_end,
-            )
-            for executor in self.executors
-        ]
-        return engines[0] if len(engines) == 1 else ReplicaGroup(engines, make_router(self.router))
 
 
 class TorchNumbers(Executor, Protocol):
@@ -181,7 +121,7 @@ def open_torch_engine(
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
     cores = settings.threads or usable_cores()
-    degree = launched_degree(settings) or _degree(settings, most=max(1, cores // copies))
+    degree = launched_degree(settings) or degree_of(settings, most=max(1, cores // copies))
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -219,7 +159,7 @@ def open_torch_engine(
         )
     named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder.name
     shape = replace(loaded.model_shape, name=named)
-    config = _scheduler_config(
+    config = scheduler_config(
         settings,
         SchedulerConfig(
             num_blocks=loaded.num_blocks,
@@ -248,14 +188,14 @@ def open_torch_engine(
             "model": shape.name,
             **back_end.facts(),
             "tensor_parallel": degree,
-            **_replica_facts(settings),
+            **replica_facts(settings),
             "weights": loaded.weights_description,
             "free_memory_bytes": loaded.free_memory_bytes,
             "kv_dtype": loaded.kv_dtype,
             "kv_cache_bytes": loaded.kv_cache_bytes,
             **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
             **step_facts(loaded.prepared),
-            "scheduler": _config_facts(config),
+            "scheduler": config_facts(config),
             **speculation_facts(settings),
         },
         notes=(
@@ -375,22 +315,10 @@ def _tell_bytes(report: Reporter, title: str, done_bytes: int, total_bytes: int)
     report(title, done_bytes / MIB, total_bytes / MIB)
 
 
-async def close_all(executors: Sequence[Executor]) -> None:
-    """Close executors that no engine has been entered with."""
-    for executor in executors:
-        await executor.close()
-
-
-def _degree(settings: EngineSection, *, most: int) -> int:
-    """The tensor-parallel degree; `max` is as many as there are devices or cores for one copy."""
-    degree = settings.tensor_parallel
-    return degree if isinstance(degree, int) else most
-
-
 def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: TorchNumbers) -> str:
     parts = []
     if copies > 1:
-        parts.append(_replica_note(copies, router))
+        parts.append(replica_note(copies, router))
     if degree > 1:
         transport = str(getattr(loaded, "transport", "")).replace("_", " ")
         parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")
@@ -398,26 +326,6 @@ def _layout_note(copies: int, degree: int, router: str, cores: int, loaded: Torc
     if copies * degree > cores:
         note += f" (warning: {copies * degree} processes share {cores} cores)"
     return note
-
-
-def _replica_note(copies: int, router: str) -> str:
-    return f"{copies} replicas behind a {router.replace('_', '-')} router"
-
-
-def _replica_facts(settings: EngineSection) -> dict[str, Any]:
-    if settings.replicas == 1:
-        return {}
-    return {"replicas": settings.replicas, "router": settings.router}
-
-
-def make_router(name: str) -> Router:
-    match name:
-        case "least_outstanding":
-            return LeastOutstanding()
-        case "random":
-            chance = random.Random(0)
-            return RandomChoice(iter(chance.random, None))
-    return RoundRobin()
 
 
 def model_folder(model: str, rope_scaling: str | None = None) -> Path:
@@ -441,163 +349,6 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
         f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
         "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
     )
-
-
-def open_simulated_engine(
-    model: str,
-    instance_type: str,
-    settings: EngineSection,
-    *,
-    max_total_tokens: int,
-    profile: EngineProfile | None = None,
-) -> EngineParts:
-    """An engine that takes the predicted time of each step of a model on an instance.
-
-    max_total_tokens  most tokens, input and output, of one request
-    """
-    if settings.draft is not None and settings.draft_acceptance is None:
-        raise InputError(
-            f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
-            "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
-        )
-    if settings.kv_dtype is not None:
-        raise InputError(
-            f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
-            "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
-        )
-    if settings.rope_scaling is not None:
-        raise InputError(
-            f"--rope-scaling {settings.rope_scaling}: a simulated engine reads no positions; "
-            "state the length with --max-model-len"
-        )
-    if settings.quantize != "none":
-        raise InputError(
-            f"--quantize {settings.quantize}: a simulated engine has no weights to round; its "
-            "format is chosen with --dtype"
-        )
-    for option, stated in (
-        ("--compile", settings.compile),
-        ("--artefact", settings.artefact is not None),
-        ("--device", settings.device is not None),
-    ):
-        if stated:
-            raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
-    profile = profile or TGI_2023
-    shape = find_model(model)
-    instance = find_instance(instance_type)
-    copies, devices = settings.replicas, instance.num_accelerators
-    degree = _degree(settings, most=max(1, devices // copies))
-    if copies * degree > devices:
-        raise CapacityError(
-            f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
-            f"has {devices}: lower --replicas or --tp"
-        )
-    dtype = settings.dtype or "float16"
-    draft = None
-    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft = find_model(settings.draft)
-    speculation = None
-    if settings.draft is not None:
-        speculation = Speculation(settings.draft_tokens, settings.draft_acceptance or 0.0, draft)
-    derived = scheduler_config_for(
-        shape,
-        instance,
-        degree,
-        dtype,
-        profile,
-        settings.max_model_len or max_total_tokens,
-        speculation=speculation,
-    )
-    config = _scheduler_config(settings, derived)
-    step_time = step_time_model_for(shape, instance, degree, dtype, profile)
-    warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    draft_time = None
-    if draft is not None:
-        if draft.vocab_size != shape.vocab_size:
-            raise InputError(
-                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
-                f"{shape.vocab_size:,}: a draft's token ids must mean the same"
-            )
-        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
-    return EngineParts(
-        executors=tuple(
-            _simulated_executor(step_time, draft_time, settings, config.block_size)
-            for _ in range(copies)
-        ),
-        config=config,
-        shape=shape,
-        tokenizer=None,
-        facts={
-            "kind": "simulated",
-            "model": shape.name,
-            "instance": instance.instance_type,
-            "accelerator": instance.accelerator.name,
-            "tensor_parallel": degree,
-            **_replica_facts(settings),
-            "dtype": dtype,
-            "profile": profile.label,
-            "profile_provenance": profile.provenance,
-            "scheduler": _config_facts(config),
-            **speculation_facts(settings),
-        },
-        profile=profile,
-        notes=(
-            f"{shape.name} on {instance.instance_type} ({instance.accelerator.name}), TP "
-            f"{degree}, {dtype}: predicted step times, {profile.provenance}",
-            f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
-            f"sequences at once{' a replica' if copies > 1 else ''}",
-            *((_replica_note(copies, settings.router),) if copies > 1 else ()),
-            *speculation_notes(settings),
-            *(f"warning: {text}" for text in warnings),
-        ),
-        drafter=drafter_for(settings, shape, draft, simulated=True),
-        tensor_parallel=degree,
-        router=settings.router,
-    )
-
-
-def _simulated_executor(
-    step_time: StepTime, draft_time: StepTime | None, settings: EngineSection, block_size: int
-) -> Executor:
-    executor: Executor = SimulatedExecutor(
-        step_time, block_size=block_size, draft_acceptance=settings.draft_acceptance or 0.0
-    )
-    if draft_time is None:
-        return executor
-    return DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size))
-
-
-def _scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> SchedulerConfig:
-    """The engine's own configuration with the settings that were stated laid over it."""
-    stated: dict[str, Any] = {
-        "policy": BatchingPolicy(settings.policy),
-        "batch_size": settings.batch_size,
-        "max_batch_delay_s": ms_to_s(settings.max_batch_delay_ms),
-        "kv_layout": None if settings.kv_layout is None else KvLayout(settings.kv_layout),
-        "max_rolling_batch_size": settings.max_rolling_batch_size,
-        "max_rolling_batch_prefill_tokens": settings.max_rolling_batch_prefill_tokens,
-        "chunked_prefill": settings.chunked_prefill,
-        "max_concurrent_requests": settings.max_concurrent_requests,
-        "prefix_caching": settings.prefix_caching,
-        "recompute_on_join": settings.recompute_on_join,
-        "max_input_tokens": settings.max_input_tokens,
-        "num_blocks": settings.num_blocks,
-        "max_model_len": settings.max_model_len,
-    }
-    budget = settings.max_batch_total_tokens
-    if budget is not None:
-        blocks = settings.num_blocks or derived.num_blocks
-        if budget > blocks * derived.block_size:
-            raise CapacityError(
-                f"max_batch_total_tokens {budget:,}: the KV cache holds "
-                f"{blocks * derived.block_size:,} tokens; lower it, or give the cache more memory"
-            )
-        stated["num_blocks"] = budget // derived.block_size
-    return replace(derived, **{key: value for key, value in stated.items() if value is not None})
-
-
-def _config_facts(config: SchedulerConfig) -> dict[str, Any]:
-    return {key: getattr(value, "value", value) for key, value in asdict(config).items()}
 
 
 def find_tokenizer(model: str) -> Tokenizer | None:

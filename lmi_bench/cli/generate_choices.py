@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_bench.analysis.confidence import calibration_table, confidence, shares
-from lmi_bench.cli.compose import EngineParts, close_all
 from lmi_bench.cli.console import print_table, progress, say
+from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmi_bench.analysis.confidence import confidence
-from lmi_bench.cli.compose import EngineParts, open_torch_engine
+from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, warn
+from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
 from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.engine.replicas import ServingEngine

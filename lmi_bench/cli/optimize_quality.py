@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_bench.cli.compose import EngineParts, close_all
+from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.errors import EngineError
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from lmi_bench.analysis.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.cli.compose import (
-    EngineParts,
     find_tokenizer,
     measure_layer_errors,
     open_torch_engine,
     save_quantized,
 )
 from lmi_bench.cli.console import note, print_table, say
+from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.optimize_quality import (
     Prompted,

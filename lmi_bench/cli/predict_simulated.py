@@ -20,7 +20,7 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.speculation import Speculation, SpeculativeModel
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.cli.compose import make_router
+from lmi_bench.cli.engine_parts import make_router
 from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.prompts import NoText

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compiling import count_notes
-from lmi_bench.cli.compose import (
-    EngineParts,
-    open_simulated_engine,
-    open_torch_engine,
-)
+from lmi_bench.cli.compose import open_torch_engine
+from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.cli.console import note, say, warn
+from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.engine.server.app import Listening, build_app, serve

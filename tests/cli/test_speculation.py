@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
-from lmi_bench.cli.compose import open_simulated_engine, open_torch_engine
+from lmi_bench.cli.compose import open_torch_engine
+from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.cli.speculation import check_same_vocabulary, drafter_for
 from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter
 from lmi_bench.engine.scheduling.drafting import NgramDrafter

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from lmi_bench.cli.compose import open_simulated_engine
+from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.cli.tgi_env import limits_from_environment
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
