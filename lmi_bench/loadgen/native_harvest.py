@@ -42,6 +42,9 @@ WATCHED: Final = sum(getattr(select, f"EPOLL{name}", 0) for name in ("IN", "RDHU
 _WAKE_INTS = 4
 _WAKES_PER_DESCRIPTOR = 2
 _SPARE_DESCRIPTORS = 64
+_LONGEST_WAIT_S = 0.1
+"""After which Python looks for a signal: one that comes just before the wait, or to another thread,
+does not end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +235,18 @@ class NativeHarvester:
     ) -> Iterator[tuple[int, int, int, int]]:
         """Read until somebody must be told: (descriptor, kind, epoll events, errno) of each.
 
+        Nobody after `timeout_s`, or sooner, to let Python look for signals.
+
         num_descriptors  of the epoll
         """
         capacity = _WAKES_PER_DESCRIPTOR * (num_descriptors + _SPARE_DESCRIPTORS)
         if len(self._wakes) < _WAKE_INTS * capacity:
             self._buffer = (ctypes.c_int32 * (2 * _WAKE_INTS * capacity))()
             self._wakes = memoryview(self._buffer).cast("B").cast("i")
+        wait_s = _LONGEST_WAIT_S if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S)
         count = self._library.wait(
             self._harvester,
-            -1 if timeout_s is None else max(0, math.ceil(timeout_s * 1e9)),
+            math.ceil(1e9 * max(0.0, wait_s)),
             0 if tick_s is None else int(tick_s * 1e9),
             ctypes.addressof(self._buffer),
             capacity,
