@@ -150,8 +150,8 @@ def test_the_cache_takes_the_bytes_of_the_formula(open_step):
     assert executor.kv_dtype == "bfloat16"
 
 
-def threads_here() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+def threads_here() -> set[str]:
+    return {task.name for task in Path("/proc/self/task").iterdir()}
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
@@ -161,7 +161,7 @@ def test_close_ends_the_threads_of_the_library(make_model, compiled):
     executor = NativeExecutor.load(folder, compiled=compiled, **settings)
     during = threads_here()
     asyncio.run(executor.close())
-    assert threads_here() <= during - 5
+    assert len(during - threads_here()) >= 5
 
 
 def test_weights_that_are_to_be_quantized_are_left_to_torch(make_model, compiled):

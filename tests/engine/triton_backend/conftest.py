@@ -1,13 +1,10 @@
-"""Triton's interpreter for this folder's tests: kernels are then Python over CPU tensors."""
+"""Triton's interpreter for this folder's tests: kernels are then Python over CPU tensors.
+
+TRITON_INTERPRET is set for all tests, before anything is imported."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-# read when Triton is imported, which nothing else in the tests does
-os.environ["TRITON_INTERPRET"] = "1"
 
 pytest.importorskip("triton", reason="Triton has no wheel for this system")
 
