@@ -252,13 +252,13 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
     base = with_settings(base, profile)
     told = _Told.by(profile, base, names, prior_sd, cells)
     for _ in range(_MOST_RESCALINGS):
-        if _USUAL_SCALE[0] <= told.scale <= _USUAL_SCALE[1]:
+        if _USUAL_SCALE[0] <= told.likeliest <= _USUAL_SCALE[1]:
             break  # cells as exact as expected have been weighed right
-        before = told.scale
+        before = told.likeliest
         profile = _fit_steps(base, names, prior_sd, cells, at=profile, scale=before)
         profile = _with_best_overhead(profile, base, cells)
         told = _Told.by(profile, base, names, prior_sd, cells)
-        if abs(math.log(told.scale / before)) < _SAME_SCALE:
+        if abs(math.log(told.likeliest / before)) < _SAME_SCALE:
             break
     residuals, jacobian, scale = told.residuals, told.jacobian, told.scale
     observations = observations_of(cells, profile)
@@ -280,10 +280,14 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Told:
-    """What is left after a fit, how it depends on the parameters, and its scale."""
+    """What is left after a fit, how it depends on the parameters, and the scale of its errors.
+
+    likeliest  by which cells are weighed against the prior; scale: by which intervals are widened
+    """
 
     residuals: NDArray[np.float64]
     jacobian: NDArray[np.float64]
+    likeliest: float
     scale: float
 
     @classmethod
@@ -301,8 +305,8 @@ class _Told:
         )
         moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
         observations = observations_of(cells, profile)
-        scale = _scale(observations, jacobian, residuals, moved, prior_sd)
-        return cls(residuals, jacobian, scale)
+        likeliest, scale = _scales(observations, jacobian, residuals, moved, prior_sd)
+        return cls(residuals, jacobian, likeliest, scale)
 
 
 def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
@@ -540,17 +544,19 @@ def _with_best_overhead(
     return replace(profile, parameters=replace(profile.parameters, request_overhead_s=best))
 
 
-def _scale(
+def _scales(
     observations: Sequence[Observation],
     jacobian: NDArray[np.float64],
     residuals: NDArray[np.float64],
     moved: NDArray[np.float64],
     prior_sd: NDArray[np.float64],
-) -> float:
-    """The scale of error and noise: root of the mean square under its posterior.
+) -> tuple[float, float]:
+    """The scale of error and noise: the likeliest, and the root of the mean square.
 
-    A few cells leave it open, and what is open widens: their best fit alone looks more exact than
-    it is. Not below what published levels repeat within, however well a few cells agree.
+    Both under its posterior. A few cells leave it open, and what is open widens: their best fit
+    alone looks more exact than it is. That is a matter of intervals; it gives the prior no more
+    weight against the cells. Neither is below what published levels repeat within, however well
+    a few cells agree.
     """
     error = error_covariance(observations, observations)
     error += np.diag([item.noise_sd**2 for item in observations])
@@ -564,4 +570,5 @@ def _scale(
         cost = determinant + surprise @ np.linalg.solve(covariance, surprise)
         costs.append(cost + (math.log(scale / _USUAL) / _SCALE_LOG_SD) ** 2)
     weights = np.exp((min(costs) - np.array(costs)) / 2)
-    return float(np.sqrt(np.average(_SCALES**2, weights=weights)))
+    likeliest = float(_SCALES[int(np.argmin(costs))])
+    return likeliest, float(np.sqrt(np.average(_SCALES**2, weights=weights)))

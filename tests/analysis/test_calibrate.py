@@ -72,9 +72,8 @@ def fitted():
 
 @pytest.mark.parametrize("name", ["bandwidth_share", "host_per_layer_s", "host_per_sequence_s"])
 def test_a_known_engine_is_found_from_six_cells(fitted, name):
-    """Up to the prior's pull, which six cells do not outweigh whole: it begins 43 % off at most."""
     assert getattr(fitted.parameters, name) == pytest.approx(
-        getattr(TRUTH.parameters, name), rel=0.06
+        getattr(TRUTH.parameters, name), rel=0.05
     )
 
 

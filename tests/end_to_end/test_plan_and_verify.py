@@ -107,7 +107,7 @@ def test_a_verification_teaches_the_profile(plan, tmp_path):
     learnt = tmp_path / "learnt.json"
     done = lmi_bench(
         "verify", path, "--target", "sim:ml.g6.2xlarge", "--requests", "60",
-        "--out", tmp_path / "run", "--update-profile", learnt, expect=None,
+        "--out", tmp_path / "run", "--update-profile", learnt, expect=(0, 99),
     )  # fmt: skip
     fitted = json.loads(learnt.read_text())
     planned = json.loads(path.read_text())["profile_document"]
@@ -120,7 +120,7 @@ def test_a_verification_teaches_the_profile(plan, tmp_path):
     assert abs(float(off[2])) < 0.5 * abs(float(off[1]))
     again = lmi_bench(
         "recommend", *ASK, *LIMITS, "--instance", "ml.g5.2xlarge", "--rate", "6",
-        "--profile", learnt, expect=None,
+        "--profile", learnt, expect=(0, 99),
     )  # fmt: skip
     assert "then 1 levels of llama-2-7b" in again.stdout
 

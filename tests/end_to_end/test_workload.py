@@ -67,7 +67,7 @@ def test_a_sweep_and_a_plan_accept_the_scenario(scenario, tmp_path):
     assert {kind["input_tokens"] for kind in answer["kinds"]} >= {80, 160, 320}
     replay = lmi_bench(
         "verify", rec, "--target", "sim:ml.g5.2xlarge", "--requests", "60",
-        "--out", tmp_path / "verified", expect=None,
+        "--out", tmp_path / "verified", expect=(0, 99),
     )  # fmt: skip
     assert "figures inside their intervals" in replay.stdout
 

@@ -55,6 +55,7 @@ class Scheduler:
         self._next_index = 0
         self._next_step_id = 0
         self._batch_slots = 0  # members with which the running dynamic batch left
+        self._decoded_since_join = False  # else a newcomer finds a batch just computed anew
         self._mixes_prefill = config.chunked_prefill and config.policy is BatchingPolicy.ROLLING
         self._max_running = {
             BatchingPolicy.NONE: 1,
@@ -158,6 +159,7 @@ class Scheduler:
                 if not self._make_room():
                     return _IDLE
                 decode = self._plan_decode(entries, members)
+                self._decoded_since_join = True
         if not entries:
             return self._nothing_to_run()
         batch = StepBatch(
@@ -269,6 +271,7 @@ class Scheduler:
         as many rounds of `plan` and `commit`. `num_steps` is at most `identical_decode_steps()`.
         """
         shape = self.decode_shape()
+        self._decoded_since_join = True
         self.stats.count_cache(*self._residents.slots_over_steps(num_steps))
         self._residents.take_steps(num_steps, token_id)
         self._next_step_id += num_steps
@@ -427,16 +430,20 @@ class Scheduler:
     def _clear_for_newcomer(self) -> bool:
         """Send the whole batch back to the queue if somebody can join it.
 
-        They stand before the newcomer there, so all are admitted again, and computed, together.
-        False: batches in flight must be committed before.
+        They stand before the newcomer there, so all are admitted again, and computed, together:
+        in one step, or in several before the next decode if max_rolling_batch_prefill_tokens are
+        fewer than the batch holds. False: batches in flight must be committed before.
         """
         residents = self._residents
-        if not residents.running or residents.num_filling or self._next_to_admit() is None:
+        if not residents.running:
+            self._decoded_since_join = False
+        if residents.num_filling or not self._decoded_since_join or self._next_to_admit() is None:
             return True
         if self._in_flight:
             return False
         while residents.running:
             self._send_back_youngest()
+        self._decoded_since_join = False
         self.stats.rebuilt_batches += 1
         return True
 

@@ -192,6 +192,19 @@ class TestRecomputeOnJoin:
         assert run.token_times_s[0] == [float(k) for k in range(1, 11)]
         assert (run.scheduler.stats.rebuilt_batches, run.scheduler.stats.preemptions) == (1, 0)
 
+    def test_a_batch_longer_than_a_prefill_step_is_rebuilt_once_and_decodes_together(self, drive):
+        """Steps of at most 8 prompt tokens: 7 of request 0, then 4 of request 1, then decode.
+        Request 2, there before that decode, joins without another rebuild."""
+        run = drive(recompute_on_join=True, max_rolling_batch_prefill_tokens=8)
+        run.run([(0.0, 4, 10), (2.5, 4, 4), (3.5, 4, 4)])
+        assert [step.kinds for step in run.steps[3:7]] == [
+            {0: "prefill"},
+            {1: "prefill", 2: "prefill"},
+            {0: "decode", 1: "decode", 2: "decode"},
+            {0: "decode", 1: "decode", 2: "decode"},
+        ]
+        assert run.scheduler.stats.rebuilt_batches == 1
+
     def test_nothing_is_rebuilt_while_the_newcomer_finds_no_place(self, drive):
         run = drive(recompute_on_join=True, max_rolling_batch_size=1)
         run.run([(0.0, 4, 5), (1.5, 4, 5)])
