@@ -138,9 +138,11 @@ def prompts_of(requests: int) -> list[list[int]]:
 def open_executor(engine: str, folder: Path, dtype: str, threads: int) -> Any:
     from lmi_bench.engine.native_backend.executor import NativeExecutor
     from lmi_bench.engine.torch_backend.executor import TorchExecutor
+    from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
     load = {"torch": TorchExecutor, "native": NativeExecutor}[engine].load
-    return load(folder, dtype=dtype, threads=threads, most_cache_tokens=1 << 15)
+    settings = LoadSettings(dtype=dtype, threads=threads, most_cache_tokens=1 << 15)
+    return load(folder, settings)
 
 
 class Watched:
