@@ -10,8 +10,9 @@ against the faster of oneDNN's float32 and bfloat16 products; a single stream is
 weights, so its GB/s against a read probe. Probes are taken before and after every engine, since a
 shared machine drifts. Engines can be measured one call after another: results are kept in a file.
 
-    python benchmarks/engine_cpu.py run --shape 110m --engines torch native --results cpu.json
-    python benchmarks/engine_cpu.py run --shape 110m --engines vllm --vllm-python V/bin/python ...
+    python benchmarks/engine_cpu.py run --shape 110m --engines native torch --results cpu.json
+    python benchmarks/engine_cpu.py run --shape 110m --engines llama.cpp vllm transformers \\
+        --llama-cpp-python L/bin/python --vllm-python V/bin/python ... --results cpu.json
     python benchmarks/engine_cpu.py table --results cpu.json --out benchmarks/results/engine_cpu.md
 """
 
@@ -326,12 +327,24 @@ def run(order: argparse.Namespace) -> None:
             prompts.write_text(json.dumps(prompts_of(order.requests)))
             command += [str(PEERS), "--prompts", str(prompts), "--tokens", str(TOKENS)]
         command += ["--engine", engine, "--folder", str(folder), "--dtype", order.dtype]
-        command += ["--threads", str(order.threads), "--repeats", str(order.repeats)]
+        repeats = order.repeats if engine in ("torch", "native") else order.peer_repeats
+        command += ["--threads", str(order.threads), "--repeats", str(repeats)]
         command += ["--requests", str(order.requests)]
         environment = os.environ | {"OMP_NUM_THREADS": str(order.threads), "PYTHONPATH": str(ROOT)}
         if engine not in ("torch", "native"):
             environment.pop("PYTHONPATH")
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=order.limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{engine}: no result within {order.limit_s:.0f} s")
+            continue
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
             print(f"{engine}: no result\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
@@ -489,6 +502,8 @@ def main() -> None:
     rounds.add_argument("--threads", type=int, default=os.cpu_count())
     rounds.add_argument("--requests", type=int, default=None, help="64 at 110m, 16 at 1.1b")
     rounds.add_argument("--repeats", type=int, default=3)
+    rounds.add_argument("--peer-repeats", type=int, default=1, help="of the other engines")
+    rounds.add_argument("--limit-s", type=float, default=900.0, help="of one engine")
     rounds.add_argument("--vllm-python", default=None)
     rounds.add_argument("--transformers-python", default=sys.executable)
     rounds.add_argument("--llama-cpp-python", default=sys.executable, help="with gguf beside it")
