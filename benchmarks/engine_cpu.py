@@ -10,8 +10,9 @@ against the faster of oneDNN's float32 and bfloat16 products; a single stream is
 weights, so its GB/s against a read probe. Probes are taken before and after every engine, since a
 shared machine drifts. Engines can be measured one call after another: results are kept in a file.
 
-    python benchmarks/engine_cpu.py run --shape 110m --engines torch native --results cpu.json
-    python benchmarks/engine_cpu.py run --shape 110m --engines vllm --vllm-python V/bin/python ...
+    python benchmarks/engine_cpu.py run --shape 110m --engines native torch --results cpu.json
+    python benchmarks/engine_cpu.py run --shape 110m --engines llama.cpp vllm transformers \\
+        --llama-cpp-python L/bin/python --vllm-python V/bin/python ... --results cpu.json
     python benchmarks/engine_cpu.py table --results cpu.json --out benchmarks/results/engine_cpu.md
 """
 
@@ -36,6 +37,12 @@ PEERS = ROOT / "benchmarks" / "support" / "engine_peers.py"
 PREFILL_TOKENS = 1024
 TOKENS = 128
 SINGLE_TOKENS = 65
+NOTES = """\
+The GEMM peak is the faster of oneDNN's float32 and bfloat16 products of 512 x 2048 x 2048, the
+read probe a sum over 256 MiB in large pages; both stand before / after the engine. Where the
+processor lists no bfloat16 instructions, products run at the rate of float32 whatever weights are
+stored in: engines that leave bfloat16 to oneDNN (vLLM, transformers) lose most by that. The bars
+were set on a machine that lists avx512_bf16."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +145,11 @@ def prompts_of(requests: int) -> list[list[int]]:
 def open_executor(engine: str, folder: Path, dtype: str, threads: int) -> Any:
     from lmi_bench.engine.native_backend.executor import NativeExecutor
     from lmi_bench.engine.torch_backend.executor import TorchExecutor
+    from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
     load = {"torch": TorchExecutor, "native": NativeExecutor}[engine].load
-    return load(folder, dtype=dtype, threads=threads, most_cache_tokens=1 << 15)
+    settings = LoadSettings(dtype=dtype, threads=threads, most_cache_tokens=1 << 15)
+    return load(folder, settings)
 
 
 class Watched:
@@ -274,6 +283,7 @@ async def bundled(
 def probes(threads: int) -> dict[str, float]:
     import torch
 
+    from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
     from lmi_bench.engine.torch_backend.layers import make_linear
 
     torch.set_num_threads(threads)
@@ -287,7 +297,7 @@ def probes(threads: int) -> dict[str, float]:
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
-    numbers = torch.ones(64 << 20)
+    numbers = zeroed_bytes(256 << 20).view(torch.float32).fill_(1)
     found = {"read_bytes_per_s": numbers.nbytes / shortest_s(numbers.sum)}
     for name in ("float32", "bfloat16"):
         dtype = getattr(torch, name)
@@ -304,7 +314,11 @@ def run(order: argparse.Namespace) -> None:
     results = json.loads(order.results.read_text()) if order.results.is_file() else []
     for engine in order.engines:
         before = probe_apart(order.threads)
-        program = {"vllm": order.vllm_python, "transformers": order.transformers_python}.get(engine)
+        program = {
+            "vllm": order.vllm_python,
+            "transformers": order.transformers_python,
+            "llama.cpp": order.llama_cpp_python,
+        }.get(engine)
         command = [program or sys.executable]
         if engine in ("torch", "native"):
             command += [__file__, "bundled"]
@@ -313,12 +327,24 @@ def run(order: argparse.Namespace) -> None:
             prompts.write_text(json.dumps(prompts_of(order.requests)))
             command += [str(PEERS), "--prompts", str(prompts), "--tokens", str(TOKENS)]
         command += ["--engine", engine, "--folder", str(folder), "--dtype", order.dtype]
-        command += ["--threads", str(order.threads), "--repeats", str(order.repeats)]
+        repeats = order.repeats if engine in ("torch", "native") else order.peer_repeats
+        command += ["--threads", str(order.threads), "--repeats", str(repeats)]
         command += ["--requests", str(order.requests)]
         environment = os.environ | {"OMP_NUM_THREADS": str(order.threads), "PYTHONPATH": str(ROOT)}
         if engine not in ("torch", "native"):
             environment.pop("PYTHONPATH")
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=order.limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{engine}: no result within {order.limit_s:.0f} s")
+            continue
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:
             print(f"{engine}: no result\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
@@ -362,6 +388,7 @@ def table(order: argparse.Namespace) -> None:
     ]
     for found in results:
         lines.append(row_of(found))
+    lines += ["", *bars_of(results), "", NOTES]
     text = "\n".join(lines) + "\n"
     if order.out:
         order.out.write_text(text)
@@ -369,34 +396,83 @@ def table(order: argparse.Namespace) -> None:
 
 
 def row_of(found: dict[str, Any]) -> str:
+    seen = figures_of(found)
+    cells = [found["shape"], found["engine"], found["dtype"], str(len(found["batch_s"]))]
+    cells += [f"{seen['batch_tokens_per_s']:.0f}", f"{seen['peak_frac']:.0%}"]
+    bare = found.get("bare_s")
+    generated = found["requests"] * TOKENS
+    cells.append(f"{generated / statistics.median(bare):.0f}" if bare else "")
+    cells += [f"{seen['token_s'] * 1e3:.1f}", f"{seen['read_frac']:.0%}"]
+    cells.append(f"{seen['overhead_frac']:.1%}" if "overhead_frac" in seen else "")
+    cells.append(" / ".join(f"{p['read_bytes_per_s'] / 1e9:.1f}" for p in found["probes"]))
+    cells.append(" / ".join(f"{peak / 1e9:.0f}" for peak in peaks_of(found)))
+    return "| " + " | ".join(cells) + " |"
+
+
+def peaks_of(found: dict[str, Any]) -> list[float]:
+    return [max(p["float32_flop_per_s"], p["bfloat16_flop_per_s"]) for p in found["probes"]]
+
+
+def figures_of(found: dict[str, Any]) -> dict[str, float]:
+    """Medians of one engine's runs, and what they are of the machine's probes."""
     shape = shape_of(folder_of(found["shape"]), found["requests"])
     middle = {key: statistics.median(value) for key, value in found.items() if key.endswith("_s")}
-    reads = [probe["read_bytes_per_s"] for probe in found["probes"]]
-    peaks = [
-        max(probe["float32_flop_per_s"], probe["bfloat16_flop_per_s"]) for probe in found["probes"]
-    ]
-    requests, generated = shape.requests, shape.requests * TOKENS
-    rows = requests * TOKENS
+    generated = rows = shape.requests * TOKENS
     flop = 2 * rows * shape.layer_weights + 2 * generated * shape.weights
-    flop += shape.score_flop * requests * (TOKENS**2 / 2 + TOKENS * TOKENS * 1.5)
-    width = (
-        4 if found["engine"] in ("torch", "transformers", "vllm") and not is_narrow(found) else 2
-    )
-    cells = [found["shape"], found["engine"], found["dtype"], str(len(found["batch_s"]))]
-    batch_s = middle["batch_s"]
-    cells += [f"{generated / batch_s:.0f}", f"{flop / batch_s / statistics.mean(peaks):.0%}"]
-    cells.append(f"{generated / middle['bare_s']:.0f}" if found.get("bare_s") else "")
-    if found.get("token_s"):
-        token_s = middle["token_s"]
-        read = width * (shape.weights + shape.context_values * (TOKENS + SINGLE_TOKENS / 2))
-        cells += [f"{token_s * 1e3:.1f}", f"{read / token_s / statistics.mean(reads):.0%}"]
-    else:
-        cells += ["", ""]
-    overhead = found.get("overhead_frac")
-    cells.append(f"{statistics.median(overhead):.1%}" if overhead else "")
-    cells.append(" / ".join(f"{read / 1e9:.1f}" for read in reads))
-    cells.append(" / ".join(f"{peak / 1e9:.0f}" for peak in peaks))
-    return "| " + " | ".join(cells) + " |"
+    flop += shape.score_flop * shape.requests * (TOKENS**2 / 2 + TOKENS * TOKENS * 1.5)
+    width = 2 if is_narrow(found) else 4
+    read = width * (shape.weights + shape.context_values * (TOKENS + SINGLE_TOKENS / 2))
+    reads = statistics.mean(probe["read_bytes_per_s"] for probe in found["probes"])
+    seen = {
+        "batch_tokens_per_s": generated / middle["batch_s"],
+        "peak_frac": flop / middle["batch_s"] / statistics.mean(peaks_of(found)),
+        "token_s": middle["token_s"],
+        "read_frac": read / middle["token_s"] / reads,
+    }
+    if found.get("overhead_frac"):
+        seen["overhead_frac"] = statistics.median(found["overhead_frac"])
+    return seen
+
+
+def bars_of(results: list[dict[str, Any]]) -> list[str]:
+    """What the project asks of its engine, and what these runs say: the last of each engine."""
+    runs = {(r["shape"], r["engine"]): figures_of(r) for r in results if r["dtype"] == "bfloat16"}
+    lines = ["| shape | asked for | bar | seen | |", "|---|---|---:|---:|---|"]
+
+    def line(shape: str, what: str, bar: float, seen: float, *, most: bool, percent: bool) -> None:
+        unit = "{:.1%}" if percent else "{:.2f} x"
+        holds = seen <= bar if most else seen >= bar
+        cells = [shape, what, ("<= " if most else ">= ") + unit.format(bar), unit.format(seen)]
+        lines.append("| " + " | ".join([*cells, "holds" if holds else "**missed**"]) + " |")
+
+    def against(
+        shape: str, engine: str, peer: str, key: str, bar: float, *, most: bool = False
+    ) -> None:
+        ours, theirs = runs.get((shape, engine)), runs.get((shape, peer))
+        if ours and theirs:
+            what = "batch tok/s" if key == "batch_tokens_per_s" else "1 stream ms/token"
+            seen = ours[key] / theirs[key]
+            line(shape, f"{engine} / {peer}, {what}", bar, seen, most=most, percent=False)
+
+    for shape, torch_bar, native_bar, stream_bar, peak_bar in (
+        ("110m", 0.65, 1.3, 0.75, 0.70),
+        ("1.1b", 0.8, 1.1, 1.0, 0.85),
+    ):
+        against(shape, "torch", "vllm", "batch_tokens_per_s", torch_bar)
+        against(shape, "native", "vllm", "batch_tokens_per_s", native_bar)
+        against(shape, "native", "llama.cpp", "token_s", stream_bar, most=True)
+        own = runs.get((shape, "native"))
+        if own is None:
+            continue
+        for what, bar, key in (
+            ("native, batch: of the GEMM peak", peak_bar, "peak_frac"),
+            ("native, 1 stream: of the read probe", 0.8, "read_frac"),
+        ):
+            line(shape, what, bar, own[key], most=False, percent=True)
+        if shape == "110m":
+            seen = own["overhead_frac"]
+            line(shape, "native, batch: serving's share", 0.03, seen, most=True, percent=True)
+    return lines
 
 
 def is_narrow(found: dict[str, Any]) -> bool:
@@ -426,8 +502,11 @@ def main() -> None:
     rounds.add_argument("--threads", type=int, default=os.cpu_count())
     rounds.add_argument("--requests", type=int, default=None, help="64 at 110m, 16 at 1.1b")
     rounds.add_argument("--repeats", type=int, default=3)
+    rounds.add_argument("--peer-repeats", type=int, default=1, help="of the other engines")
+    rounds.add_argument("--limit-s", type=float, default=900.0, help="of one engine")
     rounds.add_argument("--vllm-python", default=None)
     rounds.add_argument("--transformers-python", default=sys.executable)
+    rounds.add_argument("--llama-cpp-python", default=sys.executable, help="with gguf beside it")
     rounds.add_argument("--results", type=Path, default=Path("engine_cpu.json"))
     shown = kinds.add_parser("table")
     shown.add_argument("--results", type=Path, default=Path("engine_cpu.json"))

@@ -28,6 +28,7 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.layers import make_linear
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.model_shape import ModelShape
 
 PROMPT_CHUNK_TOKENS = 1024
@@ -148,7 +149,8 @@ async def run(arguments: argparse.Namespace) -> None:
     if arguments.model in DEMO_MODELS:
         folder = ensure_demo_model(arguments.model)
     executor = TorchExecutor.load(
-        folder, dtype=arguments.dtype, threads=arguments.threads, most_cache_tokens=1 << 17
+        folder,
+        LoadSettings(dtype=arguments.dtype, threads=arguments.threads, most_cache_tokens=1 << 17),
     )
     shape = executor.model_shape
     print(

@@ -53,7 +53,7 @@ def library(
     extra_flags: tuple[str, ...] = (),
     tell: Callable[[str], None] | None = None,
 ) -> Path:
-    """The compiled library, built first where it is not there yet.
+    """The compiled library: the one that came with the wheel, or built first where it is not there.
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
     compiler   None: the one that the environment names, or the first that is installed
@@ -62,6 +62,10 @@ def library(
     Safe with several processes at once: a library appears whole or not at all. Raises
     NativeUnavailableError without a compiler that can build it.
     """
+    as_usual = compiler is None and not extra_flags and source.variable not in os.environ
+    shipped = source.path.with_name(shipped_name(source))
+    if as_usual and shipped.is_file():
+        return shipped
     program = compiler or _compiler(source)
     folder = default_cache_dir() if cache_dir is None else cache_dir
     flags = (*source.flags, *extra_flags)
@@ -85,6 +89,14 @@ def library(
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+def shipped_name(source: NativeSource) -> str:
+    """Of the library beside its source in a wheel that is built for this platform: as long as
+    source and flags are those that it was built from."""
+    digest = hashlib.sha256(source.path.read_bytes() + " ".join(source.flags).encode())
+    system = f"{platform.system()}-{platform.machine()}".lower()
+    return f"{source.path.stem}-{system}-{digest.hexdigest()[:12]}.so"
 
 
 def default_cache_dir() -> Path:

@@ -52,6 +52,7 @@ from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib
 
 if TYPE_CHECKING:
+    from lmi_bench.engine.torch_backend.load_settings import LoadSettings
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps
     from lmi_bench.engine.torch_backend.static.check import StepDifference
 
@@ -103,9 +104,10 @@ def open_torch_engine(
     if settings.tensor_parallel != 1:
         _start_ranks_early()
     try:
-        from lmi_bench.engine.torch_backend.executor import (
+        from lmi_bench.engine.torch_backend.load_settings import (
             DEFAULT_BLOCK_SIZE,
             DEFAULT_MEMORY_SHARE,
+            LoadSettings,
         )
     except ImportError as exc:
         raise InputError(
@@ -139,18 +141,21 @@ def open_torch_engine(
         draft_folder,
         degree,
         back_end,
-        options={
-            "dtype": settings.dtype or "bfloat16",
-            "kv_dtype": settings.kv_dtype,
-            "block_size": block_size,
-            "memory_share": share,
-            "threads": max(1, cores // copies),
-            "quantize": quantize_settings(settings),
-            "device": back_end.device,
-            "steps": steps,
-        },
+        LoadSettings(
+            dtype=settings.dtype or "bfloat16",
+            kv_dtype=settings.kv_dtype,
+            num_blocks=settings.num_blocks,
+            block_size=block_size,
+            memory_share=share,
+            threads=max(1, cores // copies),
+            # a draft has to draw as the model does, and a request alike on every copy
+            sampling_seed=secrets.randbits(62),
+            quantize=quantize_settings(settings),
+            device=back_end.device,
+            steps=steps,
+        ),
     )
-    executors, loaded, draft = copy.load(copies, settings.num_blocks)
+    executors, loaded, draft = copy.load(copies)
     notes = []
     if degree > 1 or copies > 1:
         notes.append(_layout_note(copies, degree, settings.router, cores, loaded))
@@ -269,19 +274,15 @@ class _TorchCopy:
         draft_folder: Path | None,
         degree: int,
         back_end: BackEnd,
-        *,
-        options: dict[str, Any],
+        settings: LoadSettings,
     ) -> None:
         self._folder = folder
         self._draft_folder = draft_folder
         self._degree = degree
         self._compiled = back_end.compiled
-        # a draft has to draw as the model does, and a request alike on every copy
-        self._options = {**options, "sampling_seed": secrets.randbits(62)}
+        self._settings = settings
 
-    def load(
-        self, copies: int, num_blocks: int | None
-    ) -> tuple[tuple[Executor, ...], TorchNumbers, TorchNumbers | None]:
+    def load(self, copies: int) -> tuple[tuple[Executor, ...], TorchNumbers, TorchNumbers | None]:
         """Every copy's executor, all with as many blocks as the first; the first copy's numbers
         and those of its draft."""
         executors: list[Executor] = []
@@ -291,8 +292,11 @@ class _TorchCopy:
             with progress() as report:
                 for number in range(copies):
                     title = "weights, MiB" + (f" (copy {number + 1})" if copies > 1 else "")
+                    settings = self._settings
+                    if first is not None:
+                        settings = replace(settings, num_blocks=first.num_blocks)
                     loaded, draft = self._load_one(
-                        num_blocks if first is None else first.num_blocks,
+                        settings,
                         partial(_tell_bytes, report, title),
                         report,
                     )
@@ -306,44 +310,50 @@ class _TorchCopy:
         return tuple(executors), first, first_draft
 
     def _load_one(
-        self, num_blocks: int | None, report: Callable[[int, int], None], told: Reporter
+        self, settings: LoadSettings, report: Callable[[int, int], None], told: Reporter
     ) -> tuple[TorchNumbers, TorchNumbers | None]:
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
         from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 
-        options = {
-            **self._options,
-            "num_blocks": num_blocks,
-            "progress": report,
-            "told": told,
-        }
         loaded: TorchNumbers
         if self._degree > 1:
-            loaded = ParallelExecutor.load(self._folder, tensor_parallel=self._degree, **options)
+            loaded = ParallelExecutor.load(
+                self._folder,
+                settings,
+                tensor_parallel=self._degree,
+                progress=report,
+                told=told,
+            )
         else:
-            loaded = self._on_one_device(self._folder, options)
+            loaded = self._on_one_device(self._folder, settings, progress=report, told=told)
         if self._draft_folder is None:
             return loaded, None
-        options |= {"num_blocks": loaded.num_blocks, "quantize": NOT_QUANTIZED}
-        options["steps"] = replace(  # a draft's steps run as they are
-            options["steps"], compiled=False, artefact=None, captured=False, kernels=None
+        of_draft = replace(
+            settings,
+            num_blocks=loaded.num_blocks,
+            quantize=NOT_QUANTIZED,
+            steps=replace(  # a draft's steps run as they are
+                settings.steps, compiled=False, artefact=None, captured=False, kernels=None
+            ),
         )
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
-            draft = self._on_one_device(self._draft_folder, options | {"beside": beside})
+            draft = self._on_one_device(
+                self._draft_folder, of_draft, beside=beside, progress=report, told=told
+            )
         except BaseException:
             asyncio.run(loaded.close())
             raise
         return loaded, draft
 
-    def _on_one_device(self, folder: Path, options: dict[str, Any]) -> TorchNumbers:
+    def _on_one_device(self, folder: Path, settings: LoadSettings, **watched: Any) -> TorchNumbers:
         if self._compiled is not None:
             from lmi_bench.engine.native_backend.executor import NativeExecutor
 
-            return NativeExecutor.load(folder, compiled=self._compiled, **options)
+            return NativeExecutor.load(folder, settings, compiled=self._compiled, **watched)
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
 
-        return TorchExecutor.load(folder, **options)
+        return TorchExecutor.load(folder, settings, **watched)
 
 
 def _tell_bytes(report: Reporter, title: str, done_bytes: int, total_bytes: int) -> None:

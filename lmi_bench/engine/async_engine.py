@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 
 from lmi_bench.clock import settle
@@ -242,27 +242,13 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Counts at this moment."""
-        scheduler, stats = self._scheduler, self._scheduler.stats
+        scheduler = self._scheduler
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             used_blocks=scheduler.used_blocks,
             total_blocks=scheduler.block_budget,
-            steps=stats.steps,
-            preemptions=stats.preemptions,
-            prompt_tokens=stats.prompt_tokens,
-            generation_tokens=stats.generation_tokens,
-            slot_steps_used=stats.slot_steps_used,
-            slot_steps_idle=stats.slot_steps_idle,
-            cache_slots_reserved=stats.cache_slots_reserved,
-            cache_slots_unfilled=stats.cache_slots_unfilled,
-            peak_running=stats.peak_running,
-            prefix_tokens=stats.prefix_tokens,
-            prefix_hit_tokens=stats.prefix_hit_tokens,
-            rebuilt_batches=stats.rebuilt_batches,
-            drafts=stats.drafts,
-            drafted_tokens=stats.drafted_tokens,
-            accepted_tokens=stats.accepted_tokens,
+            **asdict(scheduler.stats),
         )
 
     def audit(self) -> None:

@@ -7,23 +7,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts at one moment; what the engine has done counts from its start, shares are fractions.
-
-    slot_steps_used, idle  slots of decode steps that gave a token, and those kept for members of
-                           a dynamic batch that had ended
-    cache_slots_reserved   token slots that running sequences held, summed over the steps;
-    cache_slots_unfilled   those of them without a token
-    prefix_tokens          prompt tokens looked up in the prefix cache; prefix_hit_tokens: found
-    rebuilt_batches        batches whose sequences were computed anew because a request joined
-    drafts                 guesses of one or more tokens that were verified, drafted_tokens
-                           together; accepted_tokens: those of them that held
-    """
+    """Counts at one moment: what runs and waits, the cache's blocks, and then the counts of
+    `SchedulerStats` from the engine's start, which are explained there."""
 
     running: int
     waiting: int
     used_blocks: int
     total_blocks: int
     steps: int
+    prefill_steps: int
     preemptions: int
     prompt_tokens: int
     generation_tokens: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,24 +16,16 @@ from lmi_bench.engine.native_backend.binding import StepLibrary
 from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
 from lmi_bench.engine.native_backend.forward import NativeForward
 from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
-from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
-from lmi_bench.engine.torch_backend.executor import (
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_MEMORY_SHARE,
-    DEFAULT_MOST_CACHE_TOKENS,
-    Loaded,
-    TorchExecutor,
-)
+from lmi_bench.engine.quantization import NOT_QUANTIZED
+from lmi_bench.engine.torch_backend.executor import Loaded, TorchExecutor
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
+from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 
 PORTABLE: Final = "portable"
@@ -78,21 +69,11 @@ class NativeExecutor(TorchExecutor):
     def load(
         cls,
         folder: Path,
+        settings: LoadSettings = DEFAULT_LOAD,
         *,
-        dtype: str = "bfloat16",
-        kv_dtype: str | None = None,
-        num_blocks: int | None = None,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        memory_share: float = DEFAULT_MEMORY_SHARE,
-        most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS,
-        threads: int | None = None,
-        device: str = "cpu",
-        sampling_seed: int | None = None,
         beside: TorchExecutor | None = None,  # noqa: ARG003  the library has threads of its own
         progress: Progress | None = None,
-        quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,  # noqa: ARG003  nothing is calibrated
-        steps: StepSettings = NOTHING_PREPARED,  # noqa: ARG003  the step is compiled as it is
         compiled: StepLibrary | None = None,
         variant: str = "",
     ) -> Self:
@@ -101,24 +82,19 @@ class NativeExecutor(TorchExecutor):
         compiled  of `step_library`; None: found or built here
         variant   of the kernels; empty: the best that the processor has
 
-        Weights of "bfloat16" are stored so and widened, or multiplied, as they are read. Raises
-        NativeUnavailableError as `step_library`, and for weights that are to be quantized.
+        Weights of "bfloat16" are stored so and widened, or multiplied, as they are read; the step
+        is compiled as it is, whatever `settings.steps` says. Raises NativeUnavailableError as
+        `step_library`, and for weights that are to be quantized.
         """
-        if quantize != NOT_QUANTIZED:
+        if settings.quantize != NOT_QUANTIZED:
             raise NativeUnavailableError("weights are to be quantized")
-        if block_size < 1:
-            raise InputError(f"block_size must be at least 1, got {block_size}")
-        if num_blocks is not None and num_blocks < 1:
-            raise InputError(f"num_blocks must be at least 1, got {num_blocks}")
-        if threads is not None and threads < 1:
-            raise InputError(f"threads must be at least 1, got {threads}")
+        block_size, count = settings.block_size, settings.threads_in_use
         if compiled is None:
             compiled = step_library(folder, block_size=block_size)
         spec = _read_spec(folder)
         shape = spec.shape(folder.resolve().name)
-        stored, cached = torch_dtype(dtype), torch_dtype(kv_dtype or dtype)
-        count = threads or usable_cores()
-        place = torch.device(device)
+        stored = torch_dtype(settings.dtype)
+        cached = torch_dtype(settings.kv_dtype or settings.dtype)
 
         def load_all() -> tuple[Loaded, NativeForward]:
             weights = NativeWeights(folder, spec, stored, progress)
@@ -129,13 +105,8 @@ class NativeExecutor(TorchExecutor):
                 block_size=block_size,
                 dtype=cached,
             )
-            free = free_memory_bytes(place)
-            blocks = num_blocks or blocks_that_fit(
-                free,
-                memory_share,
-                layout.bytes_per_block,
-                most=max(1, most_cache_tokens // block_size),
-            )
+            free = free_memory_bytes(torch.device("cpu"))
+            blocks = settings.blocks_in(free, layout.bytes_per_block)
             cache_bytes = weights.take_cache(layout, blocks)
             forward = NativeForward(
                 compiled,
@@ -146,9 +117,8 @@ class NativeExecutor(TorchExecutor):
                 threads=count,
                 variant=variant,
             )
-            seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
             loaded = Loaded(
-                ModelRunner(forward, sampling_seed=seed),
+                ModelRunner(forward, sampling_seed=settings.seed()),
                 Precision(stored, stored),
                 blocks,
                 free,
@@ -175,7 +145,7 @@ class NativeExecutor(TorchExecutor):
         made._forward = forward
         kernels = variant or compiled.variants()[0]
         made.weights_description = (
-            f"{dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''}"
+            f"{settings.dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''}"
         )
         return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from torch.nn import functional
 from lmi_bench.decoder_spec import DecoderSpec, NormKind
 from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
+from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
 from lmi_bench.engine.torch_backend.rotary import dynamic_growth, rotary_frequencies
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 
@@ -70,8 +70,8 @@ class NativeWeights:
         self.model.cache_kind = KINDS[layout.dtype]
         size = num_blocks * layout.bytes_per_block // (2 * layout.num_layers)
         for layer in self.layers:
-            layer.keys = self._hold(_memory(size))
-            layer.values = self._hold(_memory(size))
+            layer.keys = self._hold(zeroed_bytes(size))
+            layer.values = self._hold(zeroed_bytes(size))
         return 2 * layout.num_layers * size
 
     def _model(self) -> binding.Model:
@@ -180,7 +180,9 @@ def packed(weight: Tensor) -> Tensor:
         unit = unit.view(torch.int32)  # pairs of neighbouring inputs move as one
     steps = unit.shape[1]
     out = (
-        _memory(panels * steps * PANEL * unit.itemsize).view(unit.dtype).view(panels, steps, PANEL)
+        zeroed_bytes(panels * steps * PANEL * unit.itemsize)
+        .view(unit.dtype)
+        .view(panels, steps, PANEL)
     )
     whole = rows // PANEL
     out[:whole] = unit[: whole * PANEL].view(whole, PANEL, steps).transpose(1, 2)
@@ -197,12 +199,3 @@ def _side_by_side(gate: Tensor, up: Tensor) -> Tensor:
     shape = (-1, half, *gate.shape[1:])
     parts = [functional.pad(part, padding).reshape(shape) for part in (gate, up)]
     return torch.stack(parts, dim=1).flatten(0, 2)
-
-
-def _memory(size_bytes: int) -> Tensor:
-    """Zeroed bytes that the system commits as they are written, in large pages where it can: a
-    stream over small ones stops at each page's end."""
-    memory = mmap.mmap(-1, max(1, size_bytes))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]

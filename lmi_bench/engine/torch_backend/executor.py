@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -17,7 +16,8 @@ from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, Quantiz
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
+from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
@@ -26,28 +26,17 @@ from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.quantization.product_times import product_time_s
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import (
-    NOTHING_PREPARED,
     SPARE_BLOCKS,
     PreparedSteps,
-    StepSettings,
     with_prepared_steps,
 )
 from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
 from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import EngineError, InputError, LmiBenchError
+from lmi_bench.errors import EngineError, LmiBenchError
 from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
-
-DEFAULT_BLOCK_SIZE: Final = 64
-"""Tokens of a page: long enough that the matrix product over one is worth its call."""
-
-DEFAULT_MEMORY_SHARE: Final = 0.5
-"""Share of the free memory that the cache may take: a machine's CPU memory is rarely ours alone."""
-
-DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,96 +104,73 @@ class TorchExecutor:
     def load(
         cls,
         folder: Path,
+        settings: LoadSettings = DEFAULT_LOAD,
         *,
-        dtype: str = "bfloat16",
-        kv_dtype: str | None = None,
-        num_blocks: int | None = None,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        memory_share: float = DEFAULT_MEMORY_SHARE,
-        most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS,
-        threads: int | None = None,
-        device: str = "cpu",
-        sampling_seed: int | None = None,
         beside: TorchExecutor | None = None,
         progress: Progress | None = None,
-        quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,
-        steps: StepSettings = NOTHING_PREPARED,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
 
-        dtype              "float32" or "bfloat16": weights, and cache unless `kv_dtype` differs
-        kv_dtype           "float32" or "bfloat16": cached keys and values; None: as the weights
-        num_blocks         cache blocks; None: as `memory_share` (0 to 1) of the memory that is
-                           free after loading allows, at most `most_cache_tokens` tokens
-        threads            CPU threads of a step; None: the cores that this process may use
-        sampling_seed      of requests without a seed; None: another one at each start
-        beside             share the thread of this executor, whose close ends it: two pools of
-                           threads would hinder each other
-        progress           told (bytes read, bytes of all files) while the weights are loaded,
-                           in the worker's thread
-        quantize           how weights are rounded as they are loaded
-        told               told how far calibration or compiling has come, in the worker's thread
-        steps              which decode steps are compiled or captured at start
+        beside    share the thread of this executor, whose close ends it: two pools of threads
+                  would hinder each other
+        progress  told (bytes read, bytes of all files) while the weights are loaded, in the
+                  worker's thread
+        told      told how far calibration or compiling has come, in the worker's thread
 
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
         """
-        if block_size < 1:
-            raise InputError(f"block_size must be at least 1, got {block_size}")
-        if num_blocks is not None and num_blocks < 1:
-            raise InputError(f"num_blocks must be at least 1, got {num_blocks}")
-        if threads is not None and threads < 1:
-            raise InputError(f"threads must be at least 1, got {threads}")
         config = read_config(folder)
         check_loadable(folder, config)
         name = folder.resolve().name
         spec = spec_from_hf_config(name, config)
         shape = spec.shape(name)
-        cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
+        cache_dtype = None if settings.kv_dtype is None else torch_dtype(settings.kv_dtype)
 
         def load_all() -> Loaded:
-            place = torch.device(device)
+            place = torch.device(settings.device)
             precision = choose_precision(
-                dtype,
+                settings.dtype,
                 place,
                 parameters=shape.params_total,
                 free_bytes=free_memory_bytes(place),
             )
             plan = prepare(
-                folder, config, spec, quantize, degree=1, dtype=dtype, device=place, told=told
+                folder,
+                config,
+                spec,
+                settings.quantize,
+                degree=1,
+                dtype=settings.dtype,
+                device=place,
+                told=told,
             )
             model = build_model(folder, spec, precision, place, progress, plan=plan)
             layout = KvLayoutShape(
                 num_layers=shape.num_layers,
                 num_kv_heads=shape.num_kv_heads,
                 head_dim=shape.head_dim,
-                block_size=block_size,
+                block_size=settings.block_size,
                 dtype=cache_dtype or precision.stored,
             )
             free = free_memory_bytes(place)
-            blocks = num_blocks or blocks_that_fit(
-                free,
-                memory_share,
-                layout.bytes_per_block,
-                most=max(1, most_cache_tokens // block_size),
-            )
-            cache = KvCache(layout, blocks + (SPARE_BLOCKS if steps.wanted else 0), place)
-            seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
+            blocks = settings.blocks_in(free, layout.bytes_per_block)
+            cache = KvCache(layout, blocks + (SPARE_BLOCKS if settings.steps.wanted else 0), place)
             eager = TorchForward(model, cache, precision, num_blocks=blocks)
             forward: Forward = eager
             prepared = None
-            if steps.wanted:
+            if settings.steps.wanted:
                 forward, prepared = with_prepared_steps(
                     eager,
                     model,
                     cache,
                     precision,
-                    steps,
-                    quantize=weights_name(config, quantize),
+                    settings.steps,
+                    quantize=weights_name(config, settings.quantize),
                     told=told,
                 )
-            runner = ModelRunner(forward, sampling_seed=seed)
+            runner = ModelRunner(forward, sampling_seed=settings.seed())
             return Loaded(
                 runner,
                 precision,
@@ -224,19 +190,19 @@ class TorchExecutor:
         # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
         if beside is not None:
             loaded = beside._worker.submit(load_all).result()
-            return cls(loaded, shape, block_size, beside._worker, owns_worker=False)
+            return cls(loaded, shape, settings.block_size, beside._worker, owns_worker=False)
         worker = ThreadPoolExecutor(
             1,
             thread_name_prefix="lmi-bench-torch",
             initializer=torch.set_num_threads,
-            initargs=(threads or usable_cores(),),
+            initargs=(settings.threads_in_use,),
         )
         try:
             loaded = worker.submit(load_all).result()
         except BaseException:
             worker.shutdown(wait=True)
             raise
-        return cls(loaded, shape, block_size, worker)
+        return cls(loaded, shape, settings.block_size, worker)
 
     @property
     def block_size(self) -> int:

@@ -9,11 +9,12 @@ by every product.
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +92,4 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Zeroed pages; on a CPU the system commits their memory only as it is first written."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(size)
+    return zeroed_bytes(math.prod(size) * dtype.itemsize).view(dtype).view(size)

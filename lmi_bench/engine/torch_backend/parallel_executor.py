@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings, sum_quantized
+from lmi_bench.engine.quantization import sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import Transport
-from lmi_bench.engine.torch_backend.executor import (
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_MEMORY_SHARE,
-    DEFAULT_MOST_CACHE_TOKENS,
-    weights_name,
-)
+from lmi_bench.engine.torch_backend.executor import weights_name
 from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit
+from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.parallel import check_degree
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
@@ -37,12 +31,10 @@ from lmi_bench.engine.torch_backend.rank import (
     TakenCache,
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
-from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 from lmi_bench.engine.torch_backend.static.check import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import check_loadable, read_config
 from lmi_bench.model_shape import ModelShape
 
@@ -90,40 +82,23 @@ class ParallelExecutor:
     def load(
         cls,
         folder: Path,
+        settings: LoadSettings = DEFAULT_LOAD,
         *,
         tensor_parallel: int,
-        dtype: str = "bfloat16",
-        kv_dtype: str | None = None,
-        num_blocks: int | None = None,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        memory_share: float = DEFAULT_MEMORY_SHARE,
-        most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS,
-        threads: int | None = None,
-        device: str = "cpu",
-        sampling_seed: int | None = None,
         progress: Progress | None = None,
         transport: Transport | None = None,
-        quantize: QuantizeSettings = NOT_QUANTIZED,
         told: Told | None = None,
-        steps: StepSettings = NOTHING_PREPARED,
     ) -> ParallelExecutor:
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
-        threads    CPU threads of all ranks together; None: the cores that this process may use
-        device     "cpu", or "cuda": rank r on device r
         transport  None: shared memory on a CPU, NCCL between GPUs
 
         The rest as for TorchExecutor. Raises CapacityError where the model cannot be split that
         way, InputError for what cannot be loaded, EngineError where a rank does not come up.
         """
-        for name, count in (
-            ("tensor_parallel", tensor_parallel),
-            ("block_size", block_size),
-            ("num_blocks", num_blocks),
-            ("threads", threads),
-        ):
-            if count is not None and count < 1:
-                raise InputError(f"{name} must be at least 1, got {count}")
+        if tensor_parallel < 1:
+            raise InputError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
+        device = settings.device
         if (
             device == "cuda"
             and launch_of(os.environ) is None
@@ -138,14 +113,14 @@ class ParallelExecutor:
         spec = spec_from_hf_config(name, config)
         shape = spec.shape(name)
         check_degree(name, spec, tensor_parallel)
-        cache_dtype = None if kv_dtype is None else torch_dtype(kv_dtype)
-        threads_each = max(1, (threads or usable_cores()) // tensor_parallel)
+        cache_dtype = None if settings.kv_dtype is None else torch_dtype(settings.kv_dtype)
+        threads_each = max(1, settings.threads_in_use // tensor_parallel)
         worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
         group: RankGroup | LaunchedRanks | None = None
         try:
             launch = launch_of(os.environ)
             if launch is not None:
-                group = LaunchedRanks(launch, device, threads=threads or usable_cores())
+                group = LaunchedRanks(launch, device, threads=settings.threads_in_use)
             else:
                 group = RankGroup(
                     tensor_parallel,
@@ -153,34 +128,35 @@ class ParallelExecutor:
                     threads=threads_each,
                 )
             precision: Precision = group.ask_first(
-                ChoosePrecision(dtype, device, shape.params_total)
+                ChoosePrecision(settings.dtype, device, shape.params_total)
             )
             plan = worker.submit(
                 prepare,
                 folder,
                 config,
                 spec,
-                quantize,
+                settings.quantize,
                 degree=tensor_parallel,
-                dtype=dtype,
+                dtype=settings.dtype,
                 device=torch.device(device),
                 told=told,
             ).result()
             rooms: list[Room] = group.ask_each(
-                LoadWeights(folder, spec, precision, device, block_size, cache_dtype, plan),
+                LoadWeights(
+                    folder, spec, precision, device, settings.block_size, cache_dtype, plan
+                ),
                 progress,
             )
             on_one_machine = device == "cpu"
             free = min(room.free_bytes for room in rooms)
-            blocks = num_blocks or blocks_that_fit(
+            blocks = settings.blocks_in(
                 free // tensor_parallel if on_one_machine else free,
-                memory_share,
                 max(room.bytes_per_block for room in rooms),
-                most=max(1, most_cache_tokens // block_size),
             )
-            seed = secrets.randbits(62) if sampling_seed is None else sampling_seed
             taken: list[TakenCache] = group.ask_each(
-                TakeCache(blocks, seed, steps, weights_name(config, quantize))
+                TakeCache(
+                    blocks, settings.seed(), settings.steps, weights_name(config, settings.quantize)
+                )
             )
         except BaseException:
             if group is not None:
@@ -191,7 +167,7 @@ class ParallelExecutor:
             group,
             worker,
             shape,
-            block_size=block_size,
+            block_size=settings.block_size,
             num_blocks=blocks,
             rooms=rooms,
             taken=taken,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lmi_bench.cli.back_end import choose_back_end
-from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
+from lmi_bench.engine.native_backend.build import SOURCE, NativeUnavailableError, library
+from lmi_bench.native_build import library as build_library
+from lmi_bench.native_build import shipped_name
 from lmi_bench.scenario_sections import EngineSection
 
 FAKE = """#!/bin/sh
@@ -49,6 +52,26 @@ def test_a_library_is_built_once_and_again_for_another_compiler_or_flag(
     assert library(cache_dir=cache, compiler=compiler) != first
     assert builds(tmp_path) == 3
     assert {path.suffix for path in cache.iterdir()} == {".so"}
+
+
+def test_a_library_that_came_with_the_wheel_needs_no_compiler_and_fits_its_source_alone(
+    tmp_path, fake_compiler, monkeypatch
+):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    path = tmp_path / "step.cpp"
+    path.write_text("int answer;")
+    source = replace(SOURCE, path=path)
+    shipped = tmp_path / shipped_name(source)
+    shipped.write_text("library")
+    assert build_library(source) == shipped
+    monkeypatch.setenv("CXX", "")  # whoever names a compiler means it
+    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler is installed"):
+        build_library(source)
+    monkeypatch.delenv("CXX")
+    path.write_text("int another;")
+    with pytest.raises(NativeUnavailableError, match="no C\\+\\+ compiler is installed"):
+        build_library(source)
 
 
 def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(tmp_path, fake_compiler):

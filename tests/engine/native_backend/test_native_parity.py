@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from dataclasses import replace
 
 import pytest
 
 from lmi_bench.engine.native_backend.executor import NativeExecutor
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout
 from tests.engine.torch_backend.parity import (
+    assert_any_mix_gives_the_same_tokens,
     assert_equal_but_for_near_ties,
     generate,
     random_requests,
@@ -42,9 +42,9 @@ MODELS = {
 
 
 def loader(compiled, variant="", threads=1):
-    def load(folder, **settings):
-        chosen = {**settings, "threads": threads}
-        return NativeExecutor.load(folder, compiled=compiled, variant=variant, **chosen)
+    def load(folder, settings):
+        chosen = replace(settings, threads=threads)
+        return NativeExecutor.load(folder, chosen, compiled=compiled, variant=variant)
 
     return load
 
@@ -103,26 +103,15 @@ def test_preempted_requests_get_the_same_tokens(make_model, compiled):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_mix_of_settings_and_arrivals_gives_the_same_tokens(make_model, compiled, seed):
-    chance = random.Random(seed)
     model = make_model("Llama", num_key_value_heads=2)
     requests = random_requests(200 + seed, 14, longest_prompt=40, delay_s=0.004)
-    block_size = chance.choice([16, 32, 64])
-    outputs, _ = asyncio.run(
-        generate(
-            model.folder,
-            requests,
-            load=loader(compiled, threads=chance.choice([1, 2, 3])),
-            block_size=block_size,
-            num_blocks=-(-chance.randint(80, 300) // block_size) + 2,
-            max_model_len=96,
-            policy=chance.choice(list(BatchingPolicy)),
-            kv_layout=chance.choice(list(KvLayout)),
-            batch_size=chance.randint(1, 5),
-            max_batch_delay_s=0.002,
-            max_rolling_batch_size=chance.randint(1, 12),
-            max_rolling_batch_prefill_tokens=chance.randint(40, 120),
-            chunked_prefill=chance.random() < 0.5,
-            prefix_caching=chance.random() < 0.5,
-        )
+    assert_any_mix_gives_the_same_tokens(
+        seed,
+        model,
+        requests,
+        block_sizes=[16, 32, 64],
+        fewest_cache_tokens=80,
+        spare_blocks=2,
+        load=loader(compiled, threads=1 + seed % 3),
+        max_model_len=96,
     )
-    assert_equal_but_for_near_ties(model, requests, outputs)

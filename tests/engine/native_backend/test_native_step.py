@@ -18,6 +18,7 @@ from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from tests.engine.torch_backend.test_runner import entry, step
 
 PROMPT = (5, 17, 99, 3, 42, 7, 150, 8, 61, 20, 21, 22)
@@ -31,7 +32,9 @@ def open_step(make_model, compiled):
     def load(family="Llama", *, changes=None, **settings):
         model = make_model(family, **(changes or {}))
         usual = {"dtype": "float32", "num_blocks": 24, "block_size": 16, "threads": 1}
-        executor = NativeExecutor.load(model.folder, compiled=compiled, **usual | settings)
+        executor = NativeExecutor.load(
+            model.folder, LoadSettings(**usual | settings), compiled=compiled
+        )
         opened.append(executor)
         return model, executor
 
@@ -157,8 +160,8 @@ def threads_here() -> set[str]:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 def test_close_ends_the_threads_of_the_library(make_model, compiled):
     folder = make_model("Llama").folder
-    settings = {"dtype": "float32", "num_blocks": 4, "block_size": 16, "threads": 5}
-    executor = NativeExecutor.load(folder, compiled=compiled, **settings)
+    settings = LoadSettings(dtype="float32", num_blocks=4, block_size=16, threads=5)
+    executor = NativeExecutor.load(folder, settings, compiled=compiled)
     during = threads_here()
     asyncio.run(executor.close())
     assert len(during - threads_here()) >= 5
@@ -168,6 +171,6 @@ def test_weights_that_are_to_be_quantized_are_left_to_torch(make_model, compiled
     with pytest.raises(NativeUnavailableError, match="weights are to be quantized"):
         NativeExecutor.load(
             make_model("Llama").folder,
+            LoadSettings(quantize=QuantizeSettings(scheme=Scheme.INT8)),
             compiled=compiled,
-            quantize=QuantizeSettings(scheme=Scheme.INT8),
         )

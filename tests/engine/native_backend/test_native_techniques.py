@@ -14,6 +14,7 @@ from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from tests.engine.torch_backend.parity import assert_equal_but_for_near_ties, random_requests
 
 
@@ -23,13 +24,13 @@ def generate(compiled, folder, requests, *, draft=None, ngram=False, **settings)
     config = SchedulerConfig(
         **{"num_blocks": 60, "block_size": 16, "max_model_len": 128} | settings
     )
-    options = {"dtype": "float32", "num_blocks": config.num_blocks, "block_size": 16, "threads": 2}
+    options = LoadSettings(dtype="float32", num_blocks=config.num_blocks, block_size=16, threads=2)
 
     async def main():
-        target = executor = NativeExecutor.load(folder, compiled=compiled, **options)
+        target = executor = NativeExecutor.load(folder, options, compiled=compiled)
         drafter = NgramDrafter(3, shortest=1) if ngram else None
         if draft is not None:
-            beside = NativeExecutor.load(draft, compiled=compiled, beside=target, **options)
+            beside = NativeExecutor.load(draft, options, compiled=compiled, beside=target)
             executor, drafter = DraftingExecutor(target, beside), ExecutorDrafter(3)
         scheduler = Scheduler(config, drafter=drafter)
         async with AsyncEngine(scheduler, executor) as engine:

@@ -12,23 +12,38 @@ import random
 
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.engine_stats import EngineStats
-from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.quantization import NOT_QUANTIZED
+from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
 NEAR_TIE = 1e-4
 
 
 async def generate(
-    folder, requests, *, block_size=8, load=TorchExecutor.load, **settings
+    folder,
+    requests,
+    *,
+    block_size=8,
+    load=TorchExecutor.load,
+    quantize=NOT_QUANTIZED,
+    **settings,
 ) -> tuple[list, EngineStats]:
     """Run (prompt, number of tokens, delay in steps) requests through the engine."""
     config = SchedulerConfig(
         **{"num_blocks": 200, "max_model_len": 256, "block_size": block_size} | settings
     )
     executor = load(
-        folder, dtype="float32", num_blocks=config.num_blocks, block_size=block_size, threads=1
+        folder,
+        LoadSettings(
+            dtype="float32",
+            num_blocks=config.num_blocks,
+            block_size=block_size,
+            threads=1,
+            quantize=quantize,
+        ),
     )
     scheduler = Scheduler(config)
     async with AsyncEngine(scheduler, executor) as engine:
@@ -72,3 +87,39 @@ def assert_equal_but_for_near_ties(model, requests, outputs):
         for (prompt, num_tokens, _), tokens in zip(requests, outputs, strict=True)
     ]
     assert sum(ties) <= max(1, 0.01 * len(ties))
+
+
+def assert_any_mix_gives_the_same_tokens(
+    seed,
+    model,
+    requests,
+    *,
+    block_sizes,
+    fewest_cache_tokens,
+    spare_blocks=0,
+    load=TorchExecutor.load,
+    **settings,
+):
+    """Hold requests that arrive one after the other under settings drawn by `seed` against the
+    reference."""
+    chance = random.Random(seed)
+    block_size = chance.choice(block_sizes)
+    outputs, _ = asyncio.run(
+        generate(
+            model.folder,
+            requests,
+            load=load,
+            block_size=block_size,
+            num_blocks=-(-chance.randint(fewest_cache_tokens, 300) // block_size) + spare_blocks,
+            policy=chance.choice(list(BatchingPolicy)),
+            kv_layout=chance.choice(list(KvLayout)),
+            batch_size=chance.randint(1, 5),
+            max_batch_delay_s=0.002,
+            max_rolling_batch_size=chance.randint(1, 12),
+            max_rolling_batch_prefill_tokens=chance.randint(40, 120),
+            chunked_prefill=chance.random() < 0.5,
+            prefix_caching=chance.random() < 0.5,
+            **settings,
+        )
+    )
+    assert_equal_but_for_near_ties(model, requests, outputs)

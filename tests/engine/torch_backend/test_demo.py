@@ -18,6 +18,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.demo import ensure_demo_model
 from lmi_bench.engine.torch_backend.demo_vocabulary import demo_tokens
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.errors import InputError
 
 
@@ -106,7 +107,7 @@ def test_it_answers_with_more_than_its_last_token(folder):
     """Random weights with tied embeddings easily say the same token for ever."""
 
     async def run():
-        executor = TorchExecutor.load(folder, num_blocks=2, threads=1)
+        executor = TorchExecutor.load(folder, LoadSettings(num_blocks=2, threads=1))
         prompt = list(range(100, 116))
         sampling = SamplingParams()
         entry = BatchEntry(1, StepKind.PREFILL, prompt, 0, (0,), True, sampling)

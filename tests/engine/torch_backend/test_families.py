@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import (
@@ -163,7 +164,7 @@ def test_falcons_that_would_be_computed_wrongly_are_refused(make_model, tmp_path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(InputError, match=message):
-        TorchExecutor.load(folder, num_blocks=2, threads=1)
+        TorchExecutor.load(folder, LoadSettings(num_blocks=2, threads=1))
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)

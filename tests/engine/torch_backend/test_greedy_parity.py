@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout
 from tests.engine.torch_backend.parity import (
+    assert_any_mix_gives_the_same_tokens,
     assert_equal_but_for_near_ties,
     generate,
     random_requests,
@@ -105,22 +104,7 @@ def test_a_cache_computed_anew_at_every_join_gives_the_same_tokens(make_llama):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mix_of_settings_and_arrivals_gives_the_same_tokens(llama, seed):
-    chance = random.Random(seed)
     requests = random_requests(100 + seed, 16, longest_prompt=40, delay_s=0.004)
-    block_size = chance.choice([1, 4, 16, 64])
-    outputs, _ = asyncio.run(
-        generate(
-            llama.folder,
-            requests,
-            block_size=block_size,
-            num_blocks=-(-chance.randint(64, 300) // block_size),
-            policy=chance.choice(list(BatchingPolicy)),
-            kv_layout=chance.choice(list(KvLayout)),
-            batch_size=chance.randint(1, 5),
-            max_batch_delay_s=0.002,
-            max_rolling_batch_size=chance.randint(1, 12),
-            max_rolling_batch_prefill_tokens=chance.randint(40, 120),
-            chunked_prefill=chance.random() < 0.5,
-        )
+    assert_any_mix_gives_the_same_tokens(
+        seed, llama, requests, block_sizes=[1, 4, 16, 64], fewest_cache_tokens=64
     )
-    assert_equal_but_for_near_ties(llama, requests, outputs)

@@ -29,6 +29,7 @@ PROCESS = """
 import asyncio, json, os, sys
 from pathlib import Path
 from lmi_bench.engine.torch_backend.launched import follow, launch_of
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from tests.engine.torch_backend.test_runner import PROMPT, LAST_SAMPLED, entry, step
 
@@ -37,7 +38,9 @@ if launch.rank:
     follow(launch, "cpu", threads=1)
     sys.exit()
 executor = ParallelExecutor.load(
-    Path(sys.argv[1]), tensor_parallel=2, dtype="float32", num_blocks=8, block_size=4
+    Path(sys.argv[1]),
+    LoadSettings(dtype="float32", num_blocks=8, block_size=4),
+    tensor_parallel=2,
 )
 
 async def run():

@@ -14,13 +14,14 @@ from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.errors import InputError
 
 PROMPT = (5, 17, 99, 3)
 
 
 def load(folder):
-    return TorchExecutor.load(folder, dtype="float32", num_blocks=2, threads=1)
+    return TorchExecutor.load(folder, LoadSettings(dtype="float32", num_blocks=2, threads=1))
 
 
 def first_token(folder):
@@ -148,7 +149,9 @@ def test_loading_tells_how_many_bytes_of_all_files_are_read(llama, tmp_path):
     llama.model.save_pretrained(tmp_path, max_shard_size="50KB")
     seen = []
     executor = TorchExecutor.load(
-        tmp_path, num_blocks=2, threads=1, progress=lambda done, total: seen.append((done, total))
+        tmp_path,
+        LoadSettings(num_blocks=2, threads=1),
+        progress=lambda done, total: seen.append((done, total)),
     )
     asyncio.run(executor.close())
     files = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
@@ -166,6 +169,8 @@ def test_a_wrong_file_fails_in_the_middle_of_loading_and_not_after_it(folder):
     seen = []
     with pytest.raises(InputError, match=r"layers.0.mlp.up_proj.weight' has shape \(3, 3\)"):
         TorchExecutor.load(
-            folder, num_blocks=2, threads=1, progress=lambda done, total: seen.append(done / total)
+            folder,
+            LoadSettings(num_blocks=2, threads=1),
+            progress=lambda done, total: seen.append(done / total),
         )
     assert max(seen) < 0.9

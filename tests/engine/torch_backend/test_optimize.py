@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,29 +13,16 @@ from safetensors.torch import load_file
 
 from lmi_bench.cli.optimize_quality import agreement_frac, score_shift
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.quantization.export import export_quantized
 from lmi_bench.errors import InputError
 from tests.end_to_end.commands import lmi_bench
-
-TOKENS = tuple(range(3, 40))
+from tests.engine.torch_backend.scores import scores
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def scores(folder, load=TorchExecutor.load, **options):
-    async def run():
-        executor = load(folder, dtype="float32", num_blocks=4, threads=1, **options)
-        try:
-            return await executor.score(TOKENS[:1], TOKENS[1:])
-        finally:
-            await executor.close()
-
-    return torch.tensor(asyncio.run(run()))
 
 
 @pytest.mark.parametrize("scheme", [scheme for scheme in Scheme if scheme is not Scheme.NONE])
@@ -57,7 +44,7 @@ def test_saved_weights_are_split_over_ranks(trained, tmp_path):
     saved = tmp_path / "saved"
     settings = QuantizeSettings(Scheme.SMOOTHQUANT, alpha=0.5, per_token=False)
     export_quantized(trained, saved, settings, dtype="float32")
-    together = scores(saved, ParallelExecutor.load, tensor_parallel=2)
+    together = scores(saved, load=partial(ParallelExecutor.load, tensor_parallel=2))
     torch.testing.assert_close(together, scores(saved), rtol=0.02, atol=0.05)
 
 

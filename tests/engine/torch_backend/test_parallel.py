@@ -20,6 +20,7 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.parallel import VocabularyPart
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.rank import RunStep
@@ -104,9 +105,9 @@ async def logprobs_and_draws(executor):
 
 
 def test_log_probabilities_and_draws_are_those_of_one_device(llama):
-    options = {"dtype": "float32", "num_blocks": 40, "block_size": 8, "threads": 1}
-    whole = asyncio.run(logprobs_and_draws(TorchExecutor.load(llama.folder, **options)))
-    parts = asyncio.run(logprobs_and_draws(split(2)(llama.folder, **options)))
+    options = LoadSettings(dtype="float32", num_blocks=40, block_size=8, threads=1)
+    whole = asyncio.run(logprobs_and_draws(TorchExecutor.load(llama.folder, options)))
+    parts = asyncio.run(logprobs_and_draws(split(2)(llama.folder, options)))
     assert parts[0] == pytest.approx(whole[0], abs=1e-4)
     assert parts[1] == whole[1]
 
@@ -117,20 +118,20 @@ def test_given_tokens_are_scored_as_on_one_device(llama):
         await executor.close()
         return values
 
-    options = {"dtype": "float32", "num_blocks": 4, "block_size": 8, "threads": 1}
-    whole = asyncio.run(score(TorchExecutor.load(llama.folder, **options)))
-    assert asyncio.run(score(split(2)(llama.folder, **options))) == pytest.approx(whole, abs=1e-4)
+    options = LoadSettings(dtype="float32", num_blocks=4, block_size=8, threads=1)
+    whole = asyncio.run(score(TorchExecutor.load(llama.folder, options)))
+    assert asyncio.run(score(split(2)(llama.folder, options))) == pytest.approx(whole, abs=1e-4)
 
 
 def test_each_rank_keeps_its_share_of_the_cache(make_llama):
     """4 KV heads: half of them on each of two ranks. 2 KV heads on 4 ranks: each is kept twice."""
-    options = {"dtype": "float32", "num_blocks": 10, "block_size": 8, "threads": 1}
+    options = LoadSettings(dtype="float32", num_blocks=10, block_size=8, threads=1)
     folder = make_llama().folder
-    whole = TorchExecutor.load(folder, **options)
+    whole = TorchExecutor.load(folder, options)
     asyncio.run(whole.close())
-    halves = split(2)(folder, **options)
+    halves = split(2)(folder, options)
     asyncio.run(halves.close())
-    shared = split(4)(make_llama(num_key_value_heads=2).folder, **options)
+    shared = split(4)(make_llama(num_key_value_heads=2).folder, options)
     asyncio.run(shared.close())
     assert halves.kv_cache_bytes == whole.kv_cache_bytes == shared.kv_cache_bytes
     assert (
@@ -156,7 +157,7 @@ def wait_until_gone(process_ids, limit_s=30.0):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_closing_leaves_no_process_and_no_shared_memory(llama):
     before = shared_memory_names()
-    executor = split(2)(llama.folder, dtype="float32", num_blocks=4, threads=1)
+    executor = split(2)(llama.folder, LoadSettings(dtype="float32", num_blocks=4, threads=1))
     process_ids = executor.process_ids
     assert all(Path(f"/proc/{pid}/stat").exists() for pid in process_ids)
     assert shared_memory_names() == before  # its name is gone as soon as all ranks have it
@@ -165,7 +166,9 @@ def test_closing_leaves_no_process_and_no_shared_memory(llama):
 
 
 async def killed_while_generating(folder, rank):
-    executor = split(2)(folder, dtype="float32", num_blocks=100, block_size=8, threads=1)
+    executor = split(2)(
+        folder, LoadSettings(dtype="float32", num_blocks=100, block_size=8, threads=1)
+    )
     process_ids = executor.process_ids
     config = SchedulerConfig(num_blocks=100, block_size=8, max_model_len=500)
     async with AsyncEngine(Scheduler(config), executor) as engine:
@@ -192,7 +195,9 @@ def test_a_rank_that_is_killed_ends_the_requests_with_its_name(llama, rank):
 
 def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):
     async def main():
-        executor = split(2)(llama.folder, dtype="float32", num_blocks=8, block_size=8, threads=1)
+        executor = split(2)(
+            llama.folder, LoadSettings(dtype="float32", num_blocks=8, block_size=8, threads=1)
+        )
         config = SchedulerConfig(num_blocks=8, block_size=8, max_model_len=60)
         async with AsyncEngine(Scheduler(config), executor) as engine:
             await engine.submit(range(5, 9), SamplingParams(max_new_tokens=3)).wait()
@@ -248,7 +253,7 @@ def test_a_checkpoint_of_another_config_is_refused_on_ranks(make_llama, tmp_path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 192}))
     with pytest.raises(InputError, match="belongs to another config"):
-        split(2)(folder, dtype="float32", num_blocks=2)
+        split(2)(folder, LoadSettings(dtype="float32", num_blocks=2))
 
 
 @pytest.mark.parametrize(("vocab", "degree"), [(211, 2), (8, 4), (5, 4), (3, 4)])

@@ -16,6 +16,7 @@ from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, packing_works
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.hf_config import spec_from_hf_config
@@ -122,7 +123,8 @@ def test_a_narrower_cache_takes_half_and_costs_little(make_llama, kv_heads):
     found = {}
     for name in ("float32", "bfloat16"):
         executor = TorchExecutor.load(
-            model.folder, dtype="float32", kv_dtype=name, num_blocks=4, block_size=4, threads=1
+            model.folder,
+            LoadSettings(dtype="float32", kv_dtype=name, num_blocks=4, block_size=4, threads=1),
         )
         assert executor.kv_dtype == name
         found[name] = (executor.kv_cache_bytes, asyncio.run(decoded_logprob(executor)))

@@ -14,16 +14,23 @@ from lmi_bench.engine.scheduling.drafting import ExecutorDrafter
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
 
 def generate(folder, requests, *, drafts=False, **settings):
     config = SchedulerConfig(**{"num_blocks": 120, "block_size": 4} | settings)
-    options = {"dtype": "float32", "num_blocks": config.num_blocks, "block_size": 4, "threads": 1}
+    options = LoadSettings(
+        dtype="float32",
+        num_blocks=config.num_blocks,
+        block_size=4,
+        threads=1,
+        sampling_seed=1,
+    )
 
     async def main():
-        executor = target = TorchExecutor.load(folder, sampling_seed=1, **options)
+        executor = target = TorchExecutor.load(folder, options)
         if drafts:
-            draft = TorchExecutor.load(folder, sampling_seed=1, beside=target, **options)
+            draft = TorchExecutor.load(folder, options, beside=target)
             executor = DraftingExecutor(target, draft)
         scheduler = Scheduler(config, drafter=ExecutorDrafter(3) if drafts else None)
         async with AsyncEngine(scheduler, executor) as engine:

@@ -16,6 +16,7 @@ from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.precision import Precision
@@ -31,10 +32,10 @@ from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import read_config
 from tests.engine.torch_backend.parity import generate, random_requests
+from tests.engine.torch_backend.scores import TOKENS, scores
 from tests.engine.torch_backend.trained_model import perplexity, text_scores
 
 CPU = torch.device("cpu")
-TOKENS = tuple(range(3, 60))
 
 
 @pytest.fixture(autouse=True)
@@ -51,19 +52,6 @@ def plan_for(folder, settings, degree=1):
     return prepare(
         folder, config, spec_of(folder), settings, degree=degree, dtype="float32", device=CPU
     )
-
-
-def scores(folder, *, load=TorchExecutor.load, **options):
-    """Log-probabilities of fixed tokens, float32."""
-
-    async def run():
-        executor = load(folder, dtype="float32", num_blocks=4, threads=1, **options)
-        try:
-            return await executor.score(TOKENS[:1], TOKENS[1:])
-        finally:
-            await executor.close()
-
-    return torch.tensor(asyncio.run(run()))
 
 
 def split(degree):
@@ -272,7 +260,10 @@ def test_memory_that_weights_leave_holds_more_blocks(trained):
     sizes = {}
     for scheme in (Scheme.NONE, Scheme.INT8, Scheme.AWQ_INT4, Scheme.AWQ_INT3):
         executor = TorchExecutor.load(
-            trained, dtype="float32", num_blocks=1, threads=1, quantize=QuantizeSettings(scheme)
+            trained,
+            LoadSettings(
+                dtype="float32", num_blocks=1, threads=1, quantize=QuantizeSettings(scheme)
+            ),
         )
         sizes[scheme] = executor.weight_bytes
         asyncio.run(executor.close())
@@ -285,14 +276,21 @@ def test_memory_that_weights_leave_holds_more_blocks(trained):
 @pytest.mark.parametrize("scheme", [Scheme.INT8, Scheme.AWQ_INT4, Scheme.SMOOTHQUANT])
 def test_a_rolling_batch_gives_each_request_its_tokens(trained, scheme):
     """Together and one after the other, chunked and preempted: the same greedy tokens."""
-    load = partial(TorchExecutor.load, quantize=QuantizeSettings(scheme))
+    quantize = QuantizeSettings(scheme)
     requests = [
         ([token % 70 for token in prompt], count, 0.0)
         for prompt, count, _ in random_requests(4, 5, longest_prompt=20, longest_output=12)
     ]
     together, _ = asyncio.run(
-        generate(trained, requests, load=load, num_blocks=20, block_size=4, chunked_prefill=True)
+        generate(
+            trained,
+            requests,
+            quantize=quantize,
+            num_blocks=20,
+            block_size=4,
+            chunked_prefill=True,
+        )
     )
-    alone = [asyncio.run(generate(trained, [r], load=load))[0][0] for r in requests]
+    alone = [asyncio.run(generate(trained, [r], quantize=quantize))[0][0] for r in requests]
     same = sum(a == b for a, b in zip(together, alone, strict=True))
     assert same >= len(requests) - 1  # a near tie may fall either way

@@ -13,6 +13,7 @@ from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatc
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.errors import CapacityError, EngineError, InputError
 
 PROMPT = (5, 17, 99, 3, 42, 7, 150, 8, 61)
@@ -37,7 +38,9 @@ class Steps:
     def __init__(self, folder: Path, **settings) -> None:
         self.executor = TorchExecutor.load(
             folder,
-            **{"dtype": "float32", "num_blocks": 16, "block_size": 4, "threads": 1} | settings,
+            LoadSettings(
+                **{"dtype": "float32", "num_blocks": 16, "block_size": 4, "threads": 1} | settings
+            ),
         )
 
     def run(self, *entries, released=()):

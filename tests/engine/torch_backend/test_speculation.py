@@ -18,6 +18,7 @@ from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
 DRAFT = {"num_hidden_layers": 1, "num_key_value_heads": 2}
 NEAR_TIE = 1e-4
@@ -28,19 +29,19 @@ def generate(folder, requests, *, draft=None, ngram=False, k=3, adaptive=False, 
     config = SchedulerConfig(
         **{"num_blocks": 200, "max_model_len": 256, "block_size": 8} | settings
     )
-    options = {
-        "dtype": "float32",
-        "num_blocks": config.num_blocks,
-        "block_size": config.block_size,
-        "threads": 1,
-        "sampling_seed": 5,
-    }
+    options = LoadSettings(
+        dtype="float32",
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        threads=1,
+        sampling_seed=5,
+    )
 
     async def main():
-        executor = target = TorchExecutor.load(folder, **options)
+        executor = target = TorchExecutor.load(folder, options)
         drafter = NgramDrafter(k, shortest=1) if ngram else None
         if draft is not None:
-            executor = DraftingExecutor(target, TorchExecutor.load(draft, beside=target, **options))
+            executor = DraftingExecutor(target, TorchExecutor.load(draft, options, beside=target))
             drafter = ExecutorDrafter(k)
         if adaptive:
             drafter = AdaptiveDrafter(drafter, k, probe_every=5)

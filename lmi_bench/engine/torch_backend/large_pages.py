@@ -1,0 +1,25 @@
+"""Memory of a CPU for what is read in long streams."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Final
+
+import torch
+from torch import Tensor
+
+LARGE_PAGE: Final = 2 << 20  # bytes
+
+
+def zeroed_bytes(size_bytes: int) -> Tensor:
+    """Zeroed bytes that the system commits as they are written, in large pages where it can: a
+    stream over small ones stops at each page's end. Less than a quarter of a large page would
+    waste it and lies in small ones."""
+    if size_bytes < LARGE_PAGE // 4 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.frombuffer(mmap.mmap(-1, max(1, size_bytes)), dtype=torch.uint8)[:size_bytes]
+    # private: Linux gives memory that could be shared with another process no large pages
+    memory = mmap.mmap(-1, size_bytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % LARGE_PAGE
+    return whole[start : start + size_bytes]
