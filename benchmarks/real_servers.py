@@ -3,6 +3,7 @@
     python benchmarks/real_servers.py sweep --vllm PATH/TO/python
     python benchmarks/real_servers.py compare --vllm PATH/TO/python --repeats 3
     python benchmarks/real_servers.py sweep --llama PATH/TO/python --gguf FILE
+    python benchmarks/real_servers.py sweep --url http://127.0.0.1:8200
 
 `--vllm` is a Python that has vLLM (its CPU build), `--llama` one that has llama-cpp-python[server].
 `sweep` gives `lmi-bench sweep URL` no other option and prints what it says. `compare` measures one
@@ -66,7 +67,9 @@ def llama_server(python: str, gguf: str) -> Iterator[str]:
 @contextmanager
 def server_of(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """A running server: its name and URL."""
-    if options.llama:
+    if options.url:
+        yield options.url, options.url
+    elif options.llama:
         with llama_server(options.llama, options.gguf) as url:
             yield "llama.cpp", url
     else:
@@ -146,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("sweep", "compare"))
     parser.add_argument("--vllm", help="a Python that has vLLM; for compare in any case")
+    parser.add_argument("--url", help="of such a server that runs already: none is started")
     parser.add_argument("--llama", help="a Python that has llama-cpp-python[server]")
     parser.add_argument("--gguf", help="the checkpoint that llama.cpp serves")
     parser.add_argument("--repeats", type=int, default=3)
