@@ -41,7 +41,11 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             f"{line.get('requests', 0)} requests were sent"
         )
     if line.get("errors"):
-        kinds = ", ".join(f"{n} {kind}" for kind, n in (line.get("errors_by_kind") or {}).items())
+        examples = line.get("error_examples") or {}
+        kinds = ", ".join(
+            f"{n} {kind}" + (f": {examples[kind][0]}" if examples.get(kind) else "")
+            for kind, n in (line.get("errors_by_kind") or {}).items()
+        )
         warnings.append(
             f"{name}: {line['errors']} of {line.get('requests', 0)} requests failed"
             + (f" ({kinds})" if kinds else "")

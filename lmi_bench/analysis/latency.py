@@ -37,6 +37,9 @@ ANSWER_KEY = "ttft_answer_ms"
 MAX_UNSURE_SHARE = 0.01
 """Share of the tokens whose times late reads hide, above which an ITL p99 is only an interval."""
 
+MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 3, 300
+"""Of the messages of each kind of failure that a level's line keeps."""
+
 FloatArray = NDArray[np.float64]
 
 
@@ -158,6 +161,17 @@ def _present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
+    """The first messages of each kind of failure, each once, in the order of the sends."""
+    examples: dict[str, list[str]] = {}
+    for record in sorted(failed, key=lambda record: record.sent_s):
+        said = examples.setdefault(record.status, [])
+        message = (record.error or "")[:MAX_EXAMPLE_CHARS]
+        if message and message not in said and len(said) < MAX_EXAMPLES:
+            said.append(message)
+    return dict(sorted(examples.items()))
+
+
 def summarise_level(run: LevelRun) -> dict[str, Any]:
     """The level's line of levels.jsonl: plain numbers, ms and tok/s, ready for JSON."""
     spec = run.spec
@@ -187,6 +201,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "requests": len(run.records),
         "errors": len(failed),
         "errors_by_kind": dict(sorted(Counter(record.status for record in failed).items())),
+        **({"error_examples": _error_examples(failed)} if failed else {}),
         "output_tokens": output_tokens,
         "input_tokens": input_tokens,
         "wall_s": wall_s,
