@@ -33,7 +33,7 @@ from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.run_store import load_run
 
-MODEL, TOKENS, REQUESTS = "demo-15m", 64, 32
+MODEL, TOKENS = "demo-15m", 64
 METRICS = (
     ("TTFT p50, ms", lambda line: line["ttft_ms"]["p50"]),
     ("ITL p50, ms", lambda line: line["itl_ms"]["p50"]),
@@ -93,11 +93,11 @@ def sweep(url: str) -> None:
     print("```\n" + done.stderr.strip() + "\n" + done.stdout.strip() + "\n```")
 
 
-def ours(url: str, users: int, folder: Path) -> dict:
+def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
     out = folder / "run"
     subprocess.run(
         [sys.executable, "-m", "lmi_bench", "sweep", url, "--concurrency", str(users),
-         "--requests-per-level", str(REQUESTS), "--input-tokens", str(TOKENS),
+         "--requests-per-level", str(options.requests), "--input-tokens", str(TOKENS),
          "--output-tokens", str(TOKENS), "--out", str(out)],
         check=True, capture_output=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
@@ -115,7 +115,7 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> di
          "--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer",
          str(model_folder(MODEL)), "--dataset-name", "random",
          "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
-         "--num-prompts", str(REQUESTS), "--max-concurrency", str(users), "--ignore-eos",
+         "--num-prompts", str(options.requests), "--max-concurrency", str(users), "--ignore-eos",
          "--save-result", "--result-dir", str(folder), "--result-filename", "v.json",
          "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"],
         check=True, capture_output=True, env=environment,
@@ -126,11 +126,11 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> di
 def compare(url: str, options: argparse.Namespace) -> None:
     print("| users | metric | lmi-bench | range | vllm bench serve | range | difference | ranges |")
     print("|---:|---|---:|---:|---:|---:|---:|---|")
-    for users in (1, 4):
+    for users in map(int, options.users.split(",")):
         lines: dict[str, list[dict]] = {"ours": [], "vllm": []}
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
-                lines["ours"].append(ours(url, users, Path(folder)))
+                lines["ours"].append(ours(url, users, Path(folder), options))
                 lines["vllm"].append(vllms(url, users, Path(folder), options))
         for name, read in METRICS:
             cells, spans = [], []
@@ -153,6 +153,8 @@ def main() -> None:
     parser.add_argument("--llama", help="a Python that has llama-cpp-python[server]")
     parser.add_argument("--gguf", help="the checkpoint that llama.cpp serves")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--users", default="1,4")
+    parser.add_argument("--requests", type=int, default=32)
     options = parser.parse_args()
     start_s = time.monotonic()
     with server_of(options) as (name, url):
