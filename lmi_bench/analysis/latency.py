@@ -247,7 +247,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
 
 
 def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Where answers were of other lengths than planned, and what the prefix cache knew."""
+    """Where answers were of other lengths than planned, or than the server says; cache hits."""
     found: dict[str, Any] = {}
     known = [record for record in completed if record.asked_tokens]
     other = [record for record in known if record.output_tokens != record.asked_tokens]
@@ -256,6 +256,14 @@ def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
             "requests": len(other),
             "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
             "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
+        }
+    streamed = [record for record in completed if record.streamed]
+    counted = [(record.output_tokens, sum(record.token_counts)) for record in streamed]
+    if any(stated != came for stated, came in counted):
+        found["unequal_counts"] = {
+            "requests": sum(stated != came for stated, came in counted),
+            "server_tokens": sum(stated for stated, _ in counted),
+            "chunk_tokens": sum(came for _, came in counted),
         }
     told = [record for record in completed if record.cached_tokens is not None]
     prompt_tokens = sum(record.input_tokens for record in told)
