@@ -14,12 +14,13 @@ from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.compose import find_tokenizer
 from lmi_bench.cli.console import note
 from lmi_bench.cli.workload_source import longest_request, make_prompts
+from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
-from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter, Tokenizer
+from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.retry import RetryingTarget
 from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
