@@ -178,6 +178,8 @@ def run(name: str, port: int, options: argparse.Namespace) -> str:
                 cwd=folder,
                 preexec_fn=lambda: accuracy.take_cores(accuracy.CLIENT_CORE),
             )
+        except FileNotFoundError:
+            return f"| {name} | not installed |" + " |" * 5
         except subprocess.TimeoutExpired:
             return f"| {name} | not done after {options.timeout_s:g} s |" + " |" * 5
         took_s = time.monotonic() - start_s
