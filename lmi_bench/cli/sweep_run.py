@@ -364,9 +364,6 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
     print_table("Conversations", session_rows(levels), left=("level",))
     for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)
-    for line in levels:
-        if not line["valid"]:
-            warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
     if (own_error := generator_line(levels)) is not None:
