@@ -225,6 +225,7 @@ class EngineSection(Section):
     what came of it.
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
+    follow_memory     blocks in use follow the machine's free memory, of which a twentieth is kept
     recompute_on_join a request that joins a batch makes its whole cache be computed anew
     rope_scaling      of the bundled engine: `linear:2` and the like stretch the model's positions
     quantize          the bundled engine's weights, rounded as they are loaded
@@ -264,6 +265,7 @@ class EngineSection(Section):
     max_concurrent_requests: PositiveInt | None = None
     prefix_caching: bool | None = None
     recompute_on_join: bool | None = None
+    follow_memory: bool | None = None
     max_input_tokens: PositiveInt | None = None
     max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmi_bench.analysis.kv_cache import kv_bytes_per_token
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
 from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
-from lmi_bench.cli.console import Reporter, progress
+from lmi_bench.cli.console import Reporter, note, progress
 from lmi_bench.cli.engine_parts import (
     EngineParts,
     close_all,
@@ -38,6 +38,7 @@ from lmi_bench.cli.speculation import (
 from lmi_bench.cli.torch_threads import wait_briefly
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.check import StepDifference
 
 DEMO_NAMES = ("demo-15m", "demo-110m")
+_KEPT_MEMORY_FRAC: Final = 0.05  # of the machine's, which a cache that follows it leaves to others
 
 
 class TorchNumbers(Executor, Protocol):
@@ -217,6 +219,37 @@ def open_torch_engine(
         quantized=loaded.quantized,
         compare=loaded.compare_prepared,
         time_products=loaded.time_products,
+        memory_budget=(
+            _memory_budget(settings, (loaded, draft), copies) if settings.follow_memory else None
+        ),
+    )
+
+
+def _memory_budget(
+    settings: EngineSection, models: Sequence[TorchNumbers | None], copies: int
+) -> MemoryBudget:
+    """Of each copy: a share of what is free, and none of the last twentieth of the machine's.
+
+    models  that keep the same tokens in caches of their own
+    """
+    import torch
+
+    from lmi_bench.engine.torch_backend.memory import free_memory_bytes, memory_bytes
+
+    if settings.device == "cuda" or settings.backend == "triton":
+        raise InputError("--follow-memory: a GPU's cache is taken whole at the start")
+    if settings.prefix_caching:
+        raise InputError(
+            "--follow-memory goes without --prefix-caching, whose idle blocks keep their memory"
+        )
+    place = torch.device("cpu")
+    return MemoryBudget(
+        free_bytes=lambda: free_memory_bytes(place) // copies,
+        bytes_per_block=sum(
+            model.kv_cache_bytes // model.num_blocks for model in models if model is not None
+        ),
+        keep_bytes=int(_KEPT_MEMORY_FRAC * memory_bytes()) // copies,
+        told=note,
     )
 
 

@@ -52,6 +52,8 @@ def open_simulated_engine(
             f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
             "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
         )
+    if settings.follow_memory:
+        raise InputError("--follow-memory: a simulated engine takes no memory; leave it out")
     if settings.rope_scaling is not None:
         raise InputError(
             f"--rope-scaling {settings.rope_scaling}: a simulated engine reads no positions; "

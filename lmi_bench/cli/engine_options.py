@@ -219,6 +219,14 @@ class BatchingOptions:
             rich_help_panel=_BATCHING,
         ),
     ] = None
+    follow_memory: Annotated[
+        bool | None,
+        typer.Option(
+            "--follow-memory/--fixed-memory",
+            help="The KV cache grows only into memory that is free while serving.",
+            rich_help_panel=_BATCHING,
+        ),
+    ] = None
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_BATCHING),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
@@ -40,6 +41,7 @@ class EngineParts:
     score      log-probabilities of given tokens behind others; before the engine is entered
     back_end_note  what runs the steps of a bundled engine, and why
     compare    prepared decode steps against eager ones; before the engine is entered
+    memory_budget  of each replica's cache, where it follows the free memory
     time_products  seconds of a decode step's matrix products for so many sequences, likewise
     """
 
@@ -58,6 +60,7 @@ class EngineParts:
     quantized: QuantizedBytes | None = None
     compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
     time_products: Callable[[int], Awaitable[float | None]] | None = None
+    memory_budget: MemoryBudget | None = None
 
     def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -75,6 +78,7 @@ class EngineParts:
                 executor,
                 on_step=None if trace is None else trace.on_step,
                 on_end=None if trace is None else trace.on_end,
+                memory_budget=self.memory_budget,
             )
             for executor in self.executors
         ]

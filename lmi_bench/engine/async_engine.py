@@ -16,6 +16,7 @@ from types import TracebackType
 from lmi_bench.clock import settle
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.executor import Executor, WatchedExecutor
+from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
     StepBatch,
@@ -151,8 +152,9 @@ class Generation:
 class AsyncEngine:
     """Runs one scheduler over one executor; an async context manager that closes the executor.
 
-    on_step  called after each step with its batch, its start and its end on the loop's clock
-    on_end   called with each request that ended
+    on_step        called after each step with its batch, its start and its end on the loop's clock
+    on_end         called with each request that ended
+    memory_budget  follows the machine's free memory with the KV blocks in use; None: all may be
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class AsyncEngine:
         *,
         on_step: OnStep | None = None,
         on_end: OnEnd | None = None,
+        memory_budget: MemoryBudget | None = None,
     ) -> None:
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
@@ -172,6 +175,7 @@ class AsyncEngine:
         self._executor = executor
         self._on_step = on_step
         self._on_end = on_end
+        self._memory_budget = memory_budget
         self._generations: dict[int, Generation] = {}
         self._next_seq_id = 0
         self._news = asyncio.Event()
@@ -243,7 +247,7 @@ class AsyncEngine:
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             used_blocks=scheduler.used_blocks,
-            total_blocks=scheduler.config.num_blocks,
+            total_blocks=scheduler.block_budget,
             steps=stats.steps,
             preemptions=stats.preemptions,
             prompt_tokens=stats.prompt_tokens,
@@ -286,6 +290,8 @@ class AsyncEngine:
         async with asyncio.TaskGroup() as group:
             if isinstance(self._executor, WatchedExecutor):
                 group.create_task(_raise_when_lost(self._executor))
+            if self._memory_budget is not None:
+                group.create_task(self._memory_budget.follow(self._scheduler, self._news.set))
             while True:
                 await settle()  # requests that arrive at this instant join this step
                 self._news.clear()

@@ -19,9 +19,20 @@ class BlockManager:
     """The books of one cache: every block is either free or has at least one holder.
 
     prefix_cache  remembers what free blocks hold; those are handed out last
+    budget        blocks that may be held at once; lowered below what is held, nothing is free
+    most_used     blocks that were ever held at once: numbers go out again last in, first out, so
+                  that as many have been written to and no more
     """
 
-    __slots__ = ("_free", "_holders", "block_size", "num_blocks", "prefix_cache")
+    __slots__ = (
+        "_free",
+        "_holders",
+        "block_size",
+        "budget",
+        "most_used",
+        "num_blocks",
+        "prefix_cache",
+    )
 
     def __init__(
         self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None
@@ -31,18 +42,24 @@ class BlockManager:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last one freed goes first
         self._holders = [0] * num_blocks
+        self.budget = num_blocks
+        self.most_used = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        if self.prefix_cache is not None:
-            return len(self._free) + self.prefix_cache.num_idle
-        return len(self._free)
+        """Blocks that may be handed out: nobody holds them, and the budget allows them."""
+        return max(0, self._unheld - (self.num_blocks - self.budget))
 
     @property
     def num_used(self) -> int:
         """Blocks with at least one holder."""
-        return self.num_blocks - self.num_free
+        return self.num_blocks - self._unheld
+
+    @property
+    def _unheld(self) -> int:
+        if self.prefix_cache is not None:
+            return len(self._free) + self.prefix_cache.num_idle
+        return len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` token slots take, the last one perhaps in part."""
@@ -58,6 +75,7 @@ class BlockManager:
         if self.prefix_cache is not None:
             while len(self._free) < count:
                 self._free.append(self.prefix_cache.evict())
+        self.most_used = max(self.most_used, self.num_used + count)
         if count == 1:  # nearly every call: one more block for a growing sequence
             block_id = self._free.pop()
             self._holders[block_id] = 1

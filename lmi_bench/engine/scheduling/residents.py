@@ -170,6 +170,17 @@ class Residents:
                 high = middle
         return low
 
+    def steps_until_forgotten(self) -> int | None:
+        """Decode steps of all running sequences until one gives blocks back, with the last of them;
+        None where no block ever falls behind a window."""
+        if self._window is None:
+            return None
+        size, window = self.blocks.block_size, self._window
+        return min(
+            max(1, (seq.num_forgotten + 1) * size + window - 1 - seq.num_computed)
+            for seq in self.running
+        )
+
     def slots(self) -> tuple[int, int]:
         """Token slots that the running sequences hold, and those of them with a token."""
         reserved = filled = 0

@@ -84,6 +84,26 @@ class Scheduler:
         return self._residents.blocks.num_used
 
     @property
+    def block_budget(self) -> int:
+        """KV blocks that sequences may hold at once."""
+        return self._residents.blocks.budget
+
+    @property
+    def most_used_blocks(self) -> int:
+        """KV blocks that sequences ever held at once."""
+        return self._residents.blocks.most_used
+
+    def set_block_budget(self, num_blocks: int) -> None:
+        """Let sequences hold at most so many KV blocks from now on.
+
+        Never fewer than the longest request takes, or it would wait for ever, nor more than there
+        are. Who holds more goes on until it needs another block; then the youngest give way.
+        """
+        blocks = self._residents.blocks
+        longest = blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
+        blocks.budget = min(self.config.num_blocks, max(longest, num_blocks))
+
+    @property
     def unfilled_slots(self) -> int:
         """Token slots that are reserved but hold no token yet: the waste of the KV layout."""
         return sum(seq.slot_capacity - seq.num_computed for seq in self._residents.running)
@@ -262,7 +282,12 @@ class Scheduler:
             return 0
         if self._next_to_admit() is not None:
             return 0
-        return residents.steps_that_fit(min(seq.num_left for seq in residents.running) - 1)
+        most = min(seq.num_left for seq in residents.running) - 1
+        if self._waiting and self.num_running < self._max_running:
+            # it is blocks that the oldest waits for, and those behind a window come free
+            until = residents.steps_until_forgotten()
+            most = most if until is None else min(most, until)
+        return residents.steps_that_fit(most)
 
     def skip_decode_steps(self, num_steps: int, token_id: int) -> None:
         """Take `num_steps` identical decode steps at once: each gave each sequence `token_id`.

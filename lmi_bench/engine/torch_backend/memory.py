@@ -30,7 +30,12 @@ def free_memory_bytes(
     known = [bound for bound in bounds if bound is not None]
     if known:
         return max(0, min(known))
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return memory_bytes() // 2
+
+
+def memory_bytes() -> int:
+    """All memory of this machine; a container's limit is not looked at."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def blocks_that_fit(

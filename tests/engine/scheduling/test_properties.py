@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, StepBatch, StepOutput, WaitUntil
+from lmi_bench.engine.scheduling.batch import (
+    LAST_SAMPLED,
+    StepBatch,
+    StepKind,
+    StepOutput,
+    WaitUntil,
+)
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -129,9 +135,13 @@ configs = st.builds(
 )
 
 
+budgets = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 50)), max_size=4)
+"""(when, KV blocks that may be used from then on)"""
+
+
 @settings(max_examples=250, deadline=None)
-@given(requests, configs, st.sampled_from([1, 2]), st.booleans())
-def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth, drafts):
+@given(requests, configs, st.sampled_from([1, 2]), st.booleans(), budgets)
+def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth, drafts, budgets):
     config = SchedulerConfig(**config)
     window = config.attention_window
     scheduler = Scheduler(config, drafter=half_right(window) if drafts else None)
@@ -165,6 +175,9 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
                 scheduler.finish(seq_id, "cancelled")
                 cancelled.add(seq_id)
                 del cancels[seq_id]
+        for at, blocks in budgets:
+            if at <= now:
+                scheduler.set_block_budget(blocks)
         planned = scheduler.plan(now)
         if isinstance(planned, StepBatch):
             in_flight.append((planned, memory.run(planned)))
@@ -188,7 +201,8 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
             if gained.finish_reason is not None:
                 reasons[gained.seq_id] = gained.finish_reason
         scheduler.audit()
-        assert scheduler.free_blocks + scheduler.used_blocks == config.num_blocks
+        allowed = max(0, scheduler.block_budget - scheduler.used_blocks)
+        assert scheduler.free_blocks == allowed
     else:
         pytest.fail("still running after 5000 steps")
     assert refused | set(expected) == set(range(len(arrivals)))
@@ -200,6 +214,7 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
         else:
             assert seq_id in cancelled
             assert tokens[seq_id] == right[: len(tokens[seq_id])]
+    scheduler.set_block_budget(config.num_blocks)
     assert scheduler.free_blocks == config.num_blocks
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
 
@@ -249,3 +264,28 @@ def test_skipped_decode_steps_leave_the_scheduler_as_taken_ones_do(arrivals, con
         if ours is None:
             return
     pytest.fail("still running after 3000 rounds")
+
+
+@pytest.mark.parametrize("window", [1, 4, 9])
+def test_steps_are_not_identical_beyond_the_block_that_lets_the_next_one_in(window):
+    """The oldest in the queue waits for blocks, and those behind a window come free on the way."""
+    config = SchedulerConfig(
+        num_blocks=12, block_size=5, max_model_len=64, max_rolling_batch_size=4,
+        attention_window=window,
+    )  # fmt: skip
+    scheduler = Scheduler(config)
+    lengths = [(1, 14), (3, 20), (33, 20), (1, 20), (36, 6), (30, 8)]
+    for seq_id, (num_prompt, num_output) in enumerate(lengths):
+        scheduler.add(seq_id, range(num_prompt), SamplingParams(max_new_tokens=num_output), 0.0)
+    waited = False
+    while isinstance(planned := scheduler.plan(10.0), StepBatch):
+        outputs = [StepOutput(e.seq_id, (9,) if e.samples else ()) for e in planned.entries]
+        scheduler.commit(planned, outputs, 10.0)
+        promised = scheduler.identical_decode_steps()
+        waited |= bool(promised and scheduler.num_waiting and scheduler.num_running < 4)
+        for _ in range(promised):
+            planned = scheduler.plan(10.0)
+            assert {entry.kind for entry in planned.entries} == {StepKind.DECODE}
+            outputs = [StepOutput(entry.seq_id, (9,)) for entry in planned.entries]
+            scheduler.commit(planned, outputs, 10.0)
+    assert waited
