@@ -12,6 +12,8 @@ without the kernel's. `steal` is the share of both cores that the hypervisor gav
 out` the runs that had more of it than `--max-steal` allows.
 
     python benchmarks/loadgen_accuracy.py --rows 6,7,8          # three of its rows
+    python benchmarks/loadgen_accuracy.py --realtime --max-steal 2 --peers VENVS --tokenizer DIR \
+        --write benchmarks/results/loadgen_accuracy.md          # the page of results, in one go
 """
 
 from __future__ import annotations
@@ -52,6 +54,10 @@ from lmi_bench.records import LevelRun
 from lmi_bench.wire.format import find_format
 from lmi_bench.workload import LevelSpec
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.loadgen_verdicts import verdicts
+
 SUPPORT = Path(__file__).parent / "support"
 SERVER_CORE, CLIENT_CORE = 0, 1
 RT_RUNTIME = Path("/proc/sys/kernel/sched_rt_runtime_us")
@@ -65,6 +71,7 @@ class Result:
                             that it may be; the error is taken from the request's arrival in the
                             server's kernel, since waiting there is outside the bound
     truth_error_ms          p99 of the server's write calls, within which its stamps are uncertain
+    reported_ms             what lmi-bench says: ttft_p50, ttft_p99, itl_p50, itl_p99
     """
 
     events_per_s: float
@@ -89,6 +96,7 @@ class Result:
     receiver: str
     peak_mib: float
     steal: float
+    reported_ms: dict[str, float]
 
     @property
     def holds(self) -> bool | None:
@@ -105,7 +113,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Row:
-    """A set-up of the table."""
+    """A set-up of the table.
+
+    repeat    runs of it, where --repeat does not say
+    ordinary  never real-time, whatever --realtime says
+    """
 
     streams: int
     what: str = ""
@@ -115,26 +127,29 @@ class Row:
     workers: int = 1
     receive: str = "auto"
     rounds: int = 3
+    repeat: int = 1
+    ordinary: bool = False
 
 
 TABLE = (
-    Row(1, rounds=8),
-    Row(32),
-    Row(128),
-    Row(512),
-    Row(1024),
-    Row(2048, rounds=6),
-    Row(2560, rounds=6),
+    Row(1, rounds=8, repeat=3),
+    Row(32, repeat=3),
+    Row(128, repeat=3),
+    Row(512, repeat=3),
+    Row(1024, repeat=3),
+    Row(2048, rounds=6, repeat=3),
+    Row(2560, rounds=6, repeat=3),
     Row(3072, "past the server's core", rounds=5),
     Row(512, "Python truth server", server="py"),
     Row(512, "user time", timestamps="user"),
     Row(1024, "user time", timestamps="user"),
-    Row(1024, "60 % of the core burnt", burn=0.6),
+    Row(1024, "60 % of the core burnt", burn=0.6, repeat=3),
     Row(1024, "60 % burnt, user time", burn=0.6, timestamps="user"),
-    Row(512, "two workers, two cores", workers=2),
+    Row(512, "two workers, two cores", workers=2, repeat=3),
     Row(1024, "Python receiver", receive="python"),
     Row(2048, "Python receiver", receive="python", rounds=6),
     Row(4096, "past the ceiling"),
+    Row(1024, "60 % burnt, ordinary scheduling", burn=0.6, repeat=3, ordinary=True),
 )
 
 
@@ -146,11 +161,13 @@ def call(port: int, path: str, method: str) -> dict:
         return json.load(reply)
 
 
-def take_core(core: int, *, realtime: bool = False) -> None:
-    """Pin this process to a core; with `realtime`, ahead of every ordinary program there."""
-    os.sched_setaffinity(0, {core})
+def take_cores(*cores: int, realtime: bool = False) -> None:
+    """Pin this process to cores; with `realtime`, ahead of every ordinary program there."""
+    os.sched_setaffinity(0, cores)
     if realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    elif os.sched_getscheduler(0) != os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 @contextlib.contextmanager
@@ -172,7 +189,7 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
         [str(part) for part in command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: take_core(SERVER_CORE, realtime=options.realtime),
+        preexec_fn=lambda: take_cores(SERVER_CORE, realtime=options.realtime),
     )
     try:
         for _ in range(100):
@@ -188,7 +205,7 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
 
 def burn(share: float, realtime: bool) -> None:
     """Take a share of the client's core, in slices of 10 ms, at equal priority."""
-    take_core(CLIENT_CORE, realtime=realtime)
+    take_cores(CLIENT_CORE, realtime=realtime)
     while True:
         end = time.perf_counter() + 0.01 * share
         while time.perf_counter() < end:
@@ -311,21 +328,27 @@ def compare(run: LevelRun, truth: dict, cpu_s: float, steal: float) -> Result:
     tokens = sum(len(t) for t in times)
     wall_s = max(t[-1] for t in times) - min(record.sent_s for record in run.records)
 
-    def error(values: list[float] | np.ndarray, name: str, q: int) -> float:
-        return 100 * (float(np.percentile(values, q)) / truth[name][f"p{q}_ms"] - 1)
+    reported_ms = {
+        f"{name}_p{q}": float(np.percentile(values, q))
+        for name, values in (("ttft", ttft_ms), ("itl", itl_ms))
+        for q in (50, 99)
+    }
+
+    def error(name: str, q: int) -> float:
+        return 100 * (reported_ms[f"{name}_p{q}"] / truth[name][f"p{q}_ms"] - 1)
 
     arrived = truth.get("ttft_from_arrival", truth["ttft"])
     check = run.check
     return Result(
         events_per_s=tokens / wall_s,
-        ttft_error_ms=float(np.percentile(ttft_ms, 99)) - arrived["p99_ms"],
+        ttft_error_ms=reported_ms["ttft_p99"] - arrived["p99_ms"],
         ttft_bound_ms=in_ms(check.ttft_error_bound_s),
-        itl_error_ms=float(np.percentile(itl_ms, 99)) - truth["itl"]["p99_ms"],
+        itl_error_ms=reported_ms["itl_p99"] - truth["itl"]["p99_ms"],
         itl_bound_ms=in_ms(check.itl_error_bound_s),
-        ttft_p50=error(ttft_ms, "ttft", 50),
-        ttft_p99=error(ttft_ms, "ttft", 99),
-        itl_p50=error(itl_ms, "itl", 50),
-        itl_p99=error(itl_ms, "itl", 99),
+        ttft_p50=error("ttft", 50),
+        ttft_p99=error("ttft", 99),
+        itl_p50=error("itl", 50),
+        itl_p99=error("itl", 99),
         throughput=100 * (tokens / wall_s / truth["tokens_per_s"] - 1),
         late_p99_ms=1e3 * check.receive_delay_p99_s,
         merged=check.merged_share,
@@ -339,12 +362,27 @@ def compare(run: LevelRun, truth: dict, cpu_s: float, steal: float) -> Result:
         receiver=check.receiver,
         peak_mib=peak_mib(),
         steal=100 * steal,
+        reported_ms=reported_ms,
     )
 
 
 def in_ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
+
+PREFACE = """# Accuracy of the load generator
+
+Printed by `python benchmarks/loadgen_accuracy.py --realtime --max-steal 2 --peers ... --write
+FILE`. TTFT 200 ms, ITL 20 ms, 64 tokens, three requests a stream or more, sends paced; server on
+one core, client on the other, the whole `sweep` with progress drawn. Medians of the runs. Errors
+are reported / true - 1 of the same quantile, the wait in the server's read queue counted; "off"
+leaves that wait out and is what the bound is held against ("holds": in every run). CPU: the
+client's seconds for 100,000 token events, in the level and with the decoding after it. "late": p99
+of user time - kernel time, by so much would the times be wrong without the kernel's. Runs from
+which the hypervisor took more than --max-steal % of the cores are left out and made again.
+`sched_rt_runtime_us` is -1 meanwhile: real-time tasks may otherwise have 95 % of a core, and the
+rest is a stall of 50 ms in each second.
+"""
 
 COLUMNS = (
     ("events/s", "events_per_s", "{:,.0f}"),
@@ -396,9 +434,10 @@ def runs_of(row: Row, options: argparse.Namespace) -> tuple[list[Result], int]:
     """
     results: list[Result] = []
     left_out = 0
-    while len(results) < options.repeat:
+    repeat = options.repeat or row.repeat
+    while len(results) < repeat:
         result = measure(options.port, row, row.rounds, options)
-        if result.steal > options.max_steal and left_out < 2 * options.repeat:
+        if result.steal > options.max_steal and left_out < 2 * repeat:
             left_out += 1
         else:
             results.append(result)
@@ -435,7 +474,7 @@ def main() -> None:
     )
     parser.add_argument("--receive", choices=("auto", "native", "python"), default="auto")
     parser.add_argument("--rounds", type=int, default=3, help="requests of each stream")
-    parser.add_argument("--repeat", type=int, default=1, help="runs; medians are printed")
+    parser.add_argument("--repeat", type=int, help="runs, of which medians are printed")
     parser.add_argument("--ttft-ms", type=float, default=200.0)
     parser.add_argument("--itl-ms", type=float, default=20.0)
     parser.add_argument("--tokens", type=int, default=64)
@@ -447,35 +486,76 @@ def main() -> None:
         action="store_true",
         help="SCHED_FIFO for server and client: for a machine on which other programs run",
     )
+    parser.add_argument("--write", type=Path, help="this Markdown file, with what it shows")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' virtual environments")
+    parser.add_argument("--tokenizer", type=Path, help="any small tokenizer's folder, for them")
     parser.add_argument("--port", type=int, default=18411)
     options = parser.parse_args()
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("two cores are needed: one for the server, one for the client")
+    if (options.peers is None) != (options.tokenizer is None):
+        raise SystemExit("--peers and --tokenizer go together")
+    page = Page(options.write)
     facts = host_facts()
     scheduling = "SCHED_FIFO" if options.realtime else "ordinary scheduling"
-    print(f"{facts['cpu']}, {os.cpu_count()} "
-          f"cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
-          f"{scheduling}; medians of {options.repeat} run(s); load average "
-          f"{os.getloadavg()[0]:.1f} before the first of them\n")  # fmt: skip
-    titles = ["streams", "set-up", *(title for title, _, _ in COLUMNS), "left out"]
-    print("| " + " | ".join(titles) + " |")
-    print("|" + "---:|" * len(titles))
-    take_core(CLIENT_CORE, realtime=options.realtime)
-    reasons = []
+    page.add(f"{facts['cpu']}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+             f"Python {platform.python_version()}, {scheduling}; load average "
+             f"{os.getloadavg()[0]:.1f} before the first run.\n")  # fmt: skip
+    titles = ["streams", "set-up", *(title for title, _, _ in COLUMNS), "runs", "left out"]
+    page.add("| " + " | ".join(titles) + " |")
+    page.add("|" + "---:|" * len(titles))
+    measured: list[tuple[Row, list[Result]]] = []
     with tempfile.TemporaryDirectory() as folder, unthrottled(options.realtime):
         for row in rows_of(options):
-            cores = {CLIENT_CORE} if row.workers == 1 else {SERVER_CORE, CLIENT_CORE}
-            os.sched_setaffinity(0, cores)
+            here = argparse.Namespace(**vars(options))
+            here.realtime = options.realtime and not row.ordinary
+            cores = (CLIENT_CORE,) if row.workers == 1 else (SERVER_CORE, CLIENT_CORE)
+            take_cores(*cores, realtime=here.realtime)
             with (
-                truth_server(row.server, Path(folder), options.port, options),
-                burnt_core(row.burn, options.realtime),
+                truth_server(row.server, Path(folder), here.port, here),
+                burnt_core(row.burn, here.realtime),
             ):
-                results, left_out = runs_of(row, options)
-            shown = [str(row.streams), row.what, *cells(results), str(left_out)]
-            print("| " + " | ".join(shown) + " |", flush=True)
-            reasons += [f"{row.streams} {row.what}: {r.reason}" for r in results if r.reason]
-    for reason in reasons:
-        print(f"\nInvalid: {reason}.")
+                results, left_out = runs_of(row, here)
+            shown = [str(row.streams), row.what, *cells(results), str(len(results)), str(left_out)]
+            page.add("| " + " | ".join(shown) + " |")
+            measured.append((row, results))
+    for row, results in measured:
+        for reason in sorted({result.reason for result in results if result.reason}):
+            page.add(f"\nInvalid: {row.streams} {row.what}: {reason}.")
+    page.add("\n## What was asked, and what was measured\n")
+    for line in verdicts(measured):
+        page.add(line)
+    if options.peers is not None:
+        take_cores(*range(os.cpu_count() or 1))
+        add_peers(page, options)
+
+
+class Page:
+    """Lines that are printed as they come, and written to a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lines: list[str] = []
+        if path is not None:
+            self._lines = [PREFACE]
+
+    def add(self, line: str) -> None:
+        print(line, flush=True)
+        self._lines.append(line)
+        if self._path is not None:
+            self._path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
+
+
+def add_peers(page: Page, options: argparse.Namespace) -> None:
+    """Other load generators, on the same cores against the same server."""
+    from support import loadgen_peers
+
+    page.add("\n## Other tools, the same server, 512 streams on one core\n")
+    page.add("Three requests a stream, each tool's own defaults, one run each; the C server, so no "
+             "wait in it to speak of. TPOT where a tool reports no gaps between tokens. The row of "
+             "512 streams above is ours.\n")  # fmt: skip
+    for line in loadgen_peers.table(options.peers, options.tokenizer, options.port + 1):
+        page.add(line)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python benchmarks/real_servers.py sweep --vllm PATH/TO/python
     python benchmarks/real_servers.py compare --vllm PATH/TO/python --repeats 3
     python benchmarks/real_servers.py sweep --llama PATH/TO/python --gguf FILE
+    python benchmarks/real_servers.py sweep --url http://127.0.0.1:8200
 
 `--vllm` is a Python that has vLLM (its CPU build), `--llama` one that has llama-cpp-python[server].
 `sweep` gives `lmi-bench sweep URL` no other option and prints what it says. `compare` measures one
@@ -32,7 +33,7 @@ from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.run_store import load_run
 
-MODEL, TOKENS, REQUESTS = "demo-15m", 64, 32
+MODEL, TOKENS = "demo-15m", 64
 METRICS = (
     ("TTFT p50, ms", lambda line: line["ttft_ms"]["p50"]),
     ("ITL p50, ms", lambda line: line["itl_ms"]["p50"]),
@@ -66,7 +67,9 @@ def llama_server(python: str, gguf: str) -> Iterator[str]:
 @contextmanager
 def server_of(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """A running server: its name and URL."""
-    if options.llama:
+    if options.url:
+        yield options.url, options.url
+    elif options.llama:
         with llama_server(options.llama, options.gguf) as url:
             yield "llama.cpp", url
     else:
@@ -90,11 +93,11 @@ def sweep(url: str) -> None:
     print("```\n" + done.stderr.strip() + "\n" + done.stdout.strip() + "\n```")
 
 
-def ours(url: str, users: int, folder: Path) -> dict:
+def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
     out = folder / "run"
     subprocess.run(
         [sys.executable, "-m", "lmi_bench", "sweep", url, "--concurrency", str(users),
-         "--requests-per-level", str(REQUESTS), "--input-tokens", str(TOKENS),
+         "--requests-per-level", str(options.requests), "--input-tokens", str(TOKENS),
          "--output-tokens", str(TOKENS), "--out", str(out)],
         check=True, capture_output=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
@@ -112,7 +115,7 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> di
          "--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer",
          str(model_folder(MODEL)), "--dataset-name", "random",
          "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
-         "--num-prompts", str(REQUESTS), "--max-concurrency", str(users), "--ignore-eos",
+         "--num-prompts", str(options.requests), "--max-concurrency", str(users), "--ignore-eos",
          "--save-result", "--result-dir", str(folder), "--result-filename", "v.json",
          "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"],
         check=True, capture_output=True, env=environment,
@@ -123,11 +126,11 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> di
 def compare(url: str, options: argparse.Namespace) -> None:
     print("| users | metric | lmi-bench | range | vllm bench serve | range | difference | ranges |")
     print("|---:|---|---:|---:|---:|---:|---:|---|")
-    for users in (1, 4):
+    for users in map(int, options.users.split(",")):
         lines: dict[str, list[dict]] = {"ours": [], "vllm": []}
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
-                lines["ours"].append(ours(url, users, Path(folder)))
+                lines["ours"].append(ours(url, users, Path(folder), options))
                 lines["vllm"].append(vllms(url, users, Path(folder), options))
         for name, read in METRICS:
             cells, spans = [], []
@@ -146,9 +149,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("sweep", "compare"))
     parser.add_argument("--vllm", help="a Python that has vLLM; for compare in any case")
+    parser.add_argument("--url", help="of such a server that runs already: none is started")
     parser.add_argument("--llama", help="a Python that has llama-cpp-python[server]")
     parser.add_argument("--gguf", help="the checkpoint that llama.cpp serves")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--users", default="1,4")
+    parser.add_argument("--requests", type=int, default=32)
     options = parser.parse_args()
     start_s = time.monotonic()
     with server_of(options) as (name, url):

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,10 @@ def run(name: str, port: int, options: argparse.Namespace) -> str:
                 timeout=options.timeout_s,
                 env=environment,
                 cwd=folder,
-                preexec_fn=lambda: accuracy.take_core(accuracy.CLIENT_CORE),
+                preexec_fn=lambda: accuracy.take_cores(accuracy.CLIENT_CORE),
             )
+        except FileNotFoundError:
+            return f"| {name} | not installed |" + " |" * 5
         except subprocess.TimeoutExpired:
             return f"| {name} | not done after {options.timeout_s:g} s |" + " |" * 5
         took_s = time.monotonic() - start_s
@@ -209,6 +211,29 @@ def error(reported: float | None, true: float) -> str:
     return f"{100 * (reported / true - 1):+.1f}"
 
 
+def table(
+    peers: Path,
+    tokenizer: Path,
+    port: int,
+    *,
+    only: Sequence[str] = tuple(PEERS),
+    streams: int = 512,
+    rounds: int = 3,
+    timeout_s: float = 150.0,
+) -> Iterator[str]:
+    """The table's lines, each when its tool is done."""
+    options = argparse.Namespace(
+        peers=peers, tokenizer=tokenizer, streams=streams, rounds=rounds, timeout_s=timeout_s
+    )
+    server = argparse.Namespace(ttft_ms=200.0, itl_ms=20.0, tokens=TOKENS, realtime=False)
+    yield "| tool | TTFT p50 % | TTFT p99 % | ITL p50 % | ITL p99 % | requests | took s |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in only:
+            with accuracy.truth_server("c", Path(folder), port, server):
+                yield run(name, port, options)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, required=True, help="folder of virtual environments")
@@ -221,13 +246,17 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=150.0)
     parser.add_argument("--port", type=int, default=18412)
     options = parser.parse_args()
-    server = argparse.Namespace(ttft_ms=200.0, itl_ms=20.0, tokens=TOKENS, realtime=False)
-    print("| tool | TTFT p50 % | TTFT p99 % | ITL p50 % | ITL p99 % | requests | took s |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.only.split(","):
-            with accuracy.truth_server("c", Path(folder), options.port, server):
-                print(run(name, options.port, options), flush=True)
+    lines = table(
+        options.peers,
+        options.tokenizer,
+        options.port,
+        only=options.only.split(","),
+        streams=options.streams,
+        rounds=options.rounds,
+        timeout_s=options.timeout_s,
+    )
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

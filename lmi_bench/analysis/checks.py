@@ -41,7 +41,11 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             f"{line.get('requests', 0)} requests were sent"
         )
     if line.get("errors"):
-        kinds = ", ".join(f"{n} {kind}" for kind, n in (line.get("errors_by_kind") or {}).items())
+        examples = line.get("error_examples") or {}
+        kinds = ", ".join(
+            f"{n} {kind}" + (f": {examples[kind][0]}" if examples.get(kind) else "")
+            for kind, n in (line.get("errors_by_kind") or {}).items()
+        )
         warnings.append(
             f"{name}: {line['errors']} of {line.get('requests', 0)} requests failed"
             + (f" ({kinds})" if kinds else "")
@@ -74,6 +78,14 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
             warnings.append(
                 f"{name}: {found['requests']} answers were not of the planned length: {got:.4g} "
                 f"tokens on average instead of {asked:.4g}; {what} answers are another workload"
+            )
+    counts = line.get("unequal_counts")
+    if counts:
+        server, chunks = counts["server_tokens"], counts["chunk_tokens"]
+        if abs(chunks - server) > LENGTH_TOLERANCE * server:
+            warnings.append(
+                f"{name}: the server counted {server:,} tokens, {chunks:,} came as chunks of their "
+                "own: throughput and TPOT are by the server's count, ITL is between chunks"
             )
     cached = line.get("cached_prompt_frac") or 0.0
     if cached > PREFIX_HIT_TOLERANCE and not line.get("cached_prompt_expected"):

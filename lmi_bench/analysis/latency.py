@@ -37,6 +37,9 @@ ANSWER_KEY = "ttft_answer_ms"
 MAX_UNSURE_SHARE = 0.01
 """Share of the tokens whose times late reads hide, above which an ITL p99 is only an interval."""
 
+MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 3, 300
+"""Of the messages of each kind of failure that a level's line keeps."""
+
 FloatArray = NDArray[np.float64]
 
 
@@ -158,6 +161,17 @@ def _present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
+    """The first messages of each kind of failure, each once, in the order of the sends."""
+    examples: dict[str, list[str]] = {}
+    for record in sorted(failed, key=lambda record: record.sent_s):
+        said = examples.setdefault(record.status, [])
+        message = (record.error or "")[:MAX_EXAMPLE_CHARS]
+        if message and message not in said and len(said) < MAX_EXAMPLES:
+            said.append(message)
+    return dict(sorted(examples.items()))
+
+
 def summarise_level(run: LevelRun) -> dict[str, Any]:
     """The level's line of levels.jsonl: plain numbers, ms and tok/s, ready for JSON."""
     spec = run.spec
@@ -187,6 +201,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "requests": len(run.records),
         "errors": len(failed),
         "errors_by_kind": dict(sorted(Counter(record.status for record in failed).items())),
+        **({"error_examples": _error_examples(failed)} if failed else {}),
         "output_tokens": output_tokens,
         "input_tokens": input_tokens,
         "wall_s": wall_s,
@@ -232,7 +247,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
 
 
 def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Where answers were of other lengths than planned, and what the prefix cache knew."""
+    """Where answers were of other lengths than planned, or than the server says; cache hits."""
     found: dict[str, Any] = {}
     known = [record for record in completed if record.asked_tokens]
     other = [record for record in known if record.output_tokens != record.asked_tokens]
@@ -241,6 +256,14 @@ def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
             "requests": len(other),
             "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
             "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
+        }
+    streamed = [record for record in completed if record.streamed]
+    counted = [(record.output_tokens, sum(record.token_counts)) for record in streamed]
+    if any(stated != came for stated, came in counted):
+        found["unequal_counts"] = {
+            "requests": sum(stated != came for stated, came in counted),
+            "server_tokens": sum(stated for stated, _ in counted),
+            "chunk_tokens": sum(came for _, came in counted),
         }
     told = [record for record in completed if record.cached_tokens is not None]
     prompt_tokens = sum(record.input_tokens for record in told)

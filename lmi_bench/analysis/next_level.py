@@ -22,6 +22,9 @@ from lmi_bench.workload import LevelSpec
 NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
 """The level to run after the finished ones (their lines in levels.jsonl); None: done."""
 
+Fits = Callable[[LevelSpec, Sequence[Mapping[str, Any]]], bool]
+"""Whether a level may be run after the finished ones."""
+
 MAX_CONCURRENCY = 4096
 SATURATED_GAIN = 0.05
 """Throughput gain of a doubling below which the server is full."""
@@ -34,12 +37,18 @@ _Line = Mapping[str, Any]
 
 
 def auto_levels(
-    sizes: LevelSizes, *, slos: Sequence[Slo] = (), max_concurrency: int = MAX_CONCURRENCY
+    sizes: LevelSizes,
+    *,
+    slos: Sequence[Slo] = (),
+    max_concurrency: int = MAX_CONCURRENCY,
+    fits: Fits = lambda _spec, _finished: True,
 ) -> NextLevel:
     """The rule behind `--concurrency auto`.
 
     sizes  requests and seconds of each level
     slos   the doubling ends at the first level that breaks one of them
+    fits   says whether a level may still be run: the doubling ends before one that may not, and
+           the finer levels that may are run all the same. What once did not fit never will again.
     """
 
     def next_level(finished: Sequence[_Line]) -> LevelSpec | None:
@@ -48,13 +57,16 @@ def auto_levels(
         concurrency = 1
         while concurrency <= max_concurrency:
             if concurrency not in lines:
-                return level(len(finished), concurrency)
+                spec = level(len(finished), concurrency)
+                if fits(spec, finished):
+                    return spec
+                break
             chain.append(lines[concurrency])
             if _ends_doubling(chain, slos):
                 break
             concurrency *= 2
-        wanted = next((c for c in _finer_levels(chain) if c not in lines), None)
-        return None if wanted is None else level(len(finished), wanted)
+        finer = (level(len(finished), c) for c in _finer_levels(chain) if c not in lines)
+        return next((spec for spec in finer if fits(spec, finished)), None)
 
     def level(index: int, concurrency: int) -> LevelSpec:
         number = sizes.requests("concurrency", concurrency)

@@ -12,6 +12,7 @@ from lmi_bench.analysis.next_level import auto_levels
 from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, START_USERS, SloSearch
+from lmi_bench.cli.time_box import TimeBox
 from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
@@ -37,16 +38,18 @@ class LevelRule:
     search: SloSearch | None = None
 
 
-def level_rule(scenario: Scenario) -> LevelRule:
-    """The rule of a scenario's load section."""
+def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule:
+    """The rule of a scenario's load section; the levels end with the time box, if there is one."""
+    box = TimeBox(None) if time_box is None else time_box
     load, summarise_one = scenario.load, _summarise(scenario)
     if not load.is_adaptive:
         levels = levels_of(scenario)
         if load.repeat > 1 or load.until is not None:
             until = None if load.until is None else parse_until(load.until)
             rule = repeat_rule(levels, repeats=load.repeat, until=until)
-            return LevelRule(rule, None, StopRules(), summarise_one)
-        return LevelRule(in_order(levels), len(levels), StopRules(), summarise_one)
+            return LevelRule(box.levels(rule), None, StopRules(), summarise_one)
+        in_turn = box.levels(in_order(levels))
+        return LevelRule(in_turn, len(levels), StopRules(), summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = LevelSizes(
         requests_per_user=load.requests_per_user,
@@ -61,7 +64,8 @@ def level_rule(scenario: Scenario) -> LevelRule:
     )
     if load.search is None:
         rules = StopRules(ends_sweep=False)
-        return LevelRule(auto_levels(sizes, slos=slos), None, rules, summarise_one)
+        picked = auto_levels(sizes, slos=slos, fits=box.fits)
+        return LevelRule(picked, None, rules, summarise_one)
     search = _search(scenario, sizes)
 
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
@@ -73,7 +77,7 @@ def level_rule(scenario: Scenario) -> LevelRule:
         return {**summarise_one(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
 
     rules = StopRules(ends_sweep=False, watch=watch)
-    return LevelRule(search.next_level, None, rules, summarise, search)
+    return LevelRule(box.levels(search.next_level), None, rules, summarise, search)
 
 
 def _summarise(scenario: Scenario) -> Callable[[LevelRun], dict[str, Any]]:

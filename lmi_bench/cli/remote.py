@@ -14,12 +14,13 @@ from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.compose import find_tokenizer
 from lmi_bench.cli.console import note
 from lmi_bench.cli.workload_source import longest_request, make_prompts
+from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
-from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText
+from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.retry import RetryingTarget
 from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
@@ -37,6 +38,8 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
     if AUTO in (scenario.protocol, scenario.model):
         found = _discover(scenario, access)
         scenario, notes = _resolved(scenario, found)
+    tokenizers = (scenario.model, found.tokenizer if found else None)
+    tokenizer = _first_tokenizer(tokenizers)
     wire_format = find_format(scenario.protocol, stream=scenario.stream)
     headers = access.all_headers()
     receive = _choose_receive(scenario, scenario.target)
@@ -52,7 +55,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         facts |= {
             "server": found.server,
             "max_model_len": found.max_model_len,
-            "token_counts": "server" if found.states_counts else "chunks",
+            "token_counts": found.token_source(tokenizer=tokenizer is not None),
         }
     return _bench(
         scenario,
@@ -67,10 +70,11 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
             connections=scenario.client.connections,
             first_token_timeout_s=scenario.client.first_token_timeout_s,
             native=receive.library,
+            count_tokens=None if tokenizer is None else TextCounter(tokenizer),
         ),
         title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
         facts=facts,
-        tokenizers=(scenario.model, found.tokenizer if found else None),
+        tokenizers=tokenizers,
         notes=notes,
         secrets=access.secrets(),
         metrics_url=_metrics_page(scenario.target),
@@ -185,7 +189,8 @@ def _discover(scenario: Scenario, access: Access) -> Discovery:
 
 def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario with what was found in it, and what a person is told."""
-    notes = [found.describe(), *found.notes]
+    at_hand = _first_tokenizer((found.model, found.tokenizer)) is not None
+    notes = [found.describe(tokenizer=at_hand), *found.notes]
     overrides: dict[str, Any] = {"protocol": found.protocol, "model": found.model}
     if scenario.workload.ignore_eos and not found.forces_length:
         overrides["workload.ignore_eos"] = False
@@ -219,7 +224,7 @@ def _bench(
     metrics_url: str | None = None,
     metrics_headers: Mapping[str, str] | None = None,
 ) -> Bench:
-    tokenizer = next((t for name in tokenizers if name and (t := find_tokenizer(name))), None)
+    tokenizer = _first_tokenizer(tokenizers)
     text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
     words = (
         f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
@@ -252,6 +257,10 @@ def _bench(
         metrics_url=metrics_url,
         metrics_headers=metrics_headers or {},
     )
+
+
+def _first_tokenizer(names: Sequence[str | None]) -> Tokenizer | None:
+    return next((t for name in names if name and (t := find_tokenizer(name))), None)
 
 
 def _retrying(open_target: Callable[[], HttpTarget]) -> RetryingTarget:

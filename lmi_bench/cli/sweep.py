@@ -183,6 +183,14 @@ def sweep(
         float | None,
         typer.Option(help="Stop before the sweep has cost more, in USD.", rich_help_panel=_RUN),
     ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(
+            help="Begin no level that would end later: 90s, 10m, or none. (default: 5m where "
+            "levels are picked as the sweep goes, elsewhere none)",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     goodput: Annotated[
         list[str] | None,
         typer.Option(
@@ -255,6 +263,7 @@ def sweep(
         client=Client(read_workers(workers), tuple(metrics_url or ())),
         trace=step_trace,
         cloudwatch_wait_s=cloudwatch_wait,
+        max_time=max_time,
     )
     if matrix is not None:
         from lmi_bench.cli.matrix_run import run_matrix

@@ -15,7 +15,7 @@ from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
-from lmi_bench.cli.bench import Bench, open_bench
+from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
@@ -23,6 +23,7 @@ from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
+from lmi_bench.cli.time_box import AUTO_S, TimeBox, clock_text, read_max_time
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.server_watch import ServerWatch
@@ -51,6 +52,7 @@ class SweepOptions:
     slo    limits of a good request, and how failed requests count in the SLOs' latencies
     trace  file for a Chrome trace of the engine in this process
     cloudwatch_wait_s  how long a SageMaker endpoint's last minutes are waited for
+    max_time    as `--max-time` takes it; None: what the kind of levels has by itself
     """
 
     access: Access = NO_ACCESS
@@ -59,6 +61,7 @@ class SweepOptions:
     client: Client = AUTO_CLIENT
     trace: Path | None = None
     cloudwatch_wait_s: float = DEFAULT_WAIT_S
+    max_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def run_scenario(
 ) -> SweepOutcome:
     """Run one scenario and print its answer; raises InputError before anything is written."""
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
+    if options.max_time is not None:
+        read_max_time(options.max_time)
     tracer = None if options.trace is None else StepTrace(options.trace)
     bench = open_bench(scenario, options.access, trace=tracer)
     folder = out or _default_folder(bench.scenario)
@@ -113,7 +118,8 @@ def _measure(
 ) -> tuple[list[Knee], SloAnswer | None]:
     """Run the levels and save what they say; the folder then holds all of it."""
     budget, scenario = options.budget, bench.scenario
-    rule = level_rule(scenario)
+    time_box = TimeBox(_max_time_s(scenario, options.max_time), note=note)
+    rule = level_rule(scenario, time_box)
     spend = Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
@@ -126,7 +132,13 @@ def _measure(
         note(f"target: {bench.title}")
         for line in bench.notes:
             note(line)
-        _run_levels(bench, store, rule, spend, options.client, server)
+        if time_box.max_s is not None:
+            note(
+                f"levels are picked for {clock_text(time_box.max_s)} at most (--max-time)"
+                if rule.total is None
+                else f"levels that would end after {clock_text(time_box.max_s)} are left out"
+            )
+        _run_levels(bench, store, rule, spend, options.client, server, time_box)
         if not store.levels:
             return [], None
         answer = _search_answer(folder, rule, store, seed=scenario.seed)
@@ -176,7 +188,7 @@ def measure_into(scenario: Scenario, folder: Path) -> Run:
         bench.usd_per_hour, max_usd=None, count_instances=bench.count_instances, note=note
     )
     with _open_store(folder, bench.scenario, bench, [], resume=False) as store:
-        _run_levels(bench, store, rule, spend, AUTO_CLIENT, None)
+        _run_levels(bench, store, rule, spend, AUTO_CLIENT, None, TimeBox(None))
         store.write_knees([knee.to_dict() for knee in _find_knees(folder, bench)])
     return load_run(folder)
 
@@ -240,6 +252,7 @@ def _run_levels(
     spend: Spend,
     client: Client,
     server: ServerWatch | None,
+    time_box: TimeBox,
 ) -> SweepResult:
     scenario = bench.scenario
     prompts = bench.prompts(str(store.manifest.get("salt", "")))
@@ -252,11 +265,13 @@ def _run_levels(
             title = f"level {state.level + 1}{of_all} {state.label} {state.state}"
             if state.errors:
                 title += f", {state.errors} errors"
+            title += _left(time_box)
             report(title, state.done, state.total)
 
         def on_level(run: LevelRun, line: dict[str, Any]) -> None:
             if not STDERR.is_terminal:
-                note(f"{run.spec.label}: {line['throughput_tokens_per_s'] or 0:.1f} tok/s")
+                speed = f"{line['throughput_tokens_per_s'] or 0:.1f} tok/s"
+                note(f"{run.spec.label}: {speed} in {line['wall_s'] or 0:.0f} s{_left(time_box)}")
 
         async def send_levels(target: Target) -> SweepResult:
             return await run_sweep(
@@ -281,6 +296,20 @@ def _run_levels(
             if pool is not None:
                 pool.close()
     return result
+
+
+def _left(time_box: TimeBox) -> str:
+    left_s = time_box.left_s()
+    return "" if left_s is None else f", {clock_text(left_s)} left"
+
+
+def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:
+    """A sweep's time: as stated, else that of levels picked by a rule on a real clock."""
+    if stated is not None:
+        return read_max_time(stated)
+    searched = scenario.load.search is not None  # its end is an answer, not a curve
+    virtual = scenario.target.startswith(SIMULATED_PREFIX)
+    return None if searched or virtual or not scenario.load.is_adaptive else AUTO_S
 
 
 def _search_answer(
@@ -335,9 +364,6 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
     print_table("Conversations", session_rows(levels), left=("level",))
     for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)
-    for line in levels:
-        if not line["valid"]:
-            warn(f"level {line['level']} is invalid: {line['invalid_reason']}")
     for text in check_levels(levels):
         warn(text)
     if (own_error := generator_line(levels)) is not None:

@@ -51,10 +51,22 @@ class Discovery:
     forces_length: bool = True
     notes: tuple[str, ...] = ()
 
-    def describe(self) -> str:
-        """One line for people."""
+    def token_source(self, *, tokenizer: bool) -> str:
+        """Who counts tokens: server, tokenizer (of this model, at hand here) or chunks."""
+        return "server" if self.states_counts else "tokenizer" if tokenizer else "chunks"
+
+    def describe(self, *, tokenizer: bool = False) -> str:
+        """One line for people.
+
+        tokenizer  the model's is at hand
+        """
         limit = "" if self.max_model_len is None else f", context {self.max_model_len:,} tokens"
-        source = "the server's own" if self.states_counts else "chunks, since it states none"
+        sources = {
+            "server": "the server's own",
+            "tokenizer": "the model's tokenizer, since the server states none",
+            "chunks": "chunks, since it states none",
+        }
+        source = sources[self.token_source(tokenizer=tokenizer)]
         return (
             f"found {self.server}: protocol {self.protocol}, model {self.model}{limit}; "
             f"token counts: {source}"

@@ -12,7 +12,7 @@ import functools
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -83,6 +83,8 @@ class HttpTarget:
     connections "reuse": as many as there are requests at once; "per-request": a new one for each;
                 a number: at most so many, for which requests wait
     first_token_timeout_s  a request fails when no token came by then; None: never for that reason
+    count_tokens  tokens of an answer's text, where the server does not state them; None: its events
+                are counted
     native      library of the native receiver (`native_harvest.choose_receive`), which reads the
                 connections without TLS; None: Python reads
     """
@@ -102,6 +104,7 @@ class HttpTarget:
         connections: Connections = "reuse",
         first_token_timeout_s: float | None = None,
         native: Path | None = None,
+        count_tokens: Callable[[str], int] | None = None,
     ) -> None:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
@@ -122,6 +125,7 @@ class HttpTarget:
         self._connections = connections
         self._first_token_timeout_s = first_token_timeout_s
         self._native = native
+        self._count_tokens = count_tokens
         self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
@@ -356,7 +360,7 @@ class HttpTarget:
     def _decode(
         self, response: _Response, *, whole: bool = True, signals: ReceiveSignals | None = None
     ) -> Exchange:
-        return decode_answer(
+        exchange = decode_answer(
             self._format,
             response.reads,
             sent_ns=response.sent_ns,
@@ -370,6 +374,9 @@ class HttpTarget:
             whole=whole,
             held_s=response.held_s,
         )
+        if self._count_tokens is None or exchange.output_tokens is not None or not exchange.text:
+            return exchange
+        return replace(exchange, output_tokens=self._count_tokens(exchange.text))
 
     def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:
         try:

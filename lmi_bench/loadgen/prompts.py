@@ -223,6 +223,18 @@ class ExactText:
         )
 
 
+class TextCounter:
+    """Tokens of a text that goes on from a prompt: what is put before a text is not counted."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._num_special = len(tokenizer.encode(""))
+
+    def __call__(self, text: str) -> int:
+        """Tokens of `text`, at least one."""
+        return max(1, len(self._tokenizer.encode(text)) - self._num_special)
+
+
 class SyntheticPrompts:
     """Requests of given lengths; several kinds come in exact shares, shuffled in small blocks."""
 

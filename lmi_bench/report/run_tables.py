@@ -112,7 +112,11 @@ def _steady_cell(steady: Mapping[str, Any]) -> Cell:
 
 def _errors_cell(line: Mapping[str, Any]) -> Cell:
     errors = line.get("errors") or 0
-    kinds = ", ".join(f"{n} {kind}" for kind, n in (line.get("errors_by_kind") or {}).items())
+    examples = line.get("error_examples") or {}
+    kinds = ", ".join(
+        f"{n} {kind}" + (f" ({examples[kind][0]})" if examples.get(kind) else "")
+        for kind, n in (line.get("errors_by_kind") or {}).items()
+    )
     return Cell(count(errors), kinds, "bad" if errors else "")
 
 

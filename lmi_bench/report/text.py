@@ -146,6 +146,7 @@ def level_block(line: Mapping[str, Any]) -> str:
         ("Request throughput (req/s):", number(line.get("request_throughput_per_s"), 4)),
         ("Output token throughput (tok/s):", number(line.get("throughput_tokens_per_s"), 4)),
         ("Total token throughput (tok/s):", number(line.get("total_throughput_tokens_per_s"), 4)),
+        *_by_gaps(line),
         ("Mean concurrency:", number(line.get("mean_concurrency"), 4)),
         ("State:", _state(line)),
     ]
@@ -158,6 +159,14 @@ def level_block(line: Mapping[str, Any]) -> str:
         ]
     text.append("=" * _WIDTH)
     return "\n".join(text)
+
+
+def _by_gaps(line: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What published price tables take for the throughput: right only while nobody waits."""
+    gap_ms = (line.get("itl_ms") or {}).get("p50")
+    if not gap_ms or line.get("concurrency") is None:
+        return []
+    return [("Concurrency / P50 ITL (tok/s):", number(1e3 * line["concurrency"] / gap_ms, 4))]
 
 
 def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:

@@ -35,6 +35,32 @@ def test_littles_law_is_not_held_against_an_open_loop():
     assert check_level(line(None, rate_per_s=2.0, mean_concurrency=50.0)) == []
 
 
+@pytest.mark.parametrize(("of_a_chunk", "warned"), [(4, True), (1, False)])
+def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, warned):
+    """Ten answers of 16 tokens by the usage, which came in 4 chunks or in 16."""
+    chunks = 16 // of_a_chunk
+    records = tuple(
+        RequestRecord(n, 0.0, 0.0, tuple(0.1 * i for i in range(1, chunks + 1)), output_tokens=16)
+        for n in range(10)
+    )
+    level = summarise_level(LevelRun(LevelSpec(0, concurrency=10, num_requests=10), 1, records))
+    assert level["output_tokens"] == 160
+    said = [text for text in check_level(level) if "came as chunks" in text]
+    assert bool(said) == warned == ("unequal_counts" in level)
+    if warned:
+        assert "counted 160 tokens, 40 came" in said[0]
+
+
+def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
+    """A token of half a character has no text and so no chunk: 1 of 200 is not worth a warning."""
+    records = (
+        RequestRecord(0, 0.0, 0.0, tuple(0.1 * i for i in range(1, 200)), output_tokens=200),
+    )
+    level = summarise_level(LevelRun(LevelSpec(0, concurrency=1, num_requests=1), 1, records))
+    assert level["unequal_counts"]["chunk_tokens"] == 199
+    assert not [text for text in check_level(level) if "came as chunks" in text]
+
+
 def test_a_load_that_was_not_held_is_named_with_what_to_do():
     (short,) = check_level(line(mean_concurrency=2.0, requests=12))
     assert "more requests a user" in short

@@ -59,11 +59,25 @@ def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):
     """Two slots of 10 ms a token: 4 users bring no more than 2, so the doubling ends there."""
     run = tmp_path / "run"
     with runtime_server(step_s=0.01, max_rolling_batch_size=2) as url:
-        lmi_bench("sweep", url, "--isl", "8", "--osl", "8", "--out", run)
+        done = lmi_bench("sweep", url, "--isl", "8", "--osl", "8", "--out", run)
+    assert "levels are picked for 5:00 at most (--max-time)" in done.stderr
     levels = [line["concurrency"] for line in lines_of(run, "levels.jsonl")]
     assert levels[:3] == [1, 2, 4]
     assert max(levels) <= 8
     assert manifest_of(run)["scenario"]["load"]["concurrency"] == "auto"
+
+
+def test_a_time_of_ones_own_leaves_out_what_would_end_later_and_says_so(tmp_path):
+    """Three requests of 0.4 s are the first level; six at once, as long, do not fit a second."""
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.02, signed=False) as url:
+        args = ("sweep", url, "--isl", "8", "--osl", "20", "--out", run)
+        done = lmi_bench(*args, "--max-time", "1")
+        assert [line["concurrency"] for line in lines_of(run, "levels.jsonl")] == [1]
+        assert "left out concurrency 2" in done.stderr
+        assert (run / "knees.json").exists()
+        lmi_bench(*args, "--concurrency", "auto", "--max-time", "4", "--resume")
+    assert [line["concurrency"] for line in lines_of(run, "levels.jsonl")][:2] == [1, 2]
 
 
 def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):

@@ -41,7 +41,7 @@ def test_a_simulated_sweep_loads_no_torch(tmp_path):
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "    main()\n"
     )
-    assert modules_loaded_by(code, ("torch", "plotly", "matplotlib", "boto3")) == set()
+    assert modules_loaded_by(code, ("torch", "plotly", "matplotlib", "boto3", "scipy")) == set()
 
 
 def test_every_command_explains_itself():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -79,3 +80,41 @@ def test_ctrl_c_while_the_target_is_opened_leaves_nothing(tmp_path):
     args = ("sweep", "--model", "demo-15m", "--concurrency", "1", "--osl", "400", "--out", run)
     interrupted(args, lambda: time.monotonic() >= at_s)
     assert lines(run / "levels.jsonl") == []
+
+
+def test_ctrl_c_before_the_commands_are_loaded_is_no_traceback():
+    """The import itself is interrupted, as happens to whoever thinks better of it at once."""
+    program = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'lmi_bench.cli.main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from lmi_bench.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(tmp_path):
+    """Whatever moment it hits: loading, warm-up, a level. 1.2 s a level, so three are not enough to
+    finish what is interrupted at 1.7 s at the latest."""
+    run = tmp_path / "run"
+    with runtime_server(step_s=0.01, signed=False) as url:
+        args = ("sweep", url, "--isl", "8", "--osl", "40", "--concurrency", "1,2,3", "--out", run)
+        for delay_s in (0.7, 1.2, 1.7):
+            at_s = time.monotonic() + delay_s
+            interrupted((*args, "--resume"), lambda at_s=at_s: time.monotonic() >= at_s)
+            if manifest_is_whole(run):
+                assert "Levels" in render_html(build_view([load_run(run)]))
+        lmi_bench(*args, "--resume")
+    kept = lines(run / "levels.jsonl")
+    assert [line["level"] for line in kept] == [0, 1, 2]
+    counted = {(line["level"], line["attempt"]) for line in kept}
+    records = lines(run / "requests.jsonl")
+    numbers = [
+        (r["level"], r["request_id"]) for r in records if (r["level"], r["attempt"]) in counted
+    ]
+    assert len(numbers) == len(set(numbers)) == 3 + 6 + 9

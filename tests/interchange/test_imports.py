@@ -4,6 +4,10 @@ The files in tests/data/imports are made by hand from the fields that each tool 
 numbers chosen so that what must come out can be worked out on paper; no tool wrote them but
 aiperf_0_13.json, which is what AIPerf 0.13.0 wrote of a server with a TTFT of 200 ms and an ITL of
 20 ms (fields that are not read left out, a warm-up's phase put in).
+
+Those in tests/data/imports_real are what the tools wrote, less ids, prompts and fields that are not
+read: two users, six answers of eight tokens, of benchmarks/support/truth_server.c with a TTFT of
+200 ms and an ITL of 20 ms.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from lmi_bench.interchange.imports.run_folder import write_imported
 from lmi_bench.run_store import load_run
 
 DATA = Path(__file__).parent.parent / "data" / "imports"
+REAL = DATA.with_name("imports_real")
 STATED = {
     "vllm.json": ("vllm", 8, None),
     "vllm_detailed.json": ("vllm", None, 2.0),
@@ -122,6 +127,25 @@ def test_the_file_of_a_newer_aiperf_is_told_from_vllms_and_its_load_found():
     assert level.line["ttft_ms"]["p50"] == pytest.approx(200, rel=0.05)
     assert level.line["tpot_ms"]["p50"] == pytest.approx(20, rel=0.02)
     assert level.line["output_tokens"] == 24 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "ttft_off", "itl"),
+    [
+        ("vllm_0_32.json", "vllm", 0.03, "itl_ms"),
+        ("aiperf_0_13_requests.jsonl", "aiperf", 0.03, "itl_ms"),
+        ("guidellm_0_8.json", "guidellm", 0.03, "tpot_ms"),  # states no gaps
+        ("llmeter_0_2.jsonl", "llmeter", 0.2, "tpot_ms"),  # was itself late: 228 ms
+    ],
+)
+def test_a_file_that_a_tool_wrote_says_what_was_true_of_the_server(name, tool, ttft_off, itl):
+    imported = read_results(REAL / name, Load(concurrency=2))
+    (level,) = imported.levels
+    line = level.line
+    assert (imported.tool, line["concurrency"], line["requests"]) == (tool, 2, 6)
+    assert (line["errors"], line["output_tokens"]) == (0, 6 * 8)
+    assert line["ttft_ms"]["p50"] == pytest.approx(200, rel=ttft_off)
+    assert line[itl]["p50"] == pytest.approx(20, rel=0.05)
 
 
 def test_aiperf_requests_leave_the_warm_up_out_and_count_failures():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import shutil
 import socket
 import ssl
@@ -19,7 +20,7 @@ from lmi_bench.loadgen.endpoint import parse_endpoint
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.kernel_time import KernelStamps
 from lmi_bench.loadgen.measure import measure
-from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts, TextCounter
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sweep import run_sweep
 from lmi_bench.wire.format import find_format
@@ -34,6 +35,7 @@ from tests.faults.misbehaving import (
     good_answer,
     records_of,
     serving,
+    usage,
 )
 
 OPENAI = find_format("openai")
@@ -327,6 +329,26 @@ def test_answers_beyond_the_memory_for_undecoded_ones_are_decoded_at_once(monkey
     measured = run_on_sockets(main())
     assert len(good_answer()) > 500  # so that one answer fits in the memory and two do not
     assert [item.record().output_tokens for item in measured] == [3, 3, 3, 3]
+
+
+class Letters:
+    """A tokenizer of one token a letter, which puts one more before every text."""
+
+    def encode(self, text):
+        return [0, *map(ord, text)]
+
+
+def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
+    """Two chunks of seven letters; with a usage of 4 tokens that counts, whatever the letters."""
+    chunks = STREAM_HEAD + chunk(event(" abc")) + chunk(event(" de", "length"))
+    end = chunk(DONE) + LAST_CHUNK
+    counter = pickle.loads(pickle.dumps(TextCounter(Letters())))  # as worker processes get it
+    silent, stated = records_of(
+        [chunks + end], [chunks + chunk(usage(4, 4)) + end], count_tokens=counter
+    )[0]
+    assert (silent.output_tokens, silent.token_counts) == (7, (1, 1))
+    assert stated.output_tokens == 4
+    assert records_of([chunks + end])[0][0].output_tokens == 2
 
 
 def test_a_cancelled_sweep_hangs_up_on_the_server():

@@ -40,6 +40,16 @@ def test_the_block_is_the_one_people_paste(level_statistics, golden):
     assert block + "\n" == golden("level_block.txt")
 
 
+def test_the_block_holds_what_gaps_alone_would_give_beside_the_measured_throughput():
+    """Published price tables take concurrency / p50 ITL: 8 users at 39 ms are 205.1 tok/s."""
+    line = {"concurrency": 8, "itl_ms": {"p50": 39.0}, "throughput_tokens_per_s": 150.0}
+    rows = {row.split(":")[0]: row.split()[-1] for row in level_block(line).splitlines()}
+    assert rows["Concurrency / P50 ITL (tok/s)"] == "205.1"
+    assert rows["Output token throughput (tok/s)"] == "150"
+    open_loop = {**line, "concurrency": None, "rate_per_s": 3.0}
+    assert "P50 ITL (tok/s)" not in level_block(open_loop)
+
+
 def test_console_rows_all_have_the_same_keys(sweep):
     rows = level_rows(sweep.levels)
     assert [row["Concurrent requests"] for row in rows] == ["1", "2", "4", "8", "16", "32", "64"]
