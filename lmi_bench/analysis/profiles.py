@@ -88,7 +88,8 @@ class EngineProfile:
     host_factor_log_sd      of the logarithm of such a factor before it is fitted; 0: never fitted
     models                  names of the models that the fit has seen
     residual_log_sd         of a prediction around the truth with the best parameters
-    error_scale             of the model's error and noise as the fit found it, 1 as expected
+    error_scale             of the model's error and noise as the fit found it, 1 as expected;
+                            ttft_error_scale: of times to first token
     levels                  measured levels that predictions are corrected by (`cell_files`)
     machine                 figures of the machine `local` that the shares are of, where the fit
                             was made on it
@@ -116,6 +117,7 @@ class EngineProfile:
     models: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     error_scale: float = 1.0
+    ttft_error_scale: float = 1.0
     levels: tuple[Mapping[str, Any], ...] = ()
     machine: MeasuredMachine | None = None
 
