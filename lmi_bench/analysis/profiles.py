@@ -155,12 +155,21 @@ class EngineProfile:
                 f"profile {self.label} has not seen {accelerator} (fitted on "
                 f"{', '.join(self.accelerators)}): its shares of peak are carried over"
             )
-        if engine_version is not None and engine_version != self.version:
+        if engine_version is not None and not _same_version(engine_version, self.version):
             warnings.append(
                 f"profile {self.label} is not of version {engine_version}: "
                 "calibrate on a sweep of that version"
             )
         return warnings
+
+    def warning_for_engine(self, engine: str) -> str | None:
+        """What is extrapolated when this profile speaks for an engine as a table names it."""
+        name, _, version = engine.partition(" ")
+        if name and name.lower() != self.name.lower():
+            return f"profile {self.label} is not of {engine}: calibrate on levels of that engine"
+        if version and not _same_version(version, self.version):
+            return f"profile {self.label} is not of version {version}: calibrate on levels of it"
+        return None
 
     def log_covariance(self) -> NDArray[np.float64]:
         """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
@@ -188,6 +197,12 @@ class EngineProfile:
             if name.endswith("_share"):  # no kernel is faster than its hardware
                 values[name] = min(values[name], 1.0)
         return StepParameters(**values)
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether one is the other or a part of it: 0.12 and v0.12.0, not 0.1 and 0.12."""
+    parts = [text.strip().lower().removeprefix("v").split(".") for text in (one, other)]
+    return all(left == right for left, right in zip(*parts, strict=False))
 
 
 def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ class Question:
     concurrencies: str | None
     rates: str | None
     profile: str | None
+    engine_version: str | None = None
     prefix_hit: float = 0.0
     mix: str | None = None
     input_lengths: str | None = None
@@ -129,7 +130,10 @@ def _answer(
     speculation: Speculation | None,
     json_file: Path | None,
 ) -> None:
-    warnings = [*profile.warnings_for(accelerator=machine.accelerator.name), *profile.notes]
+    warnings = profile.warnings_for(
+        accelerator=machine.accelerator.name, engine_version=question.engine_version
+    )
+    warnings += profile.notes
     if json_file is not None:
         more = {"profile": profile.provenance, "interval": "80 %", "warnings": warnings}
         write_text(json_file, json.dumps({**shown.content, **more}, indent=1) + "\n")

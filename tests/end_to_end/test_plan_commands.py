@@ -237,3 +237,24 @@ def test_files_of_other_tools_calibrate_or_say_how(tmp_path):
     assert [level["concurrency"] for level in levels] == [8, 4, 4]
     done = lmi_bench("calibrate", IMPORTS / "guidellm.json", *machine, expect=2)
     assert "lmi-bench import" in done.stderr
+
+
+def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(tmp_path):
+    """TGI's profile on its own 95 lines, and on Mistral and Falcon, which it has not seen."""
+    out = tmp_path / "errors.json"
+    done = lmi_bench("validate", "--json", out)
+    assert "other models" in done.stdout
+    errors = [
+        each
+        for each in json.loads(out.read_text(encoding="utf-8"))
+        if each["profile"] == "tgi-2023"
+    ]
+    own = next(each for each in errors if each["lines"] == 95)
+    assert own["lines of"] == "fitted models"
+    assert own["median"] <= 0.045
+    assert {each["lines"] for each in errors if each["lines of"] == "other models"} == {5}
+
+
+def test_validate_without_a_table_takes_no_option_of_one():
+    done = lmi_bench("validate", "--calibrate-cells", "8", expect=2)
+    assert "name a table" in done.stderr
