@@ -8,9 +8,11 @@
 Every step is the program's own: `sweep` measures each level, `calibrate` fits a profile to the six
 on the machine `local`, `validate --profile` predicts the others: other concurrencies, other lengths
 of prompt and answer, open loops. vLLM is started from its CPU build (extra `peers`) and stopped.
-A first level is measured and left out. The machine must be idle: processor time of other processes
-is measured beside each level, and a level that more than 10 % of it was taken from is measured
-again.
+A first level is measured and left out. The six are measured twice, among the others and once more
+at the end, so that a machine that changes slowly does so for both; how far it has is printed. The
+machine must be idle: processor time of other processes is measured beside each level, and a level
+that more than 10 % of it was taken from is measured again. One run is one sitting, unattended; what
+an --out holds already is kept.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +43,7 @@ FIGURES = {
 }
 BAR = 0.10
 FOREIGN_LIMIT = 0.10
-TRIES = 2
+TRIES = 3
 START_S = 900.0
 PORT = 8231
 
@@ -81,6 +84,8 @@ UNSEEN = (
 )
 # measured and left out: on a virtual machine that stood still the first half minute is slower
 WARM_UP = Level("warm-up", 128, 64, 64, users=4)
+# the six once more at the end, the last first
+AGAIN = tuple(replace(level, name=f"{level.name}-again") for level in reversed(CALIBRATION))
 # measured in turn, so that a machine that changes slowly changes for both alike
 ORDER = (
     *(level for pair in zip(CALIBRATION, UNSEEN, strict=False) for level in pair),
@@ -148,7 +153,7 @@ class Processors:
             return []
 
 
-def line_of(folder: Path) -> dict[str, object] | None:
+def line_of(folder: Path) -> dict[str, Any] | None:
     """The level that a sweep's folder holds, once it has ended."""
     path = folder / "levels.jsonl"
     text = path.read_text(encoding="utf-8").strip() if path.exists() else ""
@@ -244,7 +249,7 @@ def answers(url: str) -> bool:
 
 def calibrate_and_predict(out: Path, dtype: str) -> None:
     """The product's own path: calibrate, then validate on what was not calibrated on."""
-    known = [str(out / level.name) for level in CALIBRATION]
+    known = [str(out / level.name) for level in (*CALIBRATION, *AGAIN)]
     others = [str(out / level.name) for level in UNSEEN]
     profile, judged = str(out / "profile.json"), str(out / "judged.json")
     where = ["--instance", "local", "--dtype", dtype]
@@ -294,12 +299,27 @@ def judge(out: Path) -> None:
             f"| {title} | {middle:.1%} / {high:.1%} | {BAR:.0%} | {np.mean(covered[key]):.0%} | "
             f"{np.median(widths[key]):.1%} |"
         )
+    print_drift(out)
     taken = [
         json.loads(path.read_text(encoding="utf-8"))["foreign_share"]
         for path in out.glob("*/foreign.json")
     ]
     if taken:
         print(f"\nOther processes took at most {max(taken):.1%} of the processors beside a level.")
+
+
+def print_drift(out: Path) -> None:
+    """How much longer a token took when the calibration levels were measured again."""
+    changes = []
+    for level in AGAIN:
+        first, last = line_of(out / level.name.removesuffix("-again")), line_of(out / level.name)
+        if first is not None and last is not None:
+            changes.append(last["tpot_ms"]["mean"] / first["tpot_ms"]["mean"] - 1)
+    if changes:
+        print(
+            f"\nDrift: the calibration levels' TPOT changed by {np.median(changes):+.1%} (median; "
+            f"{min(changes):+.1%} to {max(changes):+.1%}) from the first time to the second."
+        )
 
 
 def measure_all(args: argparse.Namespace) -> None:
@@ -312,7 +332,7 @@ def measure_all(args: argparse.Namespace) -> None:
     }
     facts = {
         "title": f"{names.get(args.engine, args.engine)}, {args.model}, {dtype}",
-        "description": f"{len(CALIBRATION)} levels calibrate: "
+        "description": f"{len(CALIBRATION)} levels calibrate, each measured twice: "
         + ", ".join(
             f"{level.users} users {level.input_tokens}/{level.output_tokens}"
             for level in CALIBRATION
@@ -333,7 +353,7 @@ def measure_all(args: argparse.Namespace) -> None:
 
 def sweeps(out: Path, target: str, options: Sequence[str], pid: int | None) -> None:
     processors = Processors(pid)
-    for level in (WARM_UP, *ORDER):
+    for level in (WARM_UP, *ORDER, *AGAIN):
         measure(level, out, target, options, processors)
 
 
@@ -343,7 +363,7 @@ def main() -> None:
     parser.add_argument("--engine", default="bundled", help="bundled, vllm or a URL")
     parser.add_argument("--python", default=sys.executable, help="the one that has vLLM")
     parser.add_argument("--pid", type=int, help="of the server behind a URL, if it is here")
-    parser.add_argument("--backend", default="torch", help="step back end of the bundled engine")
+    parser.add_argument("--backend", default="native", help="step back end of the bundled engine")
     parser.add_argument("--model", default="demo-110m")
     parser.add_argument("--dtype", help="of the weights [bfloat16 bundled, float32 others]")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="RUNS", help="only print")
