@@ -145,6 +145,8 @@ class EngineProfile:
     @property
     def provenance(self) -> str:
         """Where the parameters come from, in one line."""
+        if not self.accelerators:  # a prior: not fitted to anything
+            return f"profile {self.label}, fitted to {self.fitted_on}"
         return f"profile {self.label}, fitted {self.fitted_date} on {self.fitted_on}"
 
     def warnings_for(self, *, accelerator: str, engine_version: str | None = None) -> list[str]:

@@ -26,6 +26,7 @@ from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import Scenario, parse_scenario
+from lmi_bench.units import format_figure
 
 _REQUESTS_PER_USER = 10
 _LENGTH_SPREAD = 0.1  # real answers end at different lengths, which breaks up their queues
@@ -363,4 +364,4 @@ def _bound(each: Forecast) -> str:
 def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
     if figure is None:
         return absent
-    return f"{figure.value:,.4g} [{figure.low:,.4g} to {figure.high:,.4g}]"
+    return "{} [{} to {}]".format(*map(format_figure, (figure.value, figure.low, figure.high)))

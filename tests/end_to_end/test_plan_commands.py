@@ -258,3 +258,19 @@ def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(
 def test_validate_without_a_table_takes_no_option_of_one():
     done = lmi_bench("validate", "--calibrate-cells", "8", expect=2)
     assert "name a table" in done.stderr
+
+
+def test_calibrate_names_the_first_levels_of_a_machine_that_nobody_has_measured():
+    done = lmi_bench(
+        *("calibrate", "--next", "4", "-m", "llama-2-13b", "--instance", "ml.g5.12xlarge"),
+        *("--dtype", "float16"),
+    )
+    levels = [line for line in done.stdout.splitlines() if "llama-2-13b on ml.g5.12xlarge" in line]
+    assert len(levels) == 4
+    assert "nothing yet" in done.stdout
+
+
+def test_calibrate_without_levels_says_what_it_needs():
+    assert "--next" in lmi_bench("calibrate", expect=2).stderr
+    nowhere = ("calibrate", "--next", "1", "-m", "llama-2-70b", "--instance", "ml.g5.2xlarge")
+    assert "fits ml.g5.2xlarge at no" in lmi_bench(*nowhere, expect=2).stderr
