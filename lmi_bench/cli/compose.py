@@ -46,6 +46,7 @@ from lmi_bench.host import usable_cores
 from lmi_bench.model_folder import shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
+from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib
 
@@ -109,6 +110,7 @@ def open_torch_engine(
             f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
             "--target sim:INSTANCE or a URL"
         ) from exc
+    refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])
     folder = model_folder(model, settings.rope_scaling)
     draft_folder = None
     copies = settings.replicas

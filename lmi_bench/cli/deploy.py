@@ -72,6 +72,14 @@ def write(
             help="throughput, or latency: one request at a time.", rich_help_panel=_LAYOUT
         ),
     ] = "throughput",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Speculative decoding: ngram, or Hub id, s3:// prefix or folder of a smaller "
+            "model. (default: as recommended)",
+            rich_help_panel=_LAYOUT,
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="Engine profile for memory shares.", rich_help_panel=_LAYOUT),
@@ -167,6 +175,7 @@ def write(
         model_id=model_id,
         profile=profile,
         goal=goal,
+        draft=draft,
     )
     target = Target(
         server=server,

@@ -23,6 +23,7 @@ from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_re
 from lmi_bench.deploy.sagemaker import Wishes, needs_components
 from lmi_bench.deploy.server_settings import SERVERS
 from lmi_bench.errors import EXIT_DONE, EXIT_FAILED, InputError
+from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
 
 _GATED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0
@@ -44,6 +45,7 @@ class Layout:
     model_id: str | None
     profile: str | None
     goal: str = "throughput"
+    draft: str | None = None
 
 
 def write_deployment(
@@ -52,6 +54,7 @@ def write_deployment(
     """Write a folder and say what is in it. Raises InputError before anything is written."""
     if target.server not in SERVERS:
         raise InputError(f"--server {target.server}: use one of {', '.join(SERVERS)}")
+    refuse_sagemaker_draft(layout.draft, _against_sagemaker_draft(layout, target, wishes))
     plan = _plan(recommendation, layout)
     _check_licence(plan, wishes)
     bundle = build_bundle(plan, target, wishes)
@@ -162,9 +165,20 @@ def _plan(recommendation: Path | None, layout: Layout) -> DeploymentPlan:
             slots=layout.slots,
             model_id=layout.model_id,
         )
+    if layout.draft is not None:
+        plan = replace(plan, engine=replace(plan.engine, draft=layout.draft))
     if layout.goal == "latency":
         plan = replace(plan, slots=1, basis=f"{plan.basis}; one request at a time, for latency")
     return plan
+
+
+def _against_sagemaker_draft(layout: Layout, target: Target, wishes: Wishes) -> list[str]:
+    found = []
+    if target.model_data_uri is not None or layout.model_id is not None:
+        found.append("weights of one's own (--model-data, --model-id)")
+    if wishes.components:
+        found.append("inference components (--components)")
+    return found
 
 
 def _check_licence(plan: DeploymentPlan, wishes: Wishes) -> None:

@@ -12,6 +12,7 @@ from lmi_bench.cli.calibrate import calibrate
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.compare_accelerators import compare_accelerators
 from lmi_bench.cli.compile import compile_steps
+from lmi_bench.cli.convert import convert
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
@@ -56,6 +57,7 @@ app.add_typer(profile)
 app.command()(generate)
 app.command()(optimize)
 app.command("compile")(compile_steps)
+app.command()(convert)
 app.command()(perplexity)
 app.command()(predict)
 app.command()(calibrate)

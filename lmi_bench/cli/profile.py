@@ -12,11 +12,6 @@ profile = typer.Typer(
 )
 
 
-@profile.callback()
-def _group() -> None:
-    """Keeps `collectives` a command of its own while it is the only one."""
-
-
 @profile.command()
 def collectives(
     ranks: Annotated[int, typer.Option(help="Processes that add their arrays.")] = 2,
@@ -33,3 +28,19 @@ def collectives(
     from lmi_bench.cli.profile_run import run_collectives
 
     run_collectives(ranks, transport or [], rounds, out)
+
+
+@profile.command()
+def attention(
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(help="Prompt tokens; repeatable. (default: 256, 1,024 and 4,096)"),
+    ] = None,
+    heads: Annotated[int, typer.Option(help="Query heads.")] = 12,
+    head_dim: Annotated[int, typer.Option(help="Values of a head.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Rounds of each way; the median counts.")] = 5,
+) -> None:
+    """Time a prompt's attention with its whole score matrix and in tiles, and count the bytes."""
+    from lmi_bench.cli.profile_attention_run import run_attention
+
+    run_attention(tokens or (256, 1024, 4096), heads, head_dim, rounds)

@@ -64,6 +64,14 @@ def serve(
             help="Version of djl-serving that --serving-properties was written for, as 0.26.0."
         ),
     ] = "0.36.0",
+    model_py: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-py",
+            help="Program with @input_formatter and @output_formatter for the LMI routes; it is "
+            "run only if named here.",
+        ),
+    ] = None,
     model_loading_timeout: Annotated[
         int | None,
         typer.Option(help="Seconds after which loading is given up. (default: none)"),
@@ -90,7 +98,7 @@ def serve(
     """
     from lmi_bench.cli.console import note
     from lmi_bench.cli.serve_run import run
-    from lmi_bench.cli.serving_file import is_lmi_environment, read_serving_file
+    from lmi_bench.cli.serving_file import is_lmi_environment, model_py_of, read_serving_file
     from lmi_bench.cli.tgi_env import limits_from_environment
     from lmi_bench.scenario import DEFAULT_MODEL, parse_scenario
 
@@ -111,6 +119,8 @@ def serve(
         )
         stated = {**found.engine, **stated}  # a flag wins
         model = model or found.model
+        if model_py is None and (beside := model_py_of(serving_properties)) is not None:
+            note(f"{beside} is not run: --model-py {beside} uses its formatters")
         model_loading_timeout = model_loading_timeout or found.loading_timeout_s
     else:
         for setting, (variable, value) in limits_from_environment(os.environ).items():
@@ -128,4 +138,5 @@ def serve(
         require_signature=require_signature,
         loading_timeout_s=model_loading_timeout,
         trace=step_trace,
+        model_py=model_py,
     )

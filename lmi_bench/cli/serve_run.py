@@ -17,6 +17,11 @@ from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.engine.server.app import Listening, build_app, serve
 from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.formatters import (
+    NO_FORMATTERS,
+    Formatters,
+    load_formatters,
+)
 from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import credentials_check
@@ -37,6 +42,7 @@ def run(
     require_signature: bool = False,
     loading_timeout_s: int | None = None,
     trace: Path | None = None,
+    model_py: Path | None = None,
 ) -> None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
@@ -44,6 +50,7 @@ def run(
     require_signature  on SageMaker's paths, by the key in this process's environment
     loading_timeout_s  after which loading is given up and the process ends; None: never
     trace              file for a Chrome trace of steps and requests
+    model_py           program whose formatters change bodies; run before anything is loaded
     """
     if lmi_replies not in LMI_REPLIES:
         raise InputError(f"--lmi-replies {lmi_replies}: use one of {', '.join(LMI_REPLIES)}")
@@ -52,6 +59,7 @@ def run(
         check = credentials_check(
             os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         )
+    formatters = NO_FORMATTERS if model_py is None else load_formatters(model_py)
     if instance is None and follow_launcher(settings):
         return
     with loading_deadline(model, loading_timeout_s):
@@ -64,7 +72,7 @@ def run(
         note(line)
     tracer = None if trace is None else StepTrace(trace)
     with tracer or nullcontext():
-        asyncio.run(_serve(parts, host, port, lmi_replies, check, tracer))
+        asyncio.run(_serve(parts, host, port, lmi_replies, check, tracer, formatters))
 
 
 async def _serve(
@@ -74,6 +82,7 @@ async def _serve(
     lmi_replies: str,
     check: SignatureCheck | None,
     trace: StepTrace | None,
+    formatters: Formatters,
 ) -> None:
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
 
@@ -90,6 +99,7 @@ async def _serve(
             max_model_len=parts.config.max_model_len,
             signature_check=check,
             lmi_reply=LMI_REPLIES[lmi_replies],
+            formatters=formatters,
         )
         await serve(app, host, port, on_ready=on_ready, engine=engine)
         engine.audit()

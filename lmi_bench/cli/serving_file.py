@@ -29,6 +29,14 @@ def load_properties(path: Path) -> dict[str, str]:
     return read_properties(path)
 
 
+def model_py_of(path: Path | None) -> Path | None:
+    """The model.py beside a serving.properties, which a container would run."""
+    if path is None or path.name.endswith((".tar.gz", ".tgz")):
+        return None
+    beside = (path if path.is_dir() else path.parent) / "model.py"
+    return beside if beside.is_file() else None
+
+
 def read_serving_file(
     path: Path | None,
     environ: Mapping[str, str],

@@ -66,6 +66,7 @@ def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle
         )
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\nexec {line}\n"
         return Bundle({"vllm-serve.sh": script}, None, notes)
+    unsaid = _unsaid(plan, target.server)
     files: dict[str, str] = {}
     if target.server == "tgi":
         environment = tgi_environment(plan, trust_remote_code=target.trust_remote_code)
@@ -73,7 +74,7 @@ def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle
         if target.image is None:
             files["tgi.env"] = _env_file(plan, environment)
             traps = ("no image was named (--image ADDRESS): no SageMaker requests are written",)
-            return Bundle(files, None, traps)
+            return Bundle(files, None, traps + unsaid)
         image = target.image
     else:
         pinned = find_image("lmi" if target.image is None else _family(target.image), target.image)
@@ -86,6 +87,7 @@ def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle
         )
         if target.model_data_uri is not None:
             settings["option.model_id"] = "/opt/ml/model"
+        unsaid = _unsaid(plan, target.server, era_of(pinned.djl))
         verdict = check_settings(settings, era=era_of(pinned.djl))
         verdict.raise_mistakes("the generated serving.properties")
         comments = (plan.describe(), plan.basis, f"image {image}")
@@ -100,7 +102,14 @@ def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle
     files["sagemaker.json"] = _requests_file(requests)
     files["cloudformation.yaml"] = template(requests, description=plan.describe())
     files["deploy_boto3.py"] = _boto3_script(plan, target.region)
-    return Bundle(files, image, verdict.traps)
+    return Bundle(files, image, verdict.traps + unsaid)
+
+
+def _unsaid(plan: DeploymentPlan, server: str, era: str = "C") -> tuple[str, ...]:
+    missing = plan.engine.unsaid(server, era)
+    if not missing:
+        return ()
+    return (f"these files do not set {', '.join(missing)}: {server} has no such setting here",)
 
 
 def write_bundle(bundle: Bundle, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.capacity import memory_plan_for
@@ -11,6 +11,7 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.weights import weight_format
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
+from lmi_bench.deploy.engine_wishes import NGRAM, EngineWishes
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
 
@@ -26,6 +27,7 @@ class DeploymentPlan:
     max_model_len     most tokens of a request, both ways
     max_input_tokens  longest prompt
     basis             where slots and lengths come from, for the file's comments
+    engine            how the engine is to be set beside that
     """
 
     shape: ModelShape
@@ -39,6 +41,7 @@ class DeploymentPlan:
     max_model_len: int
     max_input_tokens: int
     basis: str
+    engine: EngineWishes = field(default_factory=EngineWishes)
 
     def __post_init__(self) -> None:
         problem = tensor_parallel_problem(self.shape, self.tensor_parallel)
@@ -67,17 +70,6 @@ class DeploymentPlan:
         )
 
 
-_BY_HAND = (
-    "kv_dtype",
-    "speculation",
-    "max_prefill_tokens",
-    "chunked_prefill",
-    "memory_share",
-    "cuda_graphs",
-)
-"""Settings of a recommended engine that the written files do not carry."""
-
-
 def plan_from_recommendation(
     content: Mapping[str, Any], *, model_id: str | None = None
 ) -> DeploymentPlan:
@@ -88,7 +80,9 @@ def plan_from_recommendation(
     slots = best["memory"].get("slots_per_copy")
     kinds = content.get("kinds") or ()
     setting = best.get("setting") or {}
-    by_hand = [name for name in _BY_HAND if setting.get(name) is not None]
+    engine = EngineWishes.of_setting(setting)
+    if engine.draft not in (None, NGRAM):
+        engine = replace(engine, draft=_model_id(str(engine.draft), None))
     return DeploymentPlan(
         shape=find_model(model),
         model_id=_model_id(model, model_id),
@@ -104,8 +98,8 @@ def plan_from_recommendation(
         ),
         max_input_tokens=max((kind["input_tokens"] for kind in kinds), default=input_tokens),
         basis=f"recommended for {content.get('load', 'the load')}, {content['objective']}; "
-        f"{content['profile']}"
-        + (f"; the plan also sets {', '.join(by_hand)}: add that by hand" if by_hand else ""),
+        f"{content['profile']}",
+        engine=engine,
     )
 
 

@@ -44,6 +44,7 @@ def lmi_settings(
         settings["option.max_rolling_batch_prefill_tokens"] = str(
             max(_PREFILL_TOKENS, plan.max_model_len)
         )
+    settings |= plan.engine.lmi(era)
     if trust_remote_code:
         settings["option.trust_remote_code"] = "true"
     settings["option.model_loading_timeout"] = str(model_loading_timeout_s)
@@ -69,6 +70,7 @@ def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) ->
         environment["DTYPE"] = "bfloat16"
     elif plan.dtype != "float16":
         raise InputError(f"TGI serves float16, bfloat16, float8 or int4 weights, not {plan.dtype}")
+    environment |= plan.engine.tgi()
     if trust_remote_code:
         environment["HF_MODEL_TRUST_REMOTE_CODE"] = "true"
     return environment
@@ -88,6 +90,7 @@ def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> 
         arguments += ["--quantization", "fp8"]
     elif plan.dtype != "int4":  # a quantized checkpoint says so itself
         raise InputError(f"vLLM has no setting for {plan.dtype} weights that is known here")
+    arguments += plan.engine.vllm()
     if trust_remote_code:
         arguments.append("--trust-remote-code")
     return arguments

@@ -176,3 +176,22 @@ def test_a_model_that_cannot_be_served_is_named(lmi_bench, tmp_path, line, messa
 def test_a_container_that_never_becomes_healthy_fails_at_its_deadline(lmi_bench):
     done = lmi_bench("deploy", "probe", "http://127.0.0.1:9", "--timeout", "1", expect=1)
     assert "was not healthy within 1 s" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "unchanged JumpStart model; use"),
+        (("--model-data", "s3://bucket/tuned/"), "weights of one's own"),
+        (("--components",), "inference components"),
+    ],
+)
+def test_sagemakers_own_draft_is_refused_with_what_stands_against_it(lmi_bench, flags, says):
+    done = lmi_bench("deploy", "write", *LLAMA, "--draft", "sagemaker", *flags, expect=2)
+    assert says in done.stderr
+    assert "--draft ngram" in done.stderr
+
+
+def test_sagemakers_own_draft_does_not_run_on_this_machine(lmi_bench):
+    done = lmi_bench("serve", "--draft", "sagemaker", expect=2)
+    assert "the bundled engine, which runs on this machine" in done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import tarfile
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,6 +14,7 @@ from cfnlint.api import ManualArgs, lint
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, unpack_properties
+from lmi_bench.deploy.engine_wishes import EngineWishes
 from lmi_bench.deploy.images import all_images, find_image
 from lmi_bench.deploy.plan import lmi_dtype, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
@@ -95,7 +98,7 @@ def test_a_recommendation_becomes_its_own_layout():
     }
     made = plan_from_recommendation(mixed)
     assert (made.dtype, made.max_model_len, made.max_input_tokens) == ("int4", 910, 900)
-    assert "also sets kv_dtype: add that by hand" in made.basis
+    assert made.engine == EngineWishes(kv_dtype="float8")
 
 
 @pytest.mark.parametrize(
@@ -287,3 +290,58 @@ class TestArchive:
             unpack_properties(folder / "model.py")
         with pytest.raises(InputError, match=r"has no serving.properties"):
             pack_model(tmp_path, tmp_path / "none.tar.gz")
+
+
+FAST = EngineWishes(
+    kv_dtype="float8",
+    draft="org/tiny-draft",
+    draft_tokens=3,
+    max_prefill_tokens=8192,
+    chunked_prefill=True,
+    memory_share=0.85,
+    cuda_graphs=False,
+)
+
+
+def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
+    made = replace(plan(), engine=FAST)
+    lmi = parse_properties(build_bundle(made, LMI, WISHES).files["serving.properties"])
+    assert json.loads(lmi["option.speculative_config"]) == {
+        "model": "org/tiny-draft",
+        "num_speculative_tokens": 3,
+    }
+    assert {name: lmi[f"option.{name}"] for name in (
+        "kv_cache_dtype", "max_rolling_batch_prefill_tokens", "enable_chunked_prefill",
+        "gpu_memory_utilization", "enforce_eager",
+    )} == {
+        "kv_cache_dtype": "fp8",
+        "max_rolling_batch_prefill_tokens": "8192",
+        "enable_chunked_prefill": "true",
+        "gpu_memory_utilization": "0.85",
+        "enforce_eager": "true",
+    }  # fmt: skip
+    script = build_bundle(made, Target("vllm"), WISHES).files["vllm-serve.sh"]
+    words = shlex.split(script.split("exec ")[1].replace("\\\n", ""))
+    assert words[words.index("--kv-cache-dtype") + 1] == "fp8"
+    assert words[words.index("--max-num-batched-tokens") + 1] == "8192"
+    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 3
+    assert {"--enable-chunked-prefill", "--enforce-eager"} < set(words)
+
+
+def test_what_tgi_cannot_be_told_is_said_and_not_dropped():
+    bundle = build_bundle(replace(plan(), engine=FAST), Target("tgi"), WISHES)
+    assert "CUDA_MEMORY_FRACTION=0.85" in bundle.files["tgi.env"]
+    assert "MAX_BATCH_PREFILL_TOKENS=8192" in bundle.files["tgi.env"]
+    [said] = [trap for trap in bundle.traps if "do not set" in trap]
+    assert all(word in said for word in ("chunked_prefill", "float8", "org/tiny-draft"))
+    looked_up = replace(plan(), engine=EngineWishes(draft="ngram", draft_tokens=2))
+    assert "SPECULATE=2" in build_bundle(looked_up, Target("tgi"), WISHES).files["tgi.env"]
+
+
+def test_a_container_of_2024_takes_its_draft_by_the_older_names():
+    made = replace(plan(), engine=EngineWishes(draft="org/tiny-draft", draft_tokens=3))
+    target = Target("lmi", image="0.28.0")
+    lmi = parse_properties(build_bundle(made, target, WISHES).files["serving.properties"])
+    assert lmi["option.speculative_draft_model"] == "org/tiny-draft"
+    assert lmi["option.speculative_length"] == "3"
+    assert "option.speculative_config" not in lmi

@@ -14,6 +14,7 @@ from aiohttp import web
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
+from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.metrics import MetricsRoute
@@ -55,17 +56,19 @@ def build_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     signature_check: SignatureCheck | None = None,
     lmi_reply: type[RollingBatchReply] = RollingBatchReply,
+    formatters: Formatters = NO_FORMATTERS,
 ) -> web.Application:
     """Every route over a running engine, which the caller enters before and leaves after.
 
     signature_check  of what comes over SageMaker's paths; None lets everything in
     lmi_reply        the version of djl-serving whose replies are imitated
+    formatters       what changes the bodies of the LMI routes
     """
     state = ServerState(engine, codec, model_name, max_model_len)
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
     )
-    lmi, openai = LmiRoutes(state, lmi_reply), OpenAiRoutes(state)
+    lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state)
     sagemaker = SageMakerRoutes(lmi, openai, model_name=model_name, check=signature_check)
     lmi.add_to(app)
     openai.add_to(app)

@@ -14,6 +14,7 @@ import orjson
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.server.answer import Answer, Piece, openai_finish_reason
 from lmi_bench.engine.server.failures import lmi_failure
+from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_request import LmiCall
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.errors import EngineError
@@ -25,10 +26,17 @@ _FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's o
 class RollingBatchReply:
     """One answer, a line a token."""
 
-    def __init__(self, call: LmiCall, answer: Answer, state: ServerState) -> None:
+    def __init__(
+        self,
+        call: LmiCall,
+        answer: Answer,
+        state: ServerState,
+        formatters: Formatters = NO_FORMATTERS,
+    ) -> None:
         self._call = call
         self._answer = answer
         self._model_name = state.model_name
+        self._formatters = formatters
         self._eos_token_ids = state.codec.eos_token_ids
 
     def lines(self, pieces: list[Piece]) -> bytes:
@@ -40,7 +48,7 @@ class RollingBatchReply:
             lines[-1] |= {"generated_text": self._generated_text()}
             if self._call.details:
                 lines[-1] |= {"details": self._details()}
-        return b"".join([orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines])
+        return b"".join([self._line(line) for line in lines])
 
     def end(self) -> bytes:
         """What follows the last line."""
@@ -55,10 +63,14 @@ class RollingBatchReply:
         """The body of an unstreamed reply."""
         body: dict[str, Any] = {"generated_text": self._generated_text()}
         if self._call.details:
-            body["details"] = self._details() | {
-                "tokens": [self._token(piece) for piece in self._answer.pieces]
-            }
-        return body
+            body["details"] = self._unstreamed_details()
+        return self._formatters.reply(body)
+
+    def _unstreamed_details(self) -> dict[str, Any]:
+        return self._details() | {"tokens": [self._token(piece) for piece in self._answer.pieces]}
+
+    def _line(self, line: dict[str, Any]) -> bytes:
+        return orjson.dumps(self._formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)
 
     def _token(self, piece: Piece) -> dict[str, Any]:
         token: dict[str, Any] = {
@@ -102,27 +114,23 @@ class AsyncReply(RollingBatchReply):
             "generated_text": self._generated_text() if ended else None,
             "details": self._streamed_details() if ended and self._call.details else None,
         }
-        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        return self._line(line)
 
     def end(self) -> bytes:
         """What is left of vLLM's usage chunk and of its end mark."""
         return b"\n\n"
 
-    def whole(self) -> dict[str, Any]:
-        """The body of an unstreamed reply."""
-        body: dict[str, Any] = {"generated_text": self._generated_text()}
-        if self._call.details:
-            body["details"] = {
-                "finish_reason": self._answer.stop_string,
-                "generated_tokens": len(self._answer.pieces),
-                "seed": self._call.sampling.seed,
-                "prefill": [],
-                "tokens": [
-                    {"id": piece.token_id, "text": piece.text, "logprob": piece.logprob}
-                    for piece in self._answer.pieces
-                ],
-            }
-        return body
+    def _unstreamed_details(self) -> dict[str, Any]:
+        return {
+            "finish_reason": self._answer.stop_string,
+            "generated_tokens": len(self._answer.pieces),
+            "seed": self._call.sampling.seed,
+            "prefill": [],
+            "tokens": [
+                {"id": piece.token_id, "text": piece.text, "logprob": piece.logprob}
+                for piece in self._answer.pieces
+            ],
+        }
 
     def _streamed_details(self) -> dict[str, Any]:
         return {

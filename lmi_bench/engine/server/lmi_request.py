@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.server.fields import Fields, load_json_object
+from lmi_bench.engine.server.fields import Fields
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 from lmi_bench.errors import InputError
 
@@ -51,9 +53,9 @@ class LmiCall:
     ignored: list[str]
 
 
-def read_lmi_call(body: bytes, eos_token_ids: tuple[int, ...]) -> LmiCall:
-    """Read the body. Raises InputError naming the field that is wrong."""
-    top = Fields(load_json_object(body))
+def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LmiCall:
+    """Read a decoded body. Raises InputError naming the field that is wrong."""
+    top = Fields(body)
     inputs = top.raw("inputs")
     if not isinstance(inputs, str) or not inputs:
         raise InputError("inputs must be a non-empty string (a list needs dynamic batching)")

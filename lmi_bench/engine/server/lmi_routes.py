@@ -10,6 +10,8 @@ from aiohttp import web
 
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.failures import UnknownModelError, json_response
+from lmi_bench.engine.server.fields import load_json_object
+from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_request import read_lmi_call
 from lmi_bench.engine.server.state import ServerState
@@ -20,10 +22,14 @@ class LmiRoutes:
     """Handlers over one served model."""
 
     def __init__(
-        self, state: ServerState, reply_type: type[RollingBatchReply] = RollingBatchReply
+        self,
+        state: ServerState,
+        reply_type: type[RollingBatchReply] = RollingBatchReply,
+        formatters: Formatters = NO_FORMATTERS,
     ) -> None:
         self._state = state
         self._reply_type = reply_type
+        self._formatters = formatters
 
     def add_to(self, app: web.Application) -> None:
         """Register the routes."""
@@ -52,14 +58,16 @@ class LmiRoutes:
     ) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
         state = self._state
-        call = read_lmi_call(await request.read(), state.codec.eos_token_ids)
+        body = load_json_object(await request.read())
+        body = self._formatters.request(body, state.codec)
+        call = read_lmi_call(body, state.codec.eos_token_ids)
         token_ids = await state.encode(call.inputs)
         if call.truncate is not None:
             token_ids = token_ids[-call.truncate :]
         answer = state.submit(Prompt(token_ids, call.sampling, call.stop_strings))
         try:
             headers = state.ignored_header(call.ignored)
-            reply = self._reply_type(call, answer, state)
+            reply = self._reply_type(call, answer, state, self._formatters)
             if call.stream:
                 return await send_stream(
                     request,

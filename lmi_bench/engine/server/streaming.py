@@ -47,9 +47,9 @@ async def send_stream(
     response = web.StreamResponse(headers=envelope.headers(headers))
     try:
         chunks = answer.chunks()
-        first = await anext(chunks)
+        first = encode_chunk(await anext(chunks))
         await response.prepare(request)
-        await response.write(envelope.wrap(encode_chunk(first)))
+        await response.write(envelope.wrap(first))
         try:
             async for chunk in chunks:
                 await response.write(envelope.wrap(encode_chunk(chunk)))

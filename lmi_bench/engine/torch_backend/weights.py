@@ -145,7 +145,7 @@ def _tensor_files(folder: Path) -> dict[str, str]:
             return dict.fromkeys(handle.keys(), _SINGLE)
     hint = ""
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        hint = "; pickled weights are not read, since they may run code: convert them"
+        hint = "; pickled weights are not read, since they may run code: `lmi-bench convert` them"
     raise InputError(f"{folder} has neither {_SINGLE} nor {_INDEX}{hint}")
 
 

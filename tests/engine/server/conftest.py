@@ -113,7 +113,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(*, executor=None, codec=None, max_body_bytes=2**20, extend=None, **settings):
+async def running(
+    *, executor=None, codec=None, max_body_bytes=2**20, extend=None, app_options=None, **settings
+):
     settings = {"num_blocks": 256, "max_model_len": 512} | settings
     config = SchedulerConfig(**settings)
     scheduler = Scheduler(config)
@@ -125,6 +127,7 @@ async def running(*, executor=None, codec=None, max_body_bytes=2**20, extend=Non
             model_name="toy",
             max_model_len=config.max_model_len,
             max_body_bytes=max_body_bytes,
+            **(app_options or {}),
         )
         if extend is not None:
             extend(app)

@@ -8,13 +8,11 @@ have no public name that says the same, so their tensors carry this program's: `
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
@@ -37,13 +35,12 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
     GroupedWeight,
     QuantizedWeight,
 )
+from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import check_loadable, read_config
 
-_SHARD_BYTES: Final = 4 << 30
-_OWN_FILES: Final = (".safetensors", ".bin", ".pt", ".pth")
 _LAYERS: Final = (".layers.", ".h.")
 
 
@@ -73,7 +70,7 @@ def export_quantized(
         raise InputError(f"{folder.name}: there is nothing to quantize ({settings.scheme})")
     stored_dtype = torch_dtype(dtype)
     out.mkdir(parents=True)
-    writer = _ShardWriter(out)
+    writer = ShardWriter(out)
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         names = [name for name in sorted(checkpoint.names) if not _is_factor(name)]
         for number, name in enumerate(names, start=1):
@@ -94,9 +91,7 @@ def export_quantized(
                     writer.add({name: whole.to(stored_dtype)})
             if told is not None:
                 told("tensors", number, len(names))
-    for path in folder.iterdir():
-        if path.is_file() and path.suffix not in _OWN_FILES and ".index." not in path.name:
-            shutil.copy(path, out)
+    copy_beside(folder, out)
     config = {**config, "quantization_config": _config(plan), "dtype": dtype}
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -142,41 +137,3 @@ def _config(plan: QuantizePlan) -> dict[str, Any]:
             "per_channel": settings.per_channel,
         }
     return stated
-
-
-class _ShardWriter:
-    """Gathers tensors and writes a file whenever there are enough of them."""
-
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._waiting: dict[str, Tensor] = {}
-        self._waiting_bytes = 0
-        self._total_bytes = 0
-        self._file_of: dict[str, str] = {}
-        self._files: list[str] = []
-
-    def add(self, tensors: Mapping[str, Tensor]) -> None:
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        if self._waiting and self._waiting_bytes + size > _SHARD_BYTES:
-            self._write()
-        self._waiting |= {name: tensor.contiguous() for name, tensor in tensors.items()}
-        self._waiting_bytes += size
-        self._total_bytes += size
-
-    def finish(self) -> int:
-        """Write what waits, and an index where there are several files; returns all bytes."""
-        self._write()
-        if len(self._files) == 1:
-            (self._out / self._files[0]).rename(self._out / "model.safetensors")
-            return self._total_bytes
-        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": self._file_of}
-        path = self._out / "model.safetensors.index.json"
-        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        return self._total_bytes
-
-    def _write(self) -> None:
-        name = f"model-{len(self._files) + 1:05d}.safetensors"
-        save_file(self._waiting, self._out / name, metadata={"format": "pt"})
-        self._file_of |= dict.fromkeys(self._waiting, name)
-        self._files.append(name)
-        self._waiting, self._waiting_bytes = {}, 0

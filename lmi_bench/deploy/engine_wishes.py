@@ -1,0 +1,138 @@
+"""How a deployed engine is to be set beside its place, in the words of each server.
+
+The same settings that `recommend` chooses between. What a server has no word for is told, so that
+nobody takes a file for the whole of a recommendation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmi_bench.analysis.kv_cache import kv_bytes_per_value
+
+NGRAM: Final = "ngram"
+_DRAFT_TOKENS: Final = 5
+_LOOK_UP_TOKENS: Final = 4  # longest n-gram that is looked up
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWishes:
+    """None leaves a server's default.
+
+    kv_dtype            number format of the cache
+    draft               `ngram`, or where the container finds a smaller model
+    draft_tokens        guesses of a step
+    max_prefill_tokens  prompt tokens of a step
+    memory_share        of a device's memory, 0 to 1
+    """
+
+    kv_dtype: str | None = None
+    draft: str | None = None
+    draft_tokens: int = _DRAFT_TOKENS
+    max_prefill_tokens: int | None = None
+    chunked_prefill: bool | None = None
+    memory_share: float | None = None
+    cuda_graphs: bool | None = None
+
+    @classmethod
+    def of_setting(cls, setting: Mapping[str, Any]) -> EngineWishes:
+        """Of a candidate in a file of `recommend --json`; a draft by its name there."""
+        speculation = setting.get("speculation") or {}
+        return cls(
+            kv_dtype=setting.get("kv_dtype"),
+            draft=(speculation.get("draft") or NGRAM) if speculation else None,
+            draft_tokens=speculation.get("draft_tokens") or _DRAFT_TOKENS,
+            max_prefill_tokens=setting.get("max_prefill_tokens"),
+            chunked_prefill=setting.get("chunked_prefill"),
+            memory_share=setting.get("memory_share"),
+            cuda_graphs=setting.get("cuda_graphs"),
+        )
+
+    def lmi(self, era: str) -> dict[str, str]:
+        """Lines of serving.properties for the versions of djl-serving of an era (A, B, C)."""
+        found = {}
+        if self.max_prefill_tokens is not None:
+            found["option.max_rolling_batch_prefill_tokens"] = str(self.max_prefill_tokens)
+        if self.chunked_prefill is not None and era != "A":
+            found["option.enable_chunked_prefill"] = _word(self.chunked_prefill)
+        if self.memory_share is not None:
+            found["option.gpu_memory_utilization"] = f"{self.memory_share:g}"
+        if self.cuda_graphs is not None:
+            found["option.enforce_eager"] = _word(not self.cuda_graphs)
+        if self._narrow_cache:
+            found["option.kv_cache_dtype"] = "fp8"
+        if self.draft is not None and era == "C":
+            found["option.speculative_config"] = json.dumps(self._speculative_config)
+        elif self.draft not in (None, NGRAM):
+            found["option.speculative_draft_model"] = str(self.draft)
+            found["option.speculative_length"] = str(self.draft_tokens)
+        return found
+
+    def tgi(self) -> dict[str, str]:
+        """TGI's variables."""
+        found = {}
+        if self.max_prefill_tokens is not None:
+            found["MAX_BATCH_PREFILL_TOKENS"] = str(self.max_prefill_tokens)
+        if self.memory_share is not None:
+            found["CUDA_MEMORY_FRACTION"] = f"{self.memory_share:g}"
+        if self.cuda_graphs is False:
+            found["CUDA_GRAPHS"] = "0"
+        if self.draft == NGRAM:
+            found["SPECULATE"] = str(self.draft_tokens)
+        return found
+
+    def vllm(self) -> list[str]:
+        """Arguments of `vllm serve`."""
+        found = []
+        if self.max_prefill_tokens is not None:
+            found += ["--max-num-batched-tokens", str(self.max_prefill_tokens)]
+        if self.chunked_prefill is not None:
+            found.append(f"--{'' if self.chunked_prefill else 'no-'}enable-chunked-prefill")
+        if self.memory_share is not None:
+            found += ["--gpu-memory-utilization", f"{self.memory_share:g}"]
+        if self.cuda_graphs is False:
+            found.append("--enforce-eager")
+        if self._narrow_cache:
+            found += ["--kv-cache-dtype", "fp8"]
+        if self.draft is not None:
+            found += ["--speculative-config", json.dumps(self._speculative_config)]
+        return found
+
+    def unsaid(self, server: str, era: str = "C") -> list[str]:
+        """Wishes for which this server's files have no word here: to be set by hand."""
+        missing = []
+        if server == "tgi":
+            if self.chunked_prefill is not None:
+                missing.append("chunked_prefill")
+            if self._narrow_cache:
+                missing.append(f"kv_dtype {self.kv_dtype}")
+            if self.draft not in (None, NGRAM):
+                missing.append(f"draft {self.draft}")
+        elif server == "lmi":
+            if self.chunked_prefill is not None and era == "A":
+                missing.append("chunked_prefill")
+            if self.draft == NGRAM and era != "C":
+                missing.append("draft ngram")
+        return missing
+
+    @property
+    def _narrow_cache(self) -> bool:
+        """Whether the cache is of one byte a value: the one format that has to be asked for."""
+        return self.kv_dtype is not None and kv_bytes_per_value("float16", self.kv_dtype) == 1
+
+    @property
+    def _speculative_config(self) -> dict[str, Any]:
+        if self.draft == NGRAM:
+            return {
+                "method": "ngram",
+                "num_speculative_tokens": self.draft_tokens,
+                "prompt_lookup_max": _LOOK_UP_TOKENS,
+            }
+        return {"model": self.draft, "num_speculative_tokens": self.draft_tokens}
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,127 @@
+"""The functions of a model.py that change a request before, and a reply after, the engine.
+
+As LMI's since 0.35 (djl-serving's "custom input/output formatter schema"): functions marked with
+`@input_formatter` and `@output_formatter` of `djl_python` take a decoded JSON object and return
+one. The file is the user's own program, so nothing looks for it: it runs only where it is named.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import orjson
+
+from lmi_bench.errors import EngineError, InputError
+
+Formatter = Callable[..., object]
+
+_PACKAGE = "djl_python"
+_PLACES = {"input_formatter": "input_parser", "output_formatter": "output_formatter"}
+
+
+class FormatterError(EngineError):
+    """A formatter raised, or returned something else than an object; a container answers 424."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formatters:
+    """What a model.py marked; None: bodies pass as they are.
+
+    on_input   called with the request's body and the keyword `tokenizer`
+    on_output  called with each JSON object of the reply: the whole one, or a stream's line
+    """
+
+    on_input: Formatter | None = None
+    on_output: Formatter | None = None
+
+    def request(self, body: dict[str, Any], tokenizer: object) -> dict[str, Any]:
+        """The body that the engine is to read. Raises FormatterError."""
+        if self.on_input is None:
+            return body
+        return _called("input_formatter", self.on_input, body, tokenizer=tokenizer)
+
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The object to send instead of `body`. Raises FormatterError."""
+        if self.on_output is None:
+            return body
+        result = _called("output_formatter", self.on_output, body)
+        try:
+            orjson.dumps(result)
+        except TypeError as exc:
+            raise FormatterError(f"what the output_formatter returned is not JSON: {exc}") from exc
+        return result
+
+
+NO_FORMATTERS = Formatters()
+
+
+def load_formatters(path: Path) -> Formatters:
+    """Run a model.py and take what it marked.
+
+    Raises InputError where it fails, marks nothing, or marks one kind twice.
+    """
+    marked: dict[str, list[Formatter]] = {name: [] for name in _PLACES}
+    if not path.is_file():
+        raise InputError(f"--model-py {path}: no such file")
+    with _djl_python(marked):
+        try:
+            runpy.run_path(str(path))
+        except Exception as exc:  # whatever the user's program does
+            raise InputError(f"--model-py {path}: {type(exc).__name__}: {exc}") from exc
+    for name, found in marked.items():
+        if len(found) > 1:
+            raise InputError(f"--model-py {path}: {len(found)} functions are marked @{name}")
+    if not any(marked.values()):
+        raise InputError(
+            f"--model-py {path} marks no function: put @input_formatter (from "
+            f"{_PACKAGE}.input_parser) or @output_formatter (from {_PACKAGE}.output_formatter) "
+            "before one; a handle() of its own would replace the engine and is not run"
+        )
+    return Formatters(
+        next(iter(marked["input_formatter"]), None), next(iter(marked["output_formatter"]), None)
+    )
+
+
+def _called(name: str, formatter: Formatter, body: dict[str, Any], **extras: Any) -> dict[str, Any]:
+    try:
+        result = formatter(body, **extras)
+    except Exception as exc:  # the user's program; its request alone fails
+        raise FormatterError(f"the {name} failed: {type(exc).__name__}: {exc}") from exc
+    if not isinstance(result, dict):
+        raise FormatterError(
+            f"the {name} returned {type(result).__name__}; it must return a dict, as it was given"
+        )
+    return result
+
+
+@contextmanager
+def _djl_python(marked: dict[str, list[Formatter]]) -> Iterator[None]:
+    """Let `from djl_python... import ...` find the two marks, and nothing else of that package."""
+
+    def marker(name: str) -> Callable[[Formatter], Formatter]:
+        def mark(formatter: Formatter) -> Formatter:
+            marked[name].append(formatter)
+            return formatter
+
+        return mark
+
+    modules = {_PACKAGE: ModuleType(_PACKAGE)}
+    for name, place in _PLACES.items():
+        module = ModuleType(f"{_PACKAGE}.{place}")
+        setattr(module, name, marker(name))
+        modules[module.__name__] = module
+    kept = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(kept)

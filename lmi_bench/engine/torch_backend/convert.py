@@ -1,0 +1,109 @@
+"""PyTorch's .bin weights into safetensors, and one hash over weights in either format.
+
+A .bin file is a pickle. It is read with torch's restricted unpickler, which builds tensors and
+calls nothing else, and only by this explicit conversion; the engine itself reads safetensors alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+from lmi_bench.errors import InputError
+from lmi_bench.model_folder import read_config
+
+_INDEX: Final = "pytorch_model.bin.index.json"
+_SINGLE: Final = "pytorch_model.bin"
+
+
+def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> str:
+    """Write a folder of .bin weights anew as safetensors; returns the hash of its weights.
+
+    What other tensors share memory with is written once for each name: safetensors shares nothing.
+
+    Raises InputError where there is no .bin, where a file holds something else than tensors, and
+    where `out` exists.
+    """
+    if out.exists():
+        raise InputError(f"{out} exists: name a folder that does not")
+    read_config(folder)
+    files = _pickles(folder)
+    out.mkdir(parents=True)
+    writer, digests = ShardWriter(out), {}
+    for name, tensor in _read(files, progress):
+        digests[name] = _digest(name, tensor)
+        writer.add({name: tensor.clone()})  # a view of a mapped file would outlive it
+    writer.finish()
+    copy_beside(folder, out)
+    return _hash_of(digests)
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 over names, formats, shapes and bytes of a folder's tensors, in either format."""
+    if any(folder.glob("*.safetensors")):
+        with Checkpoint(folder) as checkpoint:
+            digests = {
+                name: _digest(name, checkpoint.tensor(name, *checkpoint.stored_shape(name)))
+                for name in checkpoint.names
+            }
+        return _hash_of(digests)
+    return _hash_of({name: _digest(name, tensor) for name, tensor in _read(_pickles(folder), None)})
+
+
+def _pickles(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+        for name in names:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise InputError(f"{folder} lacks {name}, which {_INDEX} names")
+        return [folder / name for name in names]
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    raise InputError(f"{folder} has neither {_SINGLE} nor {_INDEX}: there is nothing to convert")
+
+
+def _read(files: list[Path], progress: Progress | None) -> Iterator[tuple[str, Tensor]]:
+    total_bytes, read_bytes = sum(path.stat().st_size for path in files), 0
+    for path in files:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as exc:
+            first = str(exc).splitlines()[0]
+            raise InputError(f"{path} is no file of tensors alone: {first}") from exc
+        if not isinstance(content, dict):
+            raise InputError(f"{path} holds a {type(content).__name__}, not tensors by name")
+        for name, tensor in content.items():
+            if not isinstance(tensor, Tensor):
+                raise InputError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
+            yield str(name), tensor
+            read_bytes += tensor.nbytes
+            if progress is not None:
+                progress(min(read_bytes, total_bytes), total_bytes)
+
+
+def _digest(name: str, tensor: Tensor) -> bytes:
+    """Of one tensor; the bytes as they lie in the file."""
+    whole = tensor.contiguous()
+    head = f"{name} {whole.dtype} {tuple(whole.shape)}\n"
+    data = whole.reshape(-1).view(torch.uint8) if whole.numel() else torch.empty(0)
+    return hashlib.sha256(head.encode() + data.numpy().tobytes()).digest()
+
+
+def _hash_of(digests: dict[str, bytes]) -> str:
+    """Of a whole model, whatever the order and the files of its tensors."""
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()

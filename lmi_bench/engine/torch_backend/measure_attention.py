@@ -1,0 +1,95 @@
+"""A prompt's attention two ways: with its whole score matrix in memory, and in tiles without it.
+
+The tiled one is what the engine's prompts go through (torch's FlashAttention kernel). Both do the
+same arithmetic; the whole one also writes and reads rows * keys scores for every head, which is
+what Dao et al. 2022 (FlashAttention, section 3) save.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One layer's attention over a prompt, causal."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+
+    @property
+    def flop(self) -> float:
+        """2 products of 2 * head_dim operations for each score; half of the scores are masked."""
+        return 4 * self.head_dim * self.heads * self.tokens * (self.tokens + 1) / 2
+
+    def tiled_bytes(self, itemsize: int) -> int:
+        """Queries, keys, values read once and the result written: what no way can spare."""
+        return 4 * self.tokens * self.heads * self.head_dim * itemsize
+
+    def score_bytes(self, itemsize: int) -> int:
+        """The score matrix of all heads."""
+        return self.heads * self.tokens**2 * itemsize
+
+    def whole_bytes(self, itemsize: int) -> int:
+        """Beside that the scores, written and read before the softmax and after it."""
+        return self.tiled_bytes(itemsize) + 4 * self.score_bytes(itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTimes:
+    """Medians, and how far the two results are apart at most."""
+
+    whole_s: float
+    tiled_s: float
+    worst_difference: float
+
+
+def measure_attention(shape: AttentionShape, *, rounds: int, threads: int) -> AttentionTimes:
+    """Time both ways in turn on random float32 values."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = torch.Generator().manual_seed(shape.tokens)
+        size = (1, shape.heads, shape.tokens, shape.head_dim)
+        q, k, v = (torch.randn(size, generator=generator) for _ in range(3))
+        masked = torch.ones(shape.tokens, shape.tokens, dtype=torch.bool).triu(1)
+        whole, tiled = attend_whole(q, k, v, masked), attend_in_tiles(q, k, v)
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(rounds):
+            times[0].append(_time_s(lambda: attend_whole(q, k, v, masked)))
+            times[1].append(_time_s(lambda: attend_in_tiles(q, k, v)))
+        return AttentionTimes(
+            statistics.median(times[0]),
+            statistics.median(times[1]),
+            float((whole - tiled).abs().max()),
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def attend_whole(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v with the matrix of scores; shapes (1, heads, tokens, head_dim)."""
+    scores = torch.matmul(q, k.transpose(2, 3)).mul_(1 / math.sqrt(q.shape[3]))
+    return torch.matmul(torch.softmax(scores.masked_fill_(masked, -math.inf), dim=3), v)
+
+
+def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same without it; raises RuntimeError where torch has no such kernel."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _time_s(call: Callable[[], Tensor]) -> float:
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
