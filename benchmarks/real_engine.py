@@ -12,7 +12,8 @@ A first level is measured and left out. The six are measured twice, among the ot
 at the end, so that a machine that changes slowly does so for both; how far it has is printed. The
 machine must be idle: what other processes and the host of a virtual machine take is measured beside
 each level, and a level that more than 10 % was taken from is measured again, up to three times; the
-least disturbed time counts. One run is one sitting, unattended; what an --out holds is kept.
+least disturbed time counts. Before each it waits, ten minutes in all, for all of the processors.
+One run is one sitting, unattended; what an --out holds is kept.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ BAR = 0.10
 FOREIGN_LIMIT = 0.10
 TRIES = 3
 START_S = 900.0
+PATIENCE_S, PAUSE_S = 600.0, 5.0
+LOOP = """
+import time
+start, used = time.perf_counter(), time.process_time()
+while time.perf_counter() - start < 0.7:
+    pass
+print((time.process_time() - used) / (time.perf_counter() - start))
+"""
 PORT = 8231
 
 
@@ -160,8 +169,36 @@ def line_of(folder: Path) -> dict[str, Any] | None:
     return json.loads(text.splitlines()[-1]) if text else None
 
 
+class Patience:
+    """Waits for a machine that nobody else uses, for so many seconds in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+
+    def wait(self) -> None:
+        """Return once every processor is ours, or when patience has run out."""
+        start_s = time.monotonic()
+        while not all_ours() and time.monotonic() - start_s < self._left_s:
+            time.sleep(PAUSE_S)
+        self._left_s = max(0.0, self._left_s - (time.monotonic() - start_s))
+
+
+def all_ours() -> bool:
+    """Whether a loop on each processor gets nearly all of it: only load shows what a host takes."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE, text=True)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    return min(float(loop.communicate()[0]) for loop in loops) >= 1 - FOREIGN_LIMIT / 2
+
+
 def measure(
-    level: Level, out: Path, target: str, options: Sequence[str], processors: Processors
+    level: Level,
+    out: Path,
+    target: str,
+    options: Sequence[str],
+    processors: Processors,
+    patience: Patience,
 ) -> None:
     """Sweep one level into its folder, again while others took the processors."""
     folder = out / level.name
@@ -177,6 +214,7 @@ def measure(
     for _ in range(TRIES):
         attempt = out / f"{level.name}.try"
         shutil.rmtree(attempt, ignore_errors=True)
+        patience.wait()
         start_s, busy_s, own_s = time.monotonic(), processors.busy_s(), processors.own_s()
         cli(
             "sweep",
@@ -363,9 +401,9 @@ def measure_all(args: argparse.Namespace) -> None:
 
 
 def sweeps(out: Path, target: str, options: Sequence[str], pid: int | None) -> None:
-    processors = Processors(pid)
+    processors, patience = Processors(pid), Patience(PATIENCE_S)
     for level in (WARM_UP, *ORDER, *AGAIN):
-        measure(level, out, target, options, processors)
+        measure(level, out, target, options, processors, patience)
 
 
 def main() -> None:
