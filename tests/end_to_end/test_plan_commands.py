@@ -274,3 +274,10 @@ def test_calibrate_without_levels_says_what_it_needs():
     assert "--next" in lmi_bench("calibrate", expect=2).stderr
     nowhere = ("calibrate", "--next", "1", "-m", "llama-2-70b", "--instance", "ml.g5.2xlarge")
     assert "fits ml.g5.2xlarge at no" in lmi_bench(*nowhere, expect=2).stderr
+
+
+def test_a_profile_is_not_carried_to_another_version_without_a_warning():
+    asked = ("-m", "llama-3-8b", "--instance", "ml.p5.48xlarge", "--isl", "256", "--osl", "64")
+    plan = ("predict", *asked, "--concurrency", "4", "--profile", "vllm-0.12", "--engine-version")
+    assert "not of version 0.19" in lmi_bench(*plan, "0.19").stderr
+    assert "not of version" not in lmi_bench(*plan, "0.12.0").stderr
