@@ -8,9 +8,12 @@
 Every step is the program's own: `sweep` measures each level, `calibrate` fits a profile to the six
 on the machine `local`, `validate --profile` predicts the others: other concurrencies, other lengths
 of prompt and answer, open loops. vLLM is started from its CPU build (extra `peers`) and stopped.
-A first level is measured and left out. The machine must be idle: processor time of other processes
-is measured beside each level, and a level that more than 10 % of it was taken from is measured
-again.
+A first level is measured and left out. The six are measured twice, among the others and once more
+at the end, so that a machine that changes slowly does so for both; how far it has is printed. The
+machine must be idle: what other processes and the host of a virtual machine take is measured beside
+each level, and a level that more than 10 % was taken from is measured again, up to three times; the
+least disturbed time counts. Before each it waits, ten minutes in all, for all of the processors.
+One run is one sitting, unattended; what an --out holds is kept.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +44,16 @@ FIGURES = {
 }
 BAR = 0.10
 FOREIGN_LIMIT = 0.10
-TRIES = 2
+TRIES = 3
 START_S = 900.0
+PATIENCE_S, PAUSE_S = 600.0, 5.0
+LOOP = """
+import time
+start, used = time.perf_counter(), time.process_time()
+while time.perf_counter() - start < 0.7:
+    pass
+print((time.process_time() - used) / (time.perf_counter() - start))
+"""
 PORT = 8231
 
 
@@ -81,6 +93,8 @@ UNSEEN = (
 )
 # measured and left out: on a virtual machine that stood still the first half minute is slower
 WARM_UP = Level("warm-up", 128, 64, 64, users=4)
+# the six once more at the end, the last first
+AGAIN = tuple(replace(level, name=f"{level.name}-again") for level in reversed(CALIBRATION))
 # measured in turn, so that a machine that changes slowly changes for both alike
 ORDER = (
     *(level for pair in zip(CALIBRATION, UNSEEN, strict=False) for level in pair),
@@ -148,15 +162,43 @@ class Processors:
             return []
 
 
-def line_of(folder: Path) -> dict[str, object] | None:
+def line_of(folder: Path) -> dict[str, Any] | None:
     """The level that a sweep's folder holds, once it has ended."""
     path = folder / "levels.jsonl"
     text = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     return json.loads(text.splitlines()[-1]) if text else None
 
 
+class Patience:
+    """Waits for a machine that nobody else uses, for so many seconds in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+
+    def wait(self) -> None:
+        """Return once every processor is ours, or when patience has run out."""
+        start_s = time.monotonic()
+        while not all_ours() and time.monotonic() - start_s < self._left_s:
+            time.sleep(PAUSE_S)
+        self._left_s = max(0.0, self._left_s - (time.monotonic() - start_s))
+
+
+def all_ours() -> bool:
+    """Whether a loop on each processor gets nearly all of it: only load shows what a host takes."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE, text=True)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    return min(float(loop.communicate()[0]) for loop in loops) >= 1 - FOREIGN_LIMIT / 2
+
+
 def measure(
-    level: Level, out: Path, target: str, options: Sequence[str], processors: Processors
+    level: Level,
+    out: Path,
+    target: str,
+    options: Sequence[str],
+    processors: Processors,
+    patience: Patience,
 ) -> None:
     """Sweep one level into its folder, again while others took the processors."""
     folder = out / level.name
@@ -168,8 +210,11 @@ def measure(
         assert base is not None
         rate = level.share * float(base["throughput_tokens_per_s"]) / level.output_tokens
         load = ["--rate", f"{rate:.3g}"]
-    for attempt in range(TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
+    best = 1.0
+    for _ in range(TRIES):
+        attempt = out / f"{level.name}.try"
+        shutil.rmtree(attempt, ignore_errors=True)
+        patience.wait()
         start_s, busy_s, own_s = time.monotonic(), processors.busy_s(), processors.own_s()
         cli(
             "sweep",
@@ -188,16 +233,21 @@ def measure(
             "--timeout",
             "none",
             "--out",
-            str(folder),
+            str(attempt),
         )
         wall_s = time.monotonic() - start_s
         foreign_s = processors.busy_s() - busy_s - (processors.own_s() - own_s)
         share = foreign_s / wall_s / (os.cpu_count() or 1)
         note = f"{level.name}: {wall_s:.0f} s, {share:.1%} of the processors to others"
         print(note, file=sys.stderr, flush=True)
-        (folder / "foreign.json").write_text(json.dumps({"foreign_share": share}))
-        if share <= FOREIGN_LIMIT or attempt == TRIES - 1:
-            return
+        (attempt / "foreign.json").write_text(json.dumps({"foreign_share": share}))
+        if share < best or not folder.exists():  # the least disturbed is kept
+            best = share
+            shutil.rmtree(folder, ignore_errors=True)
+            attempt.rename(folder)
+        if best <= FOREIGN_LIMIT:
+            break
+    shutil.rmtree(out / f"{level.name}.try", ignore_errors=True)
 
 
 @contextmanager
@@ -244,7 +294,7 @@ def answers(url: str) -> bool:
 
 def calibrate_and_predict(out: Path, dtype: str) -> None:
     """The product's own path: calibrate, then validate on what was not calibrated on."""
-    known = [str(out / level.name) for level in CALIBRATION]
+    known = [str(out / level.name) for level in (*CALIBRATION, *AGAIN)]
     others = [str(out / level.name) for level in UNSEEN]
     profile, judged = str(out / "profile.json"), str(out / "judged.json")
     where = ["--instance", "local", "--dtype", dtype]
@@ -294,12 +344,31 @@ def judge(out: Path) -> None:
             f"| {title} | {middle:.1%} / {high:.1%} | {BAR:.0%} | {np.mean(covered[key]):.0%} | "
             f"{np.median(widths[key]):.1%} |"
         )
+    print_drift(out)
     taken = [
         json.loads(path.read_text(encoding="utf-8"))["foreign_share"]
         for path in out.glob("*/foreign.json")
     ]
     if taken:
-        print(f"\nOther processes took at most {max(taken):.1%} of the processors beside a level.")
+        print(
+            "\nOther processes, and the host of the virtual machine, took "
+            f"{np.median(taken):.1%} of the processors beside a level (median), "
+            f"{max(taken):.1%} at most."
+        )
+
+
+def print_drift(out: Path) -> None:
+    """How much longer a token took when the calibration levels were measured again."""
+    changes = []
+    for level in AGAIN:
+        first, last = line_of(out / level.name.removesuffix("-again")), line_of(out / level.name)
+        if first is not None and last is not None:
+            changes.append(last["tpot_ms"]["mean"] / first["tpot_ms"]["mean"] - 1)
+    if changes:
+        print(
+            f"\nDrift: the calibration levels' TPOT changed by {np.median(changes):+.1%} (median; "
+            f"{min(changes):+.1%} to {max(changes):+.1%}) from the first time to the second."
+        )
 
 
 def measure_all(args: argparse.Namespace) -> None:
@@ -312,7 +381,7 @@ def measure_all(args: argparse.Namespace) -> None:
     }
     facts = {
         "title": f"{names.get(args.engine, args.engine)}, {args.model}, {dtype}",
-        "description": f"{len(CALIBRATION)} levels calibrate: "
+        "description": f"{len(CALIBRATION)} levels calibrate, each measured twice: "
         + ", ".join(
             f"{level.users} users {level.input_tokens}/{level.output_tokens}"
             for level in CALIBRATION
@@ -332,9 +401,9 @@ def measure_all(args: argparse.Namespace) -> None:
 
 
 def sweeps(out: Path, target: str, options: Sequence[str], pid: int | None) -> None:
-    processors = Processors(pid)
-    for level in (WARM_UP, *ORDER):
-        measure(level, out, target, options, processors)
+    processors, patience = Processors(pid), Patience(PATIENCE_S)
+    for level in (WARM_UP, *ORDER, *AGAIN):
+        measure(level, out, target, options, processors, patience)
 
 
 def main() -> None:
@@ -343,7 +412,7 @@ def main() -> None:
     parser.add_argument("--engine", default="bundled", help="bundled, vllm or a URL")
     parser.add_argument("--python", default=sys.executable, help="the one that has vLLM")
     parser.add_argument("--pid", type=int, help="of the server behind a URL, if it is here")
-    parser.add_argument("--backend", default="torch", help="step back end of the bundled engine")
+    parser.add_argument("--backend", default="native", help="step back end of the bundled engine")
     parser.add_argument("--model", default="demo-110m")
     parser.add_argument("--dtype", help="of the weights [bfloat16 bundled, float32 others]")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="RUNS", help="only print")

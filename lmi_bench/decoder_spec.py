@@ -125,4 +125,5 @@ class DecoderSpec:
             experts_per_token=self.experts_per_token,
             expert_ffn_size=self.ffn_size if self.experts else 0,
             source="config.json",
+            parallel_branches=self.parallel,
         )

@@ -21,6 +21,8 @@ class ModelShape:
     latent_kv_dim          MLA: values cached a token and layer, once and on every rank;
                            0 for attention with KV heads
     params_total           all parameters; params_active: those that one token touches
+    parallel_branches      attention and feed-forward read the same input, so that ranks add both
+                           up at once: one all-reduce a layer instead of two
     """
 
     name: str
@@ -44,6 +46,7 @@ class ModelShape:
     latent_kv_dim: int = 0
     aliases: tuple[str, ...] = ()
     source: str = ""
+    parallel_branches: bool = False
 
     def __post_init__(self) -> None:
         for name in (

@@ -11,6 +11,8 @@ MS_PER_S = 1e3
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_MONTH = 730.0  # 365 * 24 / 12, the month of the cloud price lists
 
+_FOUR_DIGITS = 10_000
+
 
 def s_to_ms(seconds: float) -> float:
     """Seconds to milliseconds."""
@@ -30,3 +32,12 @@ def bytes_to_gib(num_bytes: float) -> float:
 def format_count(value: int) -> str:
     """A count as people read it: 12,345."""
     return f"{value:,}"
+
+
+def format_figure(value: float) -> str:
+    """Four digits for people, and no exponent however large the figure is.
+
+    >>> format_figure(0.12345), format_figure(1234.5), format_figure(12345.6)
+    ('0.1235', '1,234', '12,346')
+    """
+    return f"{value:,.0f}" if abs(value) >= _FOUR_DIGITS else f"{value:,.4g}"

@@ -59,13 +59,14 @@ def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:
                 for row in judged
                 if row.row.cell is not None and not row.calibrated and belongs(row, row.row.cell)
             ]
-            entry = _accuracy(name, figure, rows)
+            entry = accuracy_of(name, figure, rows)
             if entry is not None:
                 found.append(entry)
     return found
 
 
-def _accuracy(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | None:
+def accuracy_of(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | None:
+    """Of one figure over these rows; None where no row states it and has it foretold."""
     pairs = [(row.figures.get(figure), row.measured(figure)) for row in rows]
     stated = [(said, measured) for said, measured in pairs if measured is not None]
     said = [(estimate, measured) for estimate, measured in stated if estimate is not None]

@@ -88,7 +88,8 @@ def profile_of_fit(
         log_sd={fit.names[index]: float(sd[index]) for index in parameters},
         log_correlation=tuple(tuple(row) for row in whole.tolist()),
         residual_log_sd=max(spread, _LEAST_RESIDUAL),
-        error_scale=fit.scale if keep_levels else profile.error_scale,
+        error_scale=fit.scales.times if keep_levels else profile.error_scale,
+        ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
         levels=tuple(cell_to_json(cell) for cell in fit.cells) if keep_levels else (),
         notes=unidentified_note(kept),
     )

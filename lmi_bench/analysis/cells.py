@@ -51,6 +51,7 @@ MEASURED: tuple[Metric, ...] = (
     "tpot_mean_s",
 )
 
+_NEARLY = 0.9  # the number of slots is known about so well
 _SLOWER_STEP = 0.05  # small against the model's error, large against what a simulation jumps by
 
 
@@ -296,6 +297,19 @@ def growth_with_step_times(profile: EngineProfile, cell: Cell) -> dict[Metric, f
         metric: math.log(other.value(metric) / base.value(metric)) / math.log1p(_SLOWER_STEP)
         for metric in MEASURED
     }
+
+
+def waits_for_slots(profile: EngineProfile, cell: Cell) -> bool:
+    """Whether a closed loop has more users, or nearly so, than the cache lets run at once."""
+    if cell.rate_per_s is not None or cell.max_sequences is not None:
+        return False
+    try:
+        slots = slots_for(profile, cell)
+    except InputError:
+        return False  # whoever prices the cell says why it cannot run
+    if slots >= profile.max_batch_size:
+        return False  # a setting, and known
+    return cell.concurrency > _NEARLY * cell.replicas * slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)

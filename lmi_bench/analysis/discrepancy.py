@@ -17,13 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.cells import Cell, Metric, growth_with_step_times
+from lmi_bench.analysis.cells import Cell, Metric, growth_with_step_times, waits_for_slots
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.errors import InputError
 
 # Before a scale is found from the cells: standard deviations of logarithms.
 _STEP_ERROR = 0.05  # of a step time, shared by neighbours
 _TTFT_ERROR = 0.17  # of queueing and prompt batching, the model's coarsest part
+_QUEUED_TTFT_ERROR = 0.5  # of a wait for slots: their number off by a tenth is much of a wait
 _NOISE: dict[Metric, float] = {
     "throughput_tokens_per_s": 0.025,
     "latency_p90_s_per_token": 0.045,
@@ -43,6 +44,7 @@ _LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
 _PROMPT_LENGTH = 1.5  # doublings of the prompt length
 _LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
 _ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
+_TTFT_ACROSS_DEGREES = 0.8  # how requests fall together hangs on load and prompt, not on degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,19 @@ class Observation:
     sensitivity  by how much a figure moves with the times, 1 in a closed loop: the throughput of
                  an open loop that keeps up is the rate, however long steps take, and its times
                  grow faster than the steps
+    queued       users wait for a slot, so that a time to first token is one of waiting, and as
+                 uncertain as the number of slots
     """
 
     cell: Cell
     metric: Metric
     sensitivity: float = 1.0
+    queued: bool = False
+
+    @property
+    def is_ttft(self) -> bool:
+        """Whether queues and prompts decide it, and hardly the decode steps."""
+        return self.metric == "ttft_mean_s"
 
     @property
     def sign(self) -> int:
@@ -65,13 +75,15 @@ class Observation:
 
     @property
     def noise_sd(self) -> float:
-        """Of the measurement alone."""
+        """Of the measurement alone; of a wait for slots, which tells nothing of others, too."""
+        if self.queued and self.is_ttft:
+            return math.hypot(_NOISE[self.metric], _QUEUED_TTFT_ERROR)
         return _NOISE[self.metric]
 
     @property
     def error_sd(self) -> float:
         """Of the model's error alone."""
-        error = _TTFT_ERROR if self.metric == "ttft_mean_s" else _STEP_ERROR
+        error = _TTFT_ERROR if self.is_ttft else _STEP_ERROR
         return error * self.sensitivity
 
     @property
@@ -85,11 +97,14 @@ def observe(
     metric: Metric,
     throughput_tokens_per_s: float | None,
     growth: Mapping[Metric, float] | None = None,
+    *,
+    queued: bool = False,
 ) -> Observation:
     """A figure of a cell whose throughput, measured or predicted, is known.
 
     growth  of an open loop's figures with the step times (`cells.growth_with_step_times`); None:
             told by how much of the offered load is served
+    queued  users of its closed loop wait for slots (`cells.waits_for_slots`)
     """
     sensitivity = 1.0
     if cell.rate_per_s is not None and growth is not None:
@@ -98,7 +113,7 @@ def observe(
     elif metric == "throughput_tokens_per_s" and cell.rate_per_s is not None:
         served = (throughput_tokens_per_s or 0.0) / (cell.rate_per_s * cell.output_tokens)
         sensitivity = min(1.0, max(_LEAST_SENSITIVITY, (_KEEPS_UP - served) / 0.2))
-    return Observation(cell, metric, sensitivity)
+    return Observation(cell, metric, sensitivity, queued)
 
 
 def observations_of(
@@ -111,9 +126,10 @@ def observations_of(
     profile  that says how an open loop's figures grow with the step times
     """
     return [
-        observe(cell, metric, cell.throughput_tokens_per_s, growth)
+        observe(cell, metric, cell.throughput_tokens_per_s, growth, queued=queued)
         for cell in cells
         for growth in [_growth(cell, profile)]
+        for queued in [profile is not None and waits_for_slots(profile, cell)]
         for metric in _NOISE
         if cell.measured(metric) is not None
         and not (metric == "latency_mean_s_per_token" and cell.tpot_mean_s is not None)
@@ -146,7 +162,7 @@ def error_covariance(
             np.array([math.log2(cell.input_tokens) for cell in cells]),
             np.array([cell.tensor_parallel for cell in cells], dtype=np.float64),
             np.array([hash(_machine(cell)) for cell in cells]),
-            np.array([item.metric == "ttft_mean_s" for item in items]),
+            np.array([item.is_ttft for item in items]),
             np.array([item.sign * item.error_sd for item in items]),
         )
 
@@ -155,7 +171,8 @@ def error_covariance(
     near = np.exp(-0.5 * (np.subtract.outer(load_l, load_r) / _LOAD_LENGTH) ** 2)
     shared = _LASTING_SHARE + (1 - _LASTING_SHARE) * near
     prompt = np.exp(-0.5 * (np.subtract.outer(prompt_l, prompt_r) / _PROMPT_LENGTH) ** 2)
-    degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, _ACROSS_DEGREES)
+    across = np.where(ttft_l, _TTFT_ACROSS_DEGREES, _ACROSS_DEGREES)[:, None]
+    degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, across)
     same = np.equal.outer(machine_l, machine_r) & np.equal.outer(ttft_l, ttft_r)
     return np.asarray(same * degree * prompt * shared * np.outer(sd_l, sd_r), dtype=np.float64)
 

@@ -54,7 +54,7 @@ def choose_cells(
     items, jacobian = rows(candidates)
     targets, target_jacobian = rows(wanted)
     size = len(metrics)
-    noise = fit.scale**2 * np.array([item.noise_sd**2 for item in items])
+    noise = fit.scales.of(items) ** 2 * np.array([item.noise_sd**2 for item in items])
     covariance = fit.covariance
 
     def joint(
@@ -63,7 +63,7 @@ def choose_cells(
         right: list[Observation],
         right_jacobian: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        shared = fit.scale**2 * fit.error_left(left, right)
+        shared = fit.error_left(left, right)
         return np.asarray(left_jacobian @ covariance @ right_jacobian.T + shared)
 
     among = joint(items, jacobian, items, jacobian)

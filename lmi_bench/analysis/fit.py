@@ -30,6 +30,7 @@ from lmi_bench.analysis.cells import (
     mean_batch,
     predict_cell,
     slots_for,
+    waits_for_slots,
 )
 from lmi_bench.analysis.discrepancy import (
     Observation,
@@ -37,6 +38,7 @@ from lmi_bench.analysis.discrepancy import (
     observations_of,
     observe,
 )
+from lmi_bench.analysis.error_scales import OUTLIER, UNSCALED, ErrorScales, find_scales
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import CapacityError, InputError
@@ -47,18 +49,14 @@ _STEP = 0.02  # of a logarithm, for derivatives
 _SLOW_HOST_SD = 1.0
 _OPEN_STEP = 0.05  # an open loop's simulation is not smooth
 _MOST_EVALUATIONS = 25
-_SCALES = np.geomspace(0.65, 2.5, 15)
 _USUAL_SCALE = (0.8, 1.3)
 _MOST_RESCALINGS, _SAME_SCALE = 3, 0.2
-_USUAL, _SCALE_LOG_SD = 0.7, 0.5
-_OUTLIER = 2.5
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
 _CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
-_CACHE_ERROR_OF: dict[Metric, float] = {"ttft_mean_s": 5.0, "tpot_mean_s": 2.0}
+_CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # of the sequences, on average
-_TTFT_WIDENING = 1.3  # queues make its errors heavier-tailed than the process allows for
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.05
 _STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
@@ -119,7 +117,7 @@ class Fit:
 
     names, covariance   free parameters and the posterior covariance of their logarithms
     prior_sd            of the same logarithms, before
-    scale               of the model's error and noise, 1 as expected before the fit
+    scales              of the model's errors and noise, 1 as expected before the fit
     residuals           ln(measured / predicted) of each observation, shape (n,)
     """
 
@@ -127,7 +125,7 @@ class Fit:
     names: tuple[str, ...]
     prior_sd: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    scale: float
+    scales: ErrorScales
     cells: tuple[Cell, ...]
     observations: tuple[Observation, ...]
     residuals: NDArray[np.float64]
@@ -140,14 +138,15 @@ class Fit:
         if cell.rate_per_s is not None:
             growth = growth_with_step_times(self.profile, cell)
         tokens_per_s = predicted.throughput_tokens_per_s
-        wanted = [observe(cell, metric, tokens_per_s, growth) for metric in metrics]
+        queued = waits_for_slots(self.profile, cell)
+        wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
         prior = error_covariance(wanted, wanted)
         if self.observations:
             across = error_covariance(wanted, self.observations)
             within = error_covariance(self.observations, self.observations)
             within += np.diag([item.noise_sd**2 for item in self.observations])
             gain = np.linalg.solve(within, across.T).T
-            limits = _OUTLIER * self.scale * np.sqrt(np.diag(within))
+            limits = OUTLIER * self.scales.of(self.observations) * np.sqrt(np.diag(within))
             shift = gain @ np.clip(self.residuals, -limits, limits)
             prior = prior - gain @ across.T
         else:
@@ -155,13 +154,12 @@ class Fit:
         full = _cache_full(self.profile, cell)
         guessed = _limit_is_guessed(self.profile, cell, predicted)
         transfer = self._transfer_sd(cell)
+        scales = self.scales.of(wanted)
         estimates = {}
         for index, item in enumerate(wanted):
             variance = float(jacobian[index] @ self.covariance @ jacobian[index])
-            variance += self.scale**2 * (max(0.0, float(prior[index, index])) + item.noise_sd**2)
-            variance += transfer**2
-            if item.metric == "ttft_mean_s":
-                variance *= _TTFT_WIDENING**2
+            left = max(0.0, float(prior[index, index])) + item.noise_sd**2
+            variance += float(scales[index]) ** 2 * left + transfer**2
             if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
                 variance += _SETTING_ERROR**2
             if full:
@@ -174,15 +172,14 @@ class Fit:
     def error_left(
         self, left: Sequence[Observation], right: Sequence[Observation]
     ) -> NDArray[np.float64]:
-        """Covariance of the model's errors that the measured cells leave, in units of scale**2."""
-        prior = error_covariance(left, right)
-        if not self.observations:
-            return prior
-        within = error_covariance(self.observations, self.observations)
-        within += np.diag([item.noise_sd**2 for item in self.observations])
-        known = np.linalg.solve(within, error_covariance(self.observations, right))
-        told = error_covariance(left, self.observations) @ known
-        return np.asarray(prior - told, dtype=np.float64)
+        """Covariance of the model's errors that the measured cells leave."""
+        remains = error_covariance(left, right)
+        if self.observations:
+            within = error_covariance(self.observations, self.observations)
+            within += np.diag([item.noise_sd**2 for item in self.observations])
+            known = np.linalg.solve(within, error_covariance(self.observations, right))
+            remains = remains - error_covariance(left, self.observations) @ known
+        return np.asarray(np.outer(self.scales.of(left), self.scales.of(right)) * remains)
 
     def _transfer_sd(self, cell: Cell) -> float:
         """What carrying over to a model or a device that no cell was of adds."""
@@ -260,18 +257,20 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         told = _Told.by(profile, base, names, prior_sd, cells)
         if abs(math.log(told.likeliest / before)) < _SAME_SCALE:
             break
-    residuals, jacobian, scale = told.residuals, told.jacobian, told.scale
+    residuals, jacobian, scales = told.residuals, told.jacobian, told.scales
     observations = observations_of(cells, profile)
     error = error_covariance(observations, observations)
     error += np.diag([item.noise_sd**2 for item in observations])
+    widths = scales.of(observations)
     precision = np.diag(1 / prior_sd**2)
-    precision = precision + jacobian.T @ np.linalg.solve(scale**2 * error, jacobian)
+    scaled = np.outer(widths, widths) * error
+    precision = precision + jacobian.T @ np.linalg.solve(scaled, jacobian)
     return Fit(
         profile=profile,
         names=tuple(names),
         prior_sd=prior_sd,
         covariance=np.asarray(np.linalg.inv(precision), dtype=np.float64),
-        scale=scale,
+        scales=scales,
         cells=tuple(cells),
         observations=tuple(observations),
         residuals=residuals,
@@ -282,13 +281,13 @@ def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
 class _Told:
     """What is left after a fit, how it depends on the parameters, and the scale of its errors.
 
-    likeliest  by which cells are weighed against the prior; scale: by which intervals are widened
+    likeliest  by which cells are weighed against the prior; scales: by which intervals are widened
     """
 
     residuals: NDArray[np.float64]
     jacobian: NDArray[np.float64]
     likeliest: float
-    scale: float
+    scales: ErrorScales
 
     @classmethod
     def by(
@@ -305,8 +304,8 @@ class _Told:
         )
         moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
         observations = observations_of(cells, profile)
-        likeliest, scale = _scales(observations, jacobian, residuals, moved, prior_sd)
-        return cls(residuals, jacobian, likeliest, scale)
+        likeliest, scales = find_scales(observations, jacobian, residuals, moved, prior_sd)
+        return cls(residuals, jacobian, likeliest, scales)
 
 
 def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
@@ -320,7 +319,7 @@ def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
     own = [index for index, name in enumerate(names) if name in PARAMETER_NAMES]
     places = [PARAMETER_NAMES.index(names[index]) for index in own]
     covariance[np.ix_(own, own)] = base.log_covariance()[np.ix_(places, places)]
-    return Fit(base, tuple(names), prior_sd, covariance, 1.0, (), (), np.zeros(0))
+    return Fit(base, tuple(names), prior_sd, covariance, UNSCALED, (), (), np.zeros(0))
 
 
 def fit_of_profile(profile: EngineProfile, cells: Sequence[Cell]) -> Fit:
@@ -334,7 +333,7 @@ def fit_of_profile(profile: EngineProfile, cells: Sequence[Cell]) -> Fit:
         return fit
     return replace(
         fit,
-        scale=profile.error_scale,
+        scales=ErrorScales(profile.error_scale, profile.ttft_error_scale),
         cells=tuple(known),
         observations=tuple(observations_of(known, profile)),
         residuals=_residuals(profile, known),
@@ -542,33 +541,3 @@ def _with_best_overhead(
 
     best = min((float(value) for value in _OVERHEADS_S), key=cost)
     return replace(profile, parameters=replace(profile.parameters, request_overhead_s=best))
-
-
-def _scales(
-    observations: Sequence[Observation],
-    jacobian: NDArray[np.float64],
-    residuals: NDArray[np.float64],
-    moved: NDArray[np.float64],
-    prior_sd: NDArray[np.float64],
-) -> tuple[float, float]:
-    """The scale of error and noise: the likeliest, and the root of the mean square.
-
-    Both under its posterior. A few cells leave it open, and what is open widens: their best fit
-    alone looks more exact than it is. That is a matter of intervals; it gives the prior no more
-    weight against the cells. Neither is below what published levels repeat within, however well
-    a few cells agree.
-    """
-    error = error_covariance(observations, observations)
-    error += np.diag([item.noise_sd**2 for item in observations])
-    limits = _OUTLIER * np.sqrt(np.diag(error))
-    surprise = np.clip(residuals, -limits, limits) + jacobian @ moved
-    explained = jacobian @ np.diag(prior_sd**2) @ jacobian.T
-    costs = []
-    for scale in _SCALES:
-        covariance = explained + scale**2 * error
-        _, determinant = np.linalg.slogdet(covariance)
-        cost = determinant + surprise @ np.linalg.solve(covariance, surprise)
-        costs.append(cost + (math.log(scale / _USUAL) / _SCALE_LOG_SD) ** 2)
-    weights = np.exp((min(costs) - np.array(costs)) / 2)
-    likeliest = float(_SCALES[int(np.argmin(costs))])
-    return likeliest, float(np.sqrt(np.average(_SCALES**2, weights=weights)))

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi_bench.analysis.cells import Cell, Metric, capacity_tokens_per_s, predict_cell, regime_of
+from lmi_bench.analysis.cells import (
+    Cell,
+    Metric,
+    capacity_tokens_per_s,
+    predict_cell,
+    regime_of,
+    slots_for,
+)
 from lmi_bench.analysis.fit import Estimate, Fit
 from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.validation import is_silent, load_share
@@ -88,7 +95,7 @@ def forecast(fit: Fit, cell: Cell) -> Forecast:
         cell=cell,
         regime=regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True)),
         figures=figures,
-        capacity_tokens_per_s=_capacity(fit, lasting, estimates),
+        capacity_tokens_per_s=_capacity(fit, lasting),
         load_share=share,
         withheld=(
             f"the load is {share:.0%} of the predicted capacity: beyond {LATENCY_LOAD_LIMIT:.0%} a "
@@ -99,8 +106,10 @@ def forecast(fit: Fit, cell: Cell) -> Forecast:
     )
 
 
-def _capacity(fit: Fit, cell: Cell, estimates: Mapping[Metric, Estimate]) -> Estimate:
-    """With the relative interval of a time per token, which is what limits it."""
+def _capacity(fit: Fit, cell: Cell) -> Estimate:
+    """With the relative interval of a time per token in a copy whose every slot is busy."""
     value = capacity_tokens_per_s(fit.profile, cell)
-    step = estimates["tpot_mean_s"]
+    users = slots_for(fit.profile, cell) * cell.replicas
+    busy = replace(cell, rate_per_s=None, arrivals_s=(), concurrency=users, num_requests=users)
+    step = fit.estimates(busy, ["tpot_mean_s"])["tpot_mean_s"]
     return Estimate(value, value * step.value / step.high, value * step.value / step.low)

@@ -31,6 +31,7 @@ _REQUESTS_PER_USER_ENGINE = 10
 _OPEN_LOOP_REQUESTS = 500
 _LENGTH_SPREAD = 0.1
 _WHOLE_MS = 1e-3
+_NOT_WHOLE = 1e-6
 _USUAL_COUNTS = (50, 100, 200, 300, 500, 1000, 2000, 5000, 10000)
 _FORM_FACTOR = re.compile(r"[-_ ]*(sxm\d?|pcie|nvl|hbm\w*|nvidia|tensor core)\b", re.IGNORECASE)
 _MEMORY = re.compile(r"[-_ ]*(\d+) ?gi?b\b", re.IGNORECASE)
@@ -119,7 +120,7 @@ def _count(row: Row, key: str, default: int | None = None) -> int:
             raise InputError(f"no {key}")
         return default
     value = _number(row, key)
-    if value is None or round(value) < 1:
+    if value is None or round(value) < 1 or abs(value - round(value)) > _NOT_WHOLE:
         raise InputError(f"{key} is {text!r}: not a whole number of at least 1")
     return round(value)
 

@@ -88,7 +88,8 @@ class EngineProfile:
     host_factor_log_sd      of the logarithm of such a factor before it is fitted; 0: never fitted
     models                  names of the models that the fit has seen
     residual_log_sd         of a prediction around the truth with the best parameters
-    error_scale             of the model's error and noise as the fit found it, 1 as expected
+    error_scale             of the model's error and noise as the fit found it, 1 as expected;
+                            ttft_error_scale: of times to first token
     levels                  measured levels that predictions are corrected by (`cell_files`)
     machine                 figures of the machine `local` that the shares are of, where the fit
                             was made on it
@@ -116,6 +117,7 @@ class EngineProfile:
     models: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     error_scale: float = 1.0
+    ttft_error_scale: float = 1.0
     levels: tuple[Mapping[str, Any], ...] = ()
     machine: MeasuredMachine | None = None
 
@@ -143,6 +145,8 @@ class EngineProfile:
     @property
     def provenance(self) -> str:
         """Where the parameters come from, in one line."""
+        if not self.accelerators:  # a prior: not fitted to anything
+            return f"profile {self.label}, fitted to {self.fitted_on}"
         return f"profile {self.label}, fitted {self.fitted_date} on {self.fitted_on}"
 
     def warnings_for(self, *, accelerator: str, engine_version: str | None = None) -> list[str]:
@@ -153,12 +157,21 @@ class EngineProfile:
                 f"profile {self.label} has not seen {accelerator} (fitted on "
                 f"{', '.join(self.accelerators)}): its shares of peak are carried over"
             )
-        if engine_version is not None and engine_version != self.version:
+        if engine_version is not None and not _same_version(engine_version, self.version):
             warnings.append(
                 f"profile {self.label} is not of version {engine_version}: "
                 "calibrate on a sweep of that version"
             )
         return warnings
+
+    def warning_for_engine(self, engine: str) -> str | None:
+        """What is extrapolated when this profile speaks for an engine as a table names it."""
+        name, _, version = engine.partition(" ")
+        if name and name.lower() != self.name.lower():
+            return f"profile {self.label} is not of {engine}: calibrate on levels of that engine"
+        if version and not _same_version(version, self.version):
+            return f"profile {self.label} is not of version {version}: calibrate on levels of it"
+        return None
 
     def log_covariance(self) -> NDArray[np.float64]:
         """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
@@ -186,6 +199,12 @@ class EngineProfile:
             if name.endswith("_share"):  # no kernel is faster than its hardware
                 values[name] = min(values[name], 1.0)
         return StepParameters(**values)
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether one is the other or a part of it: 0.12 and v0.12.0, not 0.1 and 0.12."""
+    parts = [text.strip().lower().removeprefix("v").split(".") for text in (one, other)]
+    return all(left == right for left, right in zip(*parts, strict=False))
 
 
 def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,9 @@
       both(a, b) = max(a, b) + unhidden * min(a, b)      unhidden 0 on GPUs
       host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
     prefill of T = GPU + host_per_prompt_token * T
-    all-reduce   = 2 a layer, latency + bytes * factor(tp, link) / link rate
+    all-reduce   = r a layer, latency + bytes * factor(tp, link) / link rate
+                   r = 2, or 1 where attention and feed-forward are parallel branches
+    stretch      = stretch_per_rank * r / 2: ranks wait for the slowest at each all-reduce
 
 Seconds, bytes and FLOP of one model copy. A forecast with an engine's profile, where `roofline`
 gives the bound of the hardware alone.
@@ -33,7 +35,7 @@ from lmi_bench.model_shape import ModelShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
 
-_ALL_REDUCES_PER_LAYER = 2
+_ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
 _ACTIVATION_BYTES = 2
 _FLOP_PER_PARAMETER = 2
 _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
@@ -161,8 +163,13 @@ class StepTimeModel:
         pair_width = shape.latent_kv_dim or shape.head_dim
         self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
         # each rank is a process of its own, and the step waits for the slowest
+        self._reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
+        waits = self._reduces_per_layer / _ALL_REDUCES_PER_LAYER
         stretch: float = (
-            1 + parameters.host_stretch_per_rank * float(tensor_parallel - 1) ** _STRETCH_POWER
+            1
+            + parameters.host_stretch_per_rank
+            * waits
+            * float(tensor_parallel - 1) ** _STRETCH_POWER
         )
         stretch *= profile.host_factors.get(device.name, 1.0)
         self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
@@ -192,7 +199,7 @@ class StepTimeModel:
         else:
             latency_s, share = parameters.nvlink_latency_s, parameters.nvlink_share
         rate = self._known(link.bytes_per_s, device, f"{link.kind} rate") * share
-        count = _ALL_REDUCES_PER_LAYER * self.shape.num_layers
+        count = self._reduces_per_layer * self.shape.num_layers
         token_bytes = self.shape.hidden_size * _ACTIVATION_BYTES
         factor = all_reduce_factor(self.tensor_parallel, link)
         return count * latency_s, count * token_bytes * factor / rate

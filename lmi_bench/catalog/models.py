@@ -37,6 +37,7 @@ def _from_row(row: Row) -> CatalogModel:
         params_total=int(row["params_total"]),
         params_active=int(row["params_active"]),
         tied_embeddings=row["tied_embeddings"] == "1",
+        parallel_branches=row["parallel_branches"] == "1",
         sliding_window=int(row["sliding_window"]) if row["sliding_window"] else None,
         full_attention_layers=int(row["full_attention_layers"]),
         experts=count_or_zero(row["experts"]),

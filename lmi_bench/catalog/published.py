@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 from lmi_bench.catalog.tables import number_or_none, read_rows
 from lmi_bench.units import ms_to_s
@@ -53,6 +55,11 @@ def _cells(name: str) -> tuple[PublishedCell, ...]:
             )
         )
     return tuple(cells)
+
+
+def published_table(name: str) -> Path:
+    """Where a table that ships lies, such as `jumpstart_concurrency.csv`."""
+    return Path(str(files("lmi_bench.catalog") / "data" / "published" / name))
 
 
 @cache

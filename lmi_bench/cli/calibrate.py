@@ -10,12 +10,13 @@ import typer
 
 def calibrate(
     sources: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            metavar="RUN_DIR|TABLE.csv|SUMMARY.json...",
-            help="Sweeps, tables of levels, results of vllm bench serve or AIPerf.",
+            metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
+            help="Sweeps, tables of levels, results of vllm bench serve or AIPerf. Left out with "
+            "--next, --model and --instance: what to measure first.",
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the profile to this JSON file.")
     ] = None,
@@ -45,7 +46,7 @@ def calibrate(
 
     run(
         Order(
-            sources=tuple(sources),
+            sources=tuple(sources or ()),
             out=out,
             profile=profile,
             model=model,

@@ -18,7 +18,7 @@ from lmi_bench.analysis.calibrate import profile_of_fit
 from lmi_bench.analysis.cells import Cell, Metric, can_run
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.experiment_design import choose_cells
-from lmi_bench.analysis.fit import Fit, fit_cells
+from lmi_bench.analysis.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.analysis.measured_tables import read_table
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
@@ -30,9 +30,11 @@ from lmi_bench.cli.files import write_text
 from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.run_cells import cells_of_run_folder
 from lmi_bench.errors import InputError
+from lmi_bench.units import format_figure
 
 _SHOWN_LEVELS = 12
 _MOST_USERS = 512
+_FIRST_TOKENS = 256  # in and out, of levels that nobody has measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class _Gathered:
 def run(order: Order) -> None:
     """Calibrate. Raises InputError where a source cannot be used."""
     given = None if order.profile is None else find_profile(order.profile)
+    if not order.sources:
+        _plan_first(order, given or GRAPH_GPU_PRIOR)
+        return
     # shares of a prior that was fitted here are of the figures that it keeps
     gathered = _Gathered([], machine=None if given is None else given.machine)
     for source in order.sources:
@@ -85,9 +90,33 @@ def run(order: Order) -> None:
         write_text(order.out, profile_to_json(profile))
     _print(fit, profile)
     if order.next_cells:
-        _print_next(fit, order.next_cells)
+        _print_next(fit, order.next_cells, fit.cells)
     if order.out is not None:
         say(f"profile: {order.out}")
+
+
+def _plan_first(order: Order, base: EngineProfile) -> None:
+    """Name the levels to measure of a model on a machine of which nothing is known yet."""
+    if not order.next_cells or order.model is None or order.instance is None:
+        raise InputError(
+            "name sweeps or tables to fit to; or, to learn what to measure first, give --next, "
+            "--model and --instance"
+        )
+    if order.out is not None:
+        raise InputError("--out needs measured levels: nothing was fitted")
+    plain = Cell(
+        shape=find_model(order.model),
+        instance=find_instance(order.instance),
+        tensor_parallel=order.tensor_parallel,
+        dtype=order.dtype or "bfloat16",
+        input_tokens=_FIRST_TOKENS,
+        output_tokens=_FIRST_TOKENS,
+        concurrency=1,
+        num_requests=1,
+    )
+    fit = prior_fit(base, [plain])
+    say(base.provenance)
+    _print_next(fit, order.next_cells, [plain])
 
 
 def _fitted_on(order: Order, cells: Sequence[Cell]) -> str:
@@ -190,8 +219,14 @@ def describe(cell: Cell) -> str:
     )
 
 
-def _print_next(fit: Fit, count: int) -> None:
-    wanted = _grid(fit)
+def _print_next(fit: Fit, count: int, like: Sequence[Cell]) -> None:
+    """`count` levels to measure, on the machines and at the lengths of cells like these."""
+    wanted = _grid(fit, like)
+    if not wanted:
+        raise InputError(
+            f"{like[0].shape.name} in {like[0].dtype} fits {like[0].instance.instance_type} at no "
+            "tensor-parallel degree: nothing can be measured there"
+        )
     metrics: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
     known = {_key(cell) for cell in fit.cells}
     candidates = [cell for cell in wanted if _key(cell) not in known]
@@ -202,7 +237,9 @@ def _print_next(fit: Fit, count: int) -> None:
         rows.append(
             {
                 "level": describe(candidates[index]),
-                "expected tok/s": f"{said.value:,.4g} [{said.low:,.4g} to {said.high:,.4g}]",
+                "expected tok/s": "{} [{} to {}]".format(
+                    *map(format_figure, (said.value, said.low, said.high))
+                ),
             }
         )
     print_table("Measure next, the most telling first", rows, left=("level",))
@@ -220,12 +257,12 @@ def _key(cell: Cell) -> tuple[object, ...]:
     )
 
 
-def _grid(fit: Fit) -> list[Cell]:
-    """Closed loops of 1 to 512 users, at the measured lengths and with a prompt of four times the
-    longest, on every machine and degree that was measured or can be had on it."""
+def _grid(fit: Fit, like: Sequence[Cell]) -> list[Cell]:
+    """Closed loops of 1 to 512 users, at the lengths of the cells and with a prompt of four times
+    the longest, on every machine and degree that the cells are of or that can be had on it."""
     grid: dict[tuple[object, ...], Cell] = {}
-    longest = max(cell.input_tokens for cell in fit.cells)
-    for measured in fit.cells:
+    longest = max(cell.input_tokens for cell in like)
+    for measured in like:
         degrees = {measured.tensor_parallel}
         degree = 1
         while degree <= measured.instance.num_accelerators:

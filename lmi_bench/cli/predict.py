@@ -119,6 +119,10 @@ def predict(
             rich_help_panel=_SPECULATION,
         ),
     ] = None,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(help="Of the engine that will serve; a profile of another version says so."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the predictions to this file.")
     ] = None,
@@ -143,6 +147,7 @@ def predict(
             concurrencies=concurrency,
             rates=rate,
             profile=profile,
+            engine_version=engine_version,
             prefix_hit=prefix_hit,
             mix=mix,
             input_lengths=input_lengths,

@@ -26,6 +26,7 @@ from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import Scenario, parse_scenario
+from lmi_bench.units import format_figure
 
 _REQUESTS_PER_USER = 10
 _LENGTH_SPREAD = 0.1  # real answers end at different lengths, which breaks up their queues
@@ -48,6 +49,7 @@ class Question:
     concurrencies: str | None
     rates: str | None
     profile: str | None
+    engine_version: str | None = None
     prefix_hit: float = 0.0
     mix: str | None = None
     input_lengths: str | None = None
@@ -129,7 +131,10 @@ def _answer(
     speculation: Speculation | None,
     json_file: Path | None,
 ) -> None:
-    warnings = [*profile.warnings_for(accelerator=machine.accelerator.name), *profile.notes]
+    warnings = profile.warnings_for(
+        accelerator=machine.accelerator.name, engine_version=question.engine_version
+    )
+    warnings += profile.notes
     if json_file is not None:
         more = {"profile": profile.provenance, "interval": "80 %", "warnings": warnings}
         write_text(json_file, json.dumps({**shown.content, **more}, indent=1) + "\n")
@@ -359,4 +364,4 @@ def _bound(each: Forecast) -> str:
 def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
     if figure is None:
         return absent
-    return f"{figure.value:,.4g} [{figure.low:,.4g} to {figure.high:,.4g}]"
+    return "{} [{} to {}]".format(*map(format_figure, (figure.value, figure.low, figure.high)))

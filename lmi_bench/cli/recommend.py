@@ -191,6 +191,13 @@ def recommend(
             rich_help_panel=_MACHINES,
         ),
     ] = None,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the engine that will serve; a profile of another version says so.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = None,
     price_per_hour: Annotated[
         float | None,
         typer.Option(help="USD per hour of `local`.", rich_help_panel=_MACHINES),
@@ -337,6 +344,7 @@ def recommend(
             explain=explain,
             money=money,
             profile=profile,
+            engine_version=engine_version,
         ),
         json_file=json_file,
     )

@@ -58,6 +58,7 @@ class Question:
     explain: bool = False
     money: Money = field(default_factory=Money)
     profile: str | None = None
+    engine_version: str | None = None
     workload: Path | None = None
     engine: AxisFlags = field(default_factory=AxisFlags)
 

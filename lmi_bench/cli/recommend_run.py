@@ -39,6 +39,7 @@ def run(question: Question, *, json_file: Path | None) -> int:
     request = RecommendRequest(
         workload=basis.workload,
         profile=basis.profile,
+        engine_version=question.engine_version,
         rate_per_s=_rate(question, basis),
         users=question.users,
         think_time_s=question.think_time_s,

@@ -12,12 +12,13 @@ from lmi_bench.errors import InputError
 
 def validate(
     sources: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            metavar="TABLE.csv|RUN_DIR...",
-            help="A table of measured levels, one a line, or sweeps (with --profile).",
+            metavar="[TABLE.csv|RUN_DIR...]",
+            help="A table of measured levels, one a line, or sweeps (with --profile). Left out: "
+            "every shipped profile is judged on its published tables.",
         ),
-    ],
+    ] = None,
     calibrate_cells: Annotated[
         int | None,
         typer.Option(
@@ -53,10 +54,21 @@ def validate(
 ) -> None:
     """Predict measured levels and print errors, interval coverage and half-width by slice.
 
-    Without calibration or profile: by the shipped profile of the table's engine.
+    Without calibration or profile: by the shipped profile of the table's engine. Without a table:
+    the errors of the shipped profiles themselves.
     """
     from lmi_bench.cli.validate_run import Order, run
 
+    if not sources:
+        from lmi_bench.cli.validate_profiles import validate_profiles
+
+        if calibrate_cells or calibrate_on or profile or instance or dtype or slo or seed:
+            raise InputError(
+                "name a table or sweeps to judge; without one, every shipped profile is judged "
+                "as it is and only --json counts"
+            )
+        validate_profiles(json_file=json_file)
+        return
     given = [calibrate_cells is not None, calibrate_on is not None, profile is not None]
     if sum(given) > 1:
         raise InputError("give one of --calibrate-cells, --calibrate-on and --profile")

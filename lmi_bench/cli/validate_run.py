@@ -46,7 +46,9 @@ def run(order: Order, *, json_file: Path | None) -> None:
     warnings: list[str] = []
     if profile is not None:
         judged = validate_profile(profile, rows)
-        warnings = problems_of(judged)
+        engines = sorted({row.engine for row in rows})
+        warnings = [text for text in map(profile.warning_for_engine, engines) if text]
+        warnings += problems_of(judged)
     else:
         judged, warnings = judge(
             rows,

@@ -20,6 +20,7 @@ from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 from lmi_bench.run_store import load_run
 from lmi_bench.slo import parse_slo
+from lmi_bench.units import format_figure
 
 _FEWEST_REQUESTS = 300
 _ENGINE_DTYPES = ("float32", "bfloat16", "float16")
@@ -187,7 +188,7 @@ def _simulated_engine(plan: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
 
 def _row(each: Verified) -> dict[str, str]:
     def shown(value: float | None) -> str:
-        return "" if value is None else f"{value:,.4g}"
+        return "" if value is None else format_figure(value)
 
     interval = "" if each.low is None else f"{shown(each.low)} to {shown(each.high)}"
     return {

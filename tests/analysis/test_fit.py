@@ -35,6 +35,7 @@ from lmi_bench.catalog.models import find_model
 
 PUBLISHED = Path(__file__).parents[2] / "lmi_bench/catalog/data/published"
 METRICS = ("throughput_tokens_per_s", "tpot_mean_s")
+WITH_TTFT = (*METRICS, "ttft_mean_s")
 
 
 def cell(users=0, *, rate=None, instance="ml.g5.12xlarge", tp=4, model="llama-2-7b", **more):
@@ -307,7 +308,48 @@ def test_few_cells_leave_wider_intervals_than_many():
     plain = [cell(users) for users in (1, 2, 4, 8, 16, 32, 64)]
     exact = [measured(TGI_2023, each) for each in plain]
     few, many = fit_cells(EAGER_GPU_PRIOR, exact[:2]), fit_cells(EAGER_GPU_PRIOR, exact)
-    assert few.scale > many.scale
+    assert few.scales.times > many.scales.times
+
+
+def test_scattered_times_to_first_token_widen_their_own_intervals_alone():
+    """Times that scatter by 60 %, decode steps without any error: two scales, not one."""
+    plain = [cell(users) for users in (1, 2, 4, 8, 16, 32)]
+    exact = [measured(TGI_2023, each) for each in plain]
+
+    def with_ttft(factors):
+        return [
+            replace(each, ttft_mean_s=predict_cell(TGI_2023, each).ttft_mean_s * factor)
+            for each, factor in zip(exact, factors, strict=True)
+        ]
+
+    calm = fit_cells(EAGER_GPU_PRIOR, with_ttft([1.0] * 6))
+    wild = fit_cells(EAGER_GPU_PRIOR, with_ttft([1.6, 0.6, 1.6, 0.6, 1.6, 0.6]))
+    widths = [
+        {m: e.high / e.low for m, e in fit.estimates(cell(12), WITH_TTFT).items()}
+        for fit in (calm, wild)
+    ]
+    assert widths[1]["ttft_mean_s"] > 1.3 * widths[0]["ttft_mean_s"]
+    assert widths[1]["tpot_mean_s"] < 1.15 * widths[0]["tpot_mean_s"]
+
+
+def test_a_wait_for_room_in_the_cache_says_little_of_a_light_load():
+    """A full cache whose waits are three times as long as planned, beside two exact light loads."""
+    light = [cell(users, instance="ml.p4d.24xlarge", tp=1) for users in (1, 8)]
+    full = cell(512, instance="ml.p4d.24xlarge", tp=1)
+    known = [
+        replace(
+            measured(VLLM_0_12, each),
+            ttft_mean_s=predict_cell(VLLM_0_12, each).ttft_mean_s * factor,
+        )
+        for each, factor in zip([*light, full], (1.0, 1.0, 3.0), strict=True)
+    ]
+    without, with_full = fit_cells(GRAPH_GPU_PRIOR, known[:2]), fit_cells(GRAPH_GPU_PRIOR, known)
+    wanted = cell(4, instance="ml.p4d.24xlarge", tp=1)
+    plain, other = (
+        fit.estimates(wanted, ("ttft_mean_s",))["ttft_mean_s"] for fit in (without, with_full)
+    )
+    assert other.value == pytest.approx(plain.value, rel=0.1)
+    assert other.high / other.low < 1.25 * plain.high / plain.low
 
 
 def test_a_prompt_that_is_half_cached_leaves_room_for_more():
@@ -319,5 +361,5 @@ def test_a_prompt_that_is_half_cached_leaves_room_for_more():
 def test_capacity_does_not_depend_on_the_load_that_is_asked_for():
     cells = [cell(rate=rate, instance="ml.p4d.24xlarge", tp=2) for rate in (0.2, 5.0)]
     fit = prior_fit(TGI_2023, cells)
-    one, other = (forecast(fit, each).capacity_tokens_per_s.value for each in cells)
-    assert one == pytest.approx(other)
+    one, other = (forecast(fit, each).capacity_tokens_per_s for each in cells)
+    assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))

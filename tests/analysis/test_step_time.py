@@ -127,6 +127,23 @@ def test_two_ranks_halve_the_reads_and_pay_for_all_reduces():
     assert parts.binding == "link"
 
 
+def test_parallel_branches_are_added_up_once_a_layer():
+    """Falcon: 2 all-reduces of 20 bytes instead of 4, and half of the waiting for other ranks."""
+    parallel = replace(SHAPE, parallel_branches=True)
+    link = Link("nvlink", 1e9)
+    costs = {"nvlink_latency_s": 1e-3, "host_per_layer_s": 1.0, "host_stretch_per_rank": 0.1}
+    parts = model(tp=2, link=link, shape=parallel, **costs).explain(ONE_DECODE)
+    assert parts.all_reduce_s == pytest.approx(2 * (1e-3 + 20 / 1e9))
+    assert parts.host_s == pytest.approx(2 * 1.05)
+
+
+def test_the_catalog_s_falcons_have_parallel_branches_and_llamas_none():
+    """parallel_attn, on in every published Falcon configuration."""
+    falcons = ("falcon-7b", "falcon-40b", "falcon-180b")
+    assert all(find_model(name).parallel_branches for name in falcons)
+    assert not find_model("llama-2-7b").parallel_branches
+
+
 def test_over_pcie_every_rank_crosses_the_one_bridge():
     """2 (n - 1) / n on NVLink, 2 (n - 1) through a bridge that n devices share."""
     assert all_reduce_factor(8, Link("nvlink", 1.0)) == pytest.approx(14 / 8)

@@ -237,3 +237,47 @@ def test_files_of_other_tools_calibrate_or_say_how(tmp_path):
     assert [level["concurrency"] for level in levels] == [8, 4, 4]
     done = lmi_bench("calibrate", IMPORTS / "guidellm.json", *machine, expect=2)
     assert "lmi-bench import" in done.stderr
+
+
+def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(tmp_path):
+    """TGI's profile on its own 95 lines, and on Mistral and Falcon, which it has not seen."""
+    out = tmp_path / "errors.json"
+    done = lmi_bench("validate", "--json", out)
+    assert "other models" in done.stdout
+    errors = [
+        each
+        for each in json.loads(out.read_text(encoding="utf-8"))
+        if each["profile"] == "tgi-2023"
+    ]
+    own = next(each for each in errors if each["lines"] == 95)
+    assert own["lines of"] == "fitted models"
+    assert own["median"] <= 0.045
+    assert {each["lines"] for each in errors if each["lines of"] == "other models"} == {5}
+
+
+def test_validate_without_a_table_takes_no_option_of_one():
+    done = lmi_bench("validate", "--calibrate-cells", "8", expect=2)
+    assert "name a table" in done.stderr
+
+
+def test_calibrate_names_the_first_levels_of_a_machine_that_nobody_has_measured():
+    done = lmi_bench(
+        *("calibrate", "--next", "4", "-m", "llama-2-13b", "--instance", "ml.g5.12xlarge"),
+        *("--dtype", "float16"),
+    )
+    levels = [line for line in done.stdout.splitlines() if "llama-2-13b on ml.g5.12xlarge" in line]
+    assert len(levels) == 4
+    assert "nothing yet" in done.stdout
+
+
+def test_calibrate_without_levels_says_what_it_needs():
+    assert "--next" in lmi_bench("calibrate", expect=2).stderr
+    nowhere = ("calibrate", "--next", "1", "-m", "llama-2-70b", "--instance", "ml.g5.2xlarge")
+    assert "fits ml.g5.2xlarge at no" in lmi_bench(*nowhere, expect=2).stderr
+
+
+def test_a_profile_is_not_carried_to_another_version_without_a_warning():
+    asked = ("-m", "llama-3-8b", "--instance", "ml.p5.48xlarge", "--isl", "256", "--osl", "64")
+    plan = ("predict", *asked, "--concurrency", "4", "--profile", "vllm-0.12", "--engine-version")
+    assert "not of version 0.19" in lmi_bench(*plan, "0.19").stderr
+    assert "not of version" not in lmi_bench(*plan, "0.12.0").stderr
