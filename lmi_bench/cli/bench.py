@@ -1,4 +1,7 @@
-"""What a sweep runs on: the target, its prompts, its clock, and what is known of its limits."""
+"""What a sweep runs on: the target, its prompts, its clock, and what is known of its limits.
+
+Engines and the planner are loaded where a target is one: a URL's first request waits for none.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,17 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
-from lmi_bench.cli.compose import open_torch_engine
-from lmi_bench.cli.compose_simulated import open_simulated_engine
-from lmi_bench.cli.engine_parts import EngineParts, close_all
-from lmi_bench.cli.profile_files import find_profile
-from lmi_bench.cli.quantizing import refuse_emulated
 from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.cloudwatch import LevelSpan
-from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.prompts import (
     NoText,
     Prompts,
@@ -34,6 +29,10 @@ from lmi_bench.loadgen.prompts import (
 )
 from lmi_bench.loadgen.target import Target
 from lmi_bench.scenario import SAGEMAKER_PREFIX, Scenario
+
+if TYPE_CHECKING:
+    from lmi_bench.cli.engine_parts import EngineParts
+    from lmi_bench.engine.step_trace import StepTrace
 
 Main = Callable[[Target], Awaitable[Any]]
 SIMULATED_PREFIX = "sim:"
@@ -108,6 +107,11 @@ def open_bench(
 
 
 def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
+    from lmi_bench.cli.compose import open_torch_engine
+    from lmi_bench.cli.engine_parts import close_all
+    from lmi_bench.cli.quantizing import refuse_emulated
+    from lmi_bench.loadgen.in_process_target import InProcessTarget
+
     parts = open_torch_engine(scenario.model, scenario.engine)
     try:
         refuse_emulated(parts.quantized)
@@ -137,6 +141,10 @@ def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
 
 
 def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | None) -> Bench:
+    from lmi_bench.cli.compose_simulated import open_simulated_engine
+    from lmi_bench.cli.profile_files import find_profile
+    from lmi_bench.loadgen.in_process_target import InProcessTarget
+
     if scenario.workload.dataset is not None:
         raise InputError(
             "a simulated instance needs lengths, not text: give --input-tokens and "
@@ -201,6 +209,8 @@ def _simulated_facts(
     levels: Sequence[Mapping[str, Any]],
 ) -> KneeFacts:
     """Limits of the simulated engine, and the part of its step model that binds at each level."""
+    from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
+
     profile = parts.profile
     assert profile is not None  # a simulated engine has one
     instance = find_instance(instance_type)

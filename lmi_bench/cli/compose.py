@@ -35,6 +35,7 @@ from lmi_bench.cli.speculation import (
     speculation_facts,
     speculation_notes,
 )
+from lmi_bench.cli.tokenizers import DEMO_NAMES
 from lmi_bench.cli.torch_threads import wait_briefly
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps
     from lmi_bench.engine.torch_backend.static.check import StepDifference
 
-DEMO_NAMES = ("demo-15m", "demo-110m")
 _KEPT_MEMORY_FRAC: Final = 0.05  # of the machine's, which a cache that follows it leaves to others
 
 
@@ -394,24 +394,6 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
         f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
         "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
     )
-
-
-def find_tokenizer(model: str) -> Tokenizer | None:
-    """The tokenizer of a model folder or a demo model; None where there is none at hand.
-
-    Loads no torch, so that a sweep over HTTP can make prompts of exact lengths.
-    """
-    folder = Path(model)
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_folder(folder)
-    if model in DEMO_NAMES:
-        from lmi_bench.engine.torch_backend.demo_vocabulary import (
-            EOS_TOKEN_ID,
-            demo_tokenizer_json,
-        )
-
-        return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
-    return None
 
 
 def measure_layer_errors(model: str, settings: EngineSection) -> dict[str, float]:

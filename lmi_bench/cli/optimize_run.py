@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from lmi_bench.analysis.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.cli.compose import (
-    find_tokenizer,
     measure_layer_errors,
     open_torch_engine,
     save_quantized,
@@ -29,6 +28,7 @@ from lmi_bench.cli.optimize_quality import (
     score_shift,
 )
 from lmi_bench.cli.sweep_run import measure_into
+from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError

@@ -11,8 +11,8 @@ from typing import Any
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
 from lmi_bench.cli.bench import Bench, Main
-from lmi_bench.cli.compose import find_tokenizer
 from lmi_bench.cli.console import note
+from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError

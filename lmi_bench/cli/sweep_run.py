@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.knee import Knee, find_knees
@@ -24,7 +24,6 @@ from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
 from lmi_bench.cli.time_box import AUTO_S, TimeBox, clock_text, read_max_time
-from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
@@ -43,6 +42,9 @@ from lmi_bench.report.text import (
 from lmi_bench.run_store import MANIFEST, Run, RunStore, build_manifest, load_run
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
+
+if TYPE_CHECKING:
+    from lmi_bench.engine.step_trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def run_scenario(
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     if options.max_time is not None:
         read_max_time(options.max_time)
-    tracer = None if options.trace is None else StepTrace(options.trace)
+    tracer = None if options.trace is None else _step_trace(options.trace)
     bench = open_bench(scenario, options.access, trace=tracer)
     folder = out or _default_folder(bench.scenario)
     try:
@@ -296,6 +298,12 @@ def _run_levels(
             if pool is not None:
                 pool.close()
     return result
+
+
+def _step_trace(path: Path) -> StepTrace:
+    from lmi_bench.engine.step_trace import StepTrace  # with it the engine, which a URL needs not
+
+    return StepTrace(path)
 
 
 def _left(time_box: TimeBox) -> str:
