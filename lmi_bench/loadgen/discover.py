@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from lmi_bench.errors import InputError, TargetError
 from lmi_bench.loadgen.probe import Probe, Reply
@@ -28,6 +28,8 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
 """Ends of a path that say what it is; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)
 _REFUSED_FIELDS = (400, 422, 424)
+_UNNAMED: Final = "an OpenAI-compatible server"
+_NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
 _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
 
 
@@ -177,7 +179,7 @@ def _from_models(entries: Sequence[Mapping[str, Any]]) -> _Hints:
     owner = str(first.get("owned_by") or "")
     root = first.get("root")
     return _Hints(
-        server=owner if owner and len(owner) < 40 else "an OpenAI-compatible server",
+        server=owner if owner not in _NO_NAMES and len(owner) < 40 else _UNNAMED,
         protocols=("openai", "openai-chat"),
         models=tuple(str(entry["id"]) for entry in entries if "id" in entry),
         tokenizer=root if isinstance(root, str) else None,

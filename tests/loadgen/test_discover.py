@@ -114,6 +114,17 @@ def test_our_own_server_is_found_with_its_model_and_context():
     assert found.forces_length
 
 
+@pytest.mark.parametrize("owner", ["me", "", None])
+def test_a_server_that_names_nobody_is_called_what_it_speaks(owner):
+    """llama-cpp-python's models are owned by "me"."""
+    routes = {
+        ("GET", "/v1/models"): says({"data": [{"id": "m.gguf", "owned_by": owner}]}),
+        ("POST", "/v1/completions"): good_completions,
+    }
+    with playing(routes) as (url, _):
+        assert discover(url).server == "an OpenAI-compatible server"
+
+
 def test_vllm_is_an_openai_server_with_a_context():
     routes = {
         ("GET", "/v1/models"): says(MODELS),
