@@ -56,16 +56,16 @@ def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
 
 
 def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):
-    """Two slots of 10 ms a token: 4 users bring no more than 2, so the doubling ends there, or soon
-    after where others on this machine slowed a level and the next looks like a gain.
+    """Two slots of 50 ms a token: 4 users bring no more than 2, so the doubling ends there. Steps
+    are so long that what other programs on this machine take of one is no gain of the next level.
     """
     run = tmp_path / "run"
-    with runtime_server(step_s=0.01, max_rolling_batch_size=2) as url:
-        done = lmi_bench("sweep", url, "--isl", "8", "--osl", "16", "--out", run)
+    with runtime_server(step_s=0.05, max_rolling_batch_size=2) as url:
+        done = lmi_bench("sweep", url, "--isl", "8", "--osl", "8", "--out", run)
     assert "levels are picked for 5:00 at most (--max-time)" in done.stderr
     levels = [line["concurrency"] for line in lines_of(run, "levels.jsonl")]
     assert levels[:3] == [1, 2, 4]
-    assert max(levels) <= 32
+    assert max(levels) <= 8
     assert manifest_of(run)["scenario"]["load"]["concurrency"] == "auto"
 
 

@@ -75,7 +75,7 @@ class Scheduler:
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that no sequence holds."""
+        """KV blocks that may be handed out: no sequence holds them, and the budget allows them."""
         return self._residents.blocks.num_free
 
     @property
