@@ -29,13 +29,14 @@ from lmi_bench.engine.scheduling.batch import (
 )
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
+from lmi_bench.engine.scheduling.request_limits import check_fits
 from lmi_bench.engine.scheduling.residents import Residents
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.scheduling.waiting import WaitingQueue
-from lmi_bench.errors import CapacityError, EngineError, InputError, OverloadedError
+from lmi_bench.errors import EngineError, InputError, OverloadedError
 
 _IDLE: Final = Idle()
 
@@ -137,7 +138,7 @@ class Scheduler:
         are in the engine.
         """
         num_prompt_tokens = len(prompt_token_ids)
-        self._check_fits(seq_id, num_prompt_tokens, sampling.max_new_tokens)
+        check_fits(self.config, seq_id, num_prompt_tokens, sampling.max_new_tokens)
         limit = self.config.max_concurrent_requests
         if limit is not None and self.num_running + self.num_waiting >= limit:
             raise OverloadedError(
@@ -304,30 +305,6 @@ class Scheduler:
         self.stats.count_steps(shape, self._batch_slots, num_steps)
 
     # Admission
-
-    def _check_fits(self, seq_id: int, num_prompt_tokens: int, max_new_tokens: int) -> None:
-        if num_prompt_tokens < 1:
-            raise InputError(f"request {seq_id} has an empty prompt: send at least 1 token")
-        config = self.config
-        longest = config.max_input_tokens
-        if longest is not None and num_prompt_tokens > longest:
-            raise CapacityError(
-                f"request {seq_id} has {num_prompt_tokens:,} input tokens but the engine takes at "
-                f"most {longest:,}: shorten the prompt or raise max_input_tokens"
-            )
-        needed = num_prompt_tokens + max_new_tokens
-        sizes = f"(prompt {num_prompt_tokens:,} + output {max_new_tokens:,})"
-        if needed > config.max_model_len:
-            raise CapacityError(
-                f"request {seq_id} needs {needed:,} tokens {sizes} but the engine takes at most "
-                f"{config.max_model_len:,}: send less or raise max_model_len"
-            )
-        if needed > config.cache_tokens:
-            raise CapacityError(
-                f"the KV cache holds {config.cache_tokens:,} tokens but request {seq_id} needs "
-                f"{needed:,} {sizes}: send less, or raise the KV blocks from {config.num_blocks:,} "
-                f"to at least {self._residents.blocks.blocks_for(needed):,}"
-            )
 
     def _next_to_admit(self) -> Sequence | None:
         """The oldest waiting sequence if a slot and blocks are free for it."""
