@@ -115,6 +115,8 @@ def choose_back_end(
         return BackEnd(reason="a model split over ranks runs in torch")
     if quantize_settings(settings) != NOT_QUANTIZED:
         return BackEnd(reason="quantized weights run in torch")
+    if "float16" in (settings.dtype, settings.kv_dtype):
+        return BackEnd(reason="float16 runs in torch")
     from lmi_bench.engine.native_backend.build import NativeUnavailableError
     from lmi_bench.engine.native_backend.executor import step_library
 

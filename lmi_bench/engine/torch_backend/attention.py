@@ -49,7 +49,9 @@ class PagedAttention:
         self._group = num_heads // shape.num_kv_heads
         self._head_dim = shape.head_dim
         self._scale = shape.head_dim**-0.5
-        alone = self._group == 1
+        # a CPU has no arithmetic in half precision
+        narrow = shape.dtype == torch.float16 and compute != torch.float16
+        alone = self._group == 1 and not narrow
         windows = windows or (None,) * shape.num_layers
         different = tuple(dict.fromkeys(windows))
         self._view_of_layer = [different.index(window) for window in windows]

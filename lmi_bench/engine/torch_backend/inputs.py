@@ -22,7 +22,12 @@ from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_row
 
 _GATHER_BYTES: Final = 16 << 20  # most keys gathered at once, a few times a core's second cache
 _WINDOW_ROWS: Final = 256  # at least so many rows of a prompt share the keys of their windows
-MASKED: Final = -1e30  # finite, so that no row of a softmax can turn to NaN
+_MASKED: Final = -1e30
+
+
+def masked_score(dtype: torch.dtype) -> float:
+    """What hides a key: finite in that format, so that no row of a softmax can turn to NaN."""
+    return max(_MASKED, torch.finfo(dtype).min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ def _prompt_rows(
             stop - rows.context_tokens + end,
             len(keys),
             head_page_rows(table, shape.num_kv_heads),
-            bias.masked_fill_(unseen, MASKED),
+            bias.masked_fill_(unseen, masked_score(compute)),
         )
 
 
@@ -269,7 +274,8 @@ def _decode_group(
     if window is not None:
         unseen |= keys < end_keys - window
     bias = torch.zeros(unseen.shape, dtype=formats.decode, device=device)
-    bias = bias.masked_fill_(unseen, MASKED).repeat_interleave(shape.num_kv_heads, dim=0)
+    bias.masked_fill_(unseen, masked_score(formats.decode))
+    bias = bias.repeat_interleave(shape.num_kv_heads, dim=0)
     value_rows = None
     if formats.value_rows:
         in_page = torch.arange(shape.block_size, device=device)

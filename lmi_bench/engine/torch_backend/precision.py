@@ -3,7 +3,8 @@
 bfloat16 halves what is stored. Whether it also speeds up the arithmetic depends on the
 processor: one without bfloat16 instructions multiplies bfloat16 matrices several times slower
 than float32 ones (4 to 5 times on an AVX-512 Xeon without avx512_bf16). There the weights are
-rounded to bfloat16 and then held as float32, and only the cache stays two bytes wide.
+rounded to bfloat16 and then held as float32, and only the cache stays two bytes wide. float16 is
+arithmetic for GPUs: on any CPU it is held as float32.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import torch
 from lmi_bench.engine.torch_backend.layers import make_linear
 from lmi_bench.errors import InputError
 
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _PROBE_ROWS: Final = 64
 _PROBE_SIZE: Final = 1024
 _PROBE_REPEATS: Final = 3
@@ -46,16 +51,19 @@ class Precision:
 def choose_precision(
     dtype: str, device: torch.device, *, parameters: int, free_bytes: int
 ) -> Precision:
-    """The formats for weights given as `dtype`; bfloat16 is widened where that is faster and fits.
+    """The formats for weights given as `dtype`. On a CPU float16 is always widened, bfloat16 where
+    that is faster and fits.
 
     Raises InputError for an unknown dtype.
     """
     stored = torch_dtype(dtype)
-    widen = (
-        stored == torch.bfloat16
-        and device.type == "cpu"
-        and parameters * 4 < free_bytes // 2
-        and bfloat16_is_slow()
+    widen = device.type == "cpu" and (
+        stored == torch.float16
+        or (
+            stored == torch.bfloat16
+            and parameters * 4 < free_bytes // 2
+            and bfloat16_is_slow()
+        )
     )
     return Precision(stored, torch.float32 if widen else stored)
 

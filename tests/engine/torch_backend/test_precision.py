@@ -1,4 +1,4 @@
-"""bfloat16: what it costs in accuracy, and how its arithmetic is chosen."""
+"""bfloat16 and float16: what they cost in accuracy, and how their arithmetic is chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.model_folder import read_config
 
 CPU = torch.device("cpu")
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 PROMPT = [5, 17, 99, 3, 42, 7, 150, 8, 61, 20, 21, 22]
 
 
@@ -77,6 +77,17 @@ def test_bfloat16_logits_are_as_good_as_those_of_transformers(make_model, family
     assert got < 1.5 * error(rounded)
 
 
+@pytest.mark.parametrize(("family", "changes"), MODELS)
+@pytest.mark.parametrize("compute", [F32, F16], ids=["widened", "as on a GPU"])
+def test_float16_logits_are_nearer_than_those_of_bfloat16(make_model, family, changes, compute):
+    """Three more bits behind the point. Stated tolerance: against float32, root mean square error
+    at most 1 % of the logits' spread. The masks of half precision stay finite."""
+    model = make_model(family, **changes)
+    exact = model.logits(PROMPT)
+    got = all_logits(model.folder, Precision(F16, compute))
+    assert 0 < (got - exact).square().mean().sqrt() / exact.std() < 0.01
+
+
 def test_float32_logits_are_those_of_transformers(llama):
     got = all_logits(llama.folder, Precision(F32, F32))
     torch.testing.assert_close(got, llama.logits(PROMPT), rtol=1e-4, atol=1e-4)
@@ -111,24 +122,32 @@ def test_weights_that_would_not_fit_twice_are_not_widened():
     assert precision == Precision(BF16, BF16)
 
 
+def test_float16_is_arithmetic_for_gpus():
+    precision = choose_precision("float16", CPU, parameters=1000, free_bytes=7999)
+    assert precision == Precision(F16, F32)
+    gpu = choose_precision("float16", torch.device("cuda"), parameters=1000, free_bytes=7999)
+    assert gpu == Precision(F16, F16)
+
+
 def test_widened_precision_says_so():
     assert str(Precision(BF16, F32)) == "bfloat16, computed in float32"
 
 
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_a_narrower_cache_takes_half_and_costs_little(make_llama, kv_heads):
+def test_a_narrower_cache_takes_half_and_costs_little(make_llama, kv_heads, narrow):
     """Stated tolerance: log-probabilities within 0.1 of float32's where only the cache is
     rounded."""
     model = make_llama(num_key_value_heads=kv_heads)
     found = {}
-    for name in ("float32", "bfloat16"):
+    for name in ("float32", narrow):
         executor = TorchExecutor.load(
             model.folder,
             LoadSettings(dtype="float32", kv_dtype=name, num_blocks=4, block_size=4, threads=1),
         )
         assert executor.kv_dtype == name
         found[name] = (executor.kv_cache_bytes, asyncio.run(decoded_logprob(executor)))
-    (whole_bytes, exact), (narrow_bytes, rounded) = found["float32"], found["bfloat16"]
+    (whole_bytes, exact), (narrow_bytes, rounded) = found["float32"], found[narrow]
     assert whole_bytes == 2 * narrow_bytes
     assert 0 < abs(exact - rounded) < 0.1
 

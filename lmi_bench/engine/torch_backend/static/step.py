@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.inputs import MASKED
+from lmi_bench.engine.torch_backend.inputs import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_rows, slots_of
 from lmi_bench.engine.torch_backend.layers import Norm
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
@@ -90,7 +90,7 @@ class DecodeStep(torch.nn.Module):
             if window is not None:
                 unseen = unseen | (columns <= positions[:, None] - window)
             bias = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
-            bias = bias.masked_fill(unseen, MASKED)
+            bias = bias.masked_fill(unseen, masked_score(dtype))
             biases.append(bias.repeat_interleave(self._layout.num_kv_heads, dim=0)[:, None])
         return biases
 
