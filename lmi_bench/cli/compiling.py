@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.cli.back_end import BackEnd
+from lmi_bench.engine.scheduling.config import DEFAULT_ROLLING_BATCH_SIZE
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import bytes_to_gib
@@ -58,9 +59,19 @@ def step_settings(
         captured=back_end.device == "cuda" and not settings.enforce_eager,
         shapes=() if shapes is None else parse_shapes(shapes),
         max_tokens=settings.max_model_len,
-        most_sequences=settings.max_rolling_batch_size or 256,
+        most_sequences=_most_sequences(settings),
         kernels=kernels,
     )
+
+
+def _most_sequences(settings: EngineSection) -> int:
+    """Of a decode step under the settings' batching policy."""
+    match settings.policy:
+        case "none":
+            return 1
+        case "dynamic":
+            return settings.batch_size or 1
+    return settings.max_rolling_batch_size or DEFAULT_ROLLING_BATCH_SIZE
 
 
 def step_notes(settings: EngineSection, prepared: PreparedSteps | None) -> tuple[str, ...]:

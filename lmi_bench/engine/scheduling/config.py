@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from lmi_bench.errors import CapacityError, InputError
 
@@ -42,6 +42,10 @@ def _member(kind: type[_E], name: str, value: str) -> _E:
         raise InputError(f"{name} must be one of {names}, got {value!r}") from None
 
 
+DEFAULT_ROLLING_BATCH_SIZE: Final = 32
+"""Most sequences in the rolling batch, as in LMI up to 0.26."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Settings of one scheduler.
@@ -73,7 +77,7 @@ class SchedulerConfig:
     kv_layout: KvLayout = KvLayout.PAGED
     batch_size: int = 1
     max_batch_delay_s: float = 0.1
-    max_rolling_batch_size: int = 32
+    max_rolling_batch_size: int = DEFAULT_ROLLING_BATCH_SIZE
     max_rolling_batch_prefill_tokens: int = 4096
     chunked_prefill: bool = False
     max_concurrent_requests: int | None = None

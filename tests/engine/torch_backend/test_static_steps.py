@@ -14,7 +14,11 @@ from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.forward import prepare_shapes
-from lmi_bench.engine.torch_backend.static.programs import PlainRecorder, StepResult
+from lmi_bench.engine.torch_backend.static.programs import (
+    CudaGraphRecorder,
+    PlainRecorder,
+    StepResult,
+)
 from lmi_bench.engine.torch_backend.static.shapes import (
     StaticShape,
     covering,
@@ -23,7 +27,7 @@ from lmi_bench.engine.torch_backend.static.shapes import (
     graph_shapes,
     parse_shapes,
 )
-from lmi_bench.errors import InputError
+from lmi_bench.errors import EngineError, InputError
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 ROWS = SequenceRows([9], 4, [2, 0], 1)
@@ -92,6 +96,13 @@ class Recorded(PlainRecorder):
     def record(self, step):
         self.rows.append(step().likeliest.shape[0])
         return super().record(step)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_step_that_cannot_be_captured_names_the_way_out():
+    recorder = CudaGraphRecorder(torch.device("cuda"))
+    with pytest.raises(EngineError, match="--enforce-eager"):
+        recorder.record(lambda: StepResult(torch.zeros(1, 1), torch.zeros(1)))
 
 
 def test_shapes_are_recorded_once_the_largest_first_and_replayed_over_new_inputs():

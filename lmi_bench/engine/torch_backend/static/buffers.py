@@ -41,26 +41,39 @@ class StepBuffers:
         if device.type == "cuda":
             self._host = self._host.pin_memory()
         self._on_device = self._host if device.type == "cpu" else self._host.to(device)
-        self._host_parts = _parts(self._host, count, each)
+        token_ids, positions, tables = _parts(self._host, count, each)
+        # as arrays: a large batch's tables take as long as a step if they are made anew as tensors
+        self._host_token_ids = token_ids.numpy()
+        self._host_positions = positions.numpy()
+        self._host_tables = tables.view(count, self._pages).numpy()
+        self._host_tables[:] = spare_block
+        self._filled = [0] * count
         self.token_ids, self.positions, tables = _parts(self._on_device, count, each)
         self.block_tables = tables.view(count, self._pages)
         self.fill(())
 
     def fill(self, sequences: Sequence[SequenceRows]) -> None:
         """Write a step of one row a sequence, which the shape must cover."""
-        unused = self.shape.sequences - len(sequences)
-        token_ids, positions, tables = self._host_parts
-        token_ids.copy_(torch.tensor([rows.token_ids[0] for rows in sequences] + [0] * unused))
-        positions.copy_(torch.tensor([rows.first_position for rows in sequences] + [0] * unused))
-        flat: list[int] = []
-        for rows in sequences:
-            used = rows.block_table[: self._pages]
-            flat.extend(used)
-            flat.extend([self._spare_block] * (self._pages - len(used)))
-        flat.extend([self._spare_block] * (self._pages * unused))
-        tables.copy_(torch.tensor(flat))
+        count = len(sequences)
+        self._host_token_ids[:count] = [rows.token_ids[0] for rows in sequences]
+        self._host_positions[:count] = [rows.first_position for rows in sequences]
+        self._host_token_ids[count:] = 0
+        self._host_positions[count:] = 0
+        for number, rows in enumerate(sequences):
+            self._fill_table(number, rows.block_table[: self._pages])
+        for number in range(count, self.shape.sequences):
+            self._fill_table(number, ())
         if self._on_device is not self._host:
             self._on_device.copy_(self._host, non_blocking=True)
+
+    def _fill_table(self, number: int, blocks: Sequence[int]) -> None:
+        """Write a row's blocks, and the spare one over what the step before had beyond them."""
+        used, before = len(blocks), self._filled[number]
+        row = self._host_tables[number]
+        row[:used] = blocks
+        if used < before:
+            row[used:before] = self._spare_block
+        self._filled[number] = used
 
 
 def _parts(memory: Tensor, count: int, each: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from lmi_bench.errors import EngineError
+
 _WARM_UPS: Final = 3
 """Runs before a capture: kernels are chosen, workspaces taken and Triton compiles in them."""
 
@@ -69,6 +71,17 @@ class CudaGraphRecorder:
         return self._held_bytes
 
     def record(self, step: Callable[[], StepResult]) -> Replay:
+        """As `Recorder`. Raises EngineError for a step that cannot be captured."""
+        try:
+            return self._capture(step)
+        except RuntimeError as exc:
+            reason = str(exc).partition("\n")[0]
+            raise EngineError(
+                f"a decode step could not be recorded as a CUDA graph: {reason}; start with "
+                "--enforce-eager, or leave more memory free with --memory-share"
+            ) from exc
+
+    def _capture(self, step: Callable[[], StepResult]) -> Replay:
         make_stream: Any = torch.cuda.Stream
         beside = make_stream(self._device)
         beside.wait_stream(torch.cuda.current_stream(self._device))
@@ -79,7 +92,8 @@ class CudaGraphRecorder:
         torch.cuda.synchronize(self._device)
         free_before, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # a stream of its own: the one that torch keeps belongs to the first device that captured
+        with torch.cuda.graph(graph, pool=self._pool, stream=beside):
             result = step()
         self._pool = graph.pool()
         free_after, _ = torch.cuda.mem_get_info(self._device)
