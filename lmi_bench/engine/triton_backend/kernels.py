@@ -110,14 +110,16 @@ def paged_attention_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    TILE: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """A (row, KV head, split) a program: its share of the pages that the row's heads of the group
+    """A (row, KV head, split) a program: its share of the tokens that the row's heads of the group
     see, with a running maximum. A key is read once for all query heads of its group.
 
-    window   tokens that a row sees, itself included; 0: all
+    TILE     tokens read at once, a part of a page: what a multiprocessor holds does not grow with
+             the page   tokens that a row sees, itself included; 0: all
     sums     (rows, KV_HEADS, SPLITS, group, HEAD_DIM) float32: values weighted by exp(score - top)
     tops, weights  (rows, KV_HEADS, SPLITS, group): each split's top score, its sum of weights
     """
@@ -125,7 +127,7 @@ def paged_attention_kernel(
     group: tl.constexpr = HEADS // KV_HEADS
     heads = tl.arange(0, GROUP_BLOCK)
     columns = tl.arange(0, DIM_BLOCK)
-    tokens = tl.arange(0, PAGE)
+    tokens = tl.arange(0, TILE)
     has_head = heads < group
     has_column = columns < HEAD_DIM
     query_rows = (row * HEADS + kv_head * group + heads) * HEAD_DIM
@@ -138,21 +140,21 @@ def paged_attention_kernel(
     first_token = context * 0
     if window > 0:
         first_token = tl.maximum(context - window, 0)
-    first_page = first_token // PAGE
-    last_page = (context + PAGE - 1) // PAGE
-    share = (last_page - first_page + SPLITS - 1) // SPLITS
-    start = first_page + split * share
-    stop = tl.minimum(start + share, last_page)
+    first_tile = first_token // TILE
+    last_tile = (context + TILE - 1) // TILE
+    share = (last_tile - first_tile + SPLITS - 1) // SPLITS
+    start = first_tile + split * share
+    stop = tl.minimum(start + share, last_tile)
     top = tl.full((GROUP_BLOCK,), -1.0e30, tl.float32)
     weight = tl.zeros((GROUP_BLOCK,), tl.float32)
     total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), tl.float32)
-    for page in range(start, stop):
-        block = tl.load(tables_ptr + row * pages + page)
-        place = ((block * KV_HEADS + kv_head) * PAGE + tokens) * HEAD_DIM
+    for tile in range(start, stop):
+        position = tile * TILE + tokens
+        block = tl.load(tables_ptr + row * pages + tile * TILE // PAGE)
+        place = ((block * KV_HEADS + kv_head) * PAGE + position % PAGE) * HEAD_DIM
         at = place[:, None] + columns[None, :]
         key = tl.load(keys_ptr + at, mask=has_column[None, :], other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-        position = page * PAGE + tokens
         seen = (position < context) & (position >= first_token)
         scores = tl.where(seen[None, :], scores, -1.0e30)
         higher = tl.maximum(top, tl.max(scores, axis=1))

@@ -18,6 +18,7 @@ SKINNY_ROWS: Final = 2
 """Most rows for which a product is a row-wise reduction instead of a matrix product."""
 
 _LEAST_DOT: Final = 16  # what a tensor core takes at the least, along each side
+_TILE: Final = 64
 _SKINNY_OUTPUTS: Final = 4
 _SKINNY_INPUTS: Final = 1024
 _SILU_BLOCK: Final = 1024
@@ -124,6 +125,7 @@ def paged_attention(
         head_dim**-0.5,
         **sizes,
         PAGE=page,
+        TILE=min(page, _TILE),
         GROUP_BLOCK=max(_LEAST_DOT, _next_power(group)),
         DIM_BLOCK=dim_block,
         SPLITS=splits,

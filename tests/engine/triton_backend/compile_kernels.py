@@ -1,6 +1,7 @@
 """Compiles every kernel for a GPU that need not be there; run in a process without an interpreter.
 
-Prints a line a kernel: its name and the bytes of its machine code.
+Prints a line a kernel: its name, the bytes of its machine code and of the shared memory that a
+program takes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from triton.compiler import ASTSource
 from lmi_bench.engine.triton_backend import kernels
 
 H100 = GPUTarget("cuda", 90, 32)
-BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
+BF16, F16, F32, I32, I64 = "*bf16", "*fp16", "*fp32", "*i32", "*i64"
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128}
 CASES = {
     "add_rms_norm_kernel": (
@@ -25,7 +26,7 @@ CASES = {
     ),
     "paged_attention_kernel": (
         (BF16, BF16, BF16, I64, I64, F32, F32, F32, "i32", "i32", "fp32"),
-        HEADS | {"PAGE": 64, "GROUP_BLOCK": 16, "DIM_BLOCK": 128, "SPLITS": 8},
+        HEADS | {"PAGE": 64, "TILE": 64, "GROUP_BLOCK": 16, "DIM_BLOCK": 128, "SPLITS": 8},
     ),
     "join_splits_kernel": ((F32, F32, F32, BF16), HEADS | {"DIM_BLOCK": 128, "SPLITS": 8}),
     "silu_multiply_kernel": ((BF16, BF16, "i32"), {"BLOCK": 1024}),
@@ -34,9 +35,27 @@ CASES = {
     "likeliest_kernel": ((F32, I32, I64, "i32"), {"BLOCK": 8}),
 }
 
+ATTENTION = CASES["paged_attention_kernel"][1]
+
+
+def attention(values: str, **changes: int) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The attention of a step whose queries and pages hold such values."""
+    cache = (values, values, values, I64, I64, F32, F32, F32)
+    return (*cache, "i32", "i32", "fp32"), ATTENTION | changes
+
+
+CASES |= {
+    "paged_attention_kernel float16, pages of 1024": attention(F16, PAGE=1024),
+    "paged_attention_kernel float32": attention(F32),
+    "paged_attention_kernel heads of 256, groups of 32": attention(
+        BF16, HEAD_DIM=256, DIM_BLOCK=256, GROUP_BLOCK=32, HEADS=64, KV_HEADS=2
+    ),
+}
+
 for name, (types, constants) in CASES.items():
-    kernel = getattr(kernels, name)
+    kernel = getattr(kernels, name.split(" ")[0])
     free = [argument for argument in kernel.arg_names if argument not in constants]
     signature = dict(zip(free, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    print(name, len(triton.compile(source, target=H100).asm["cubin"]))
+    made = triton.compile(source, target=H100)
+    print(name, len(made.asm["cubin"]), made.metadata.shared, sep="\t")

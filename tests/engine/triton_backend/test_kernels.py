@@ -67,6 +67,27 @@ def test_paged_attention_is_softmax_over_what_each_row_sees(heads, kv_heads, win
         close(got[row], expected.reshape(-1))
 
 
+def test_a_page_is_read_in_tiles(monkeypatch):
+    """Pages of 64 tokens, 16 at a time: what comes out is what pages of 16 give."""
+    monkeypatch.setattr(ops, "_TILE", 16)
+    q, kv_heads, head_dim = random(2, 4, 24, seed=3), 2, 24
+    small = random(8, kv_heads, 16, head_dim), random(8, kv_heads, 16, head_dim, seed=1)
+    large = [
+        pages.view(2, 4, kv_heads, 16, head_dim).transpose(1, 2).reshape(2, kv_heads, 64, head_dim)
+        for pages in small
+    ]
+    positions = torch.tensor([60, 17])
+    for window, splits in ((None, 1), (None, 4), (20, 2)):
+        got, expected = (
+            ops.paged_attention(q, pages, tables, positions, window=window, splits=splits)
+            for pages, tables in (
+                (large, torch.tensor([[0], [1]])),
+                (small, torch.arange(8).view(2, 4)),
+            )
+        )
+        close(got, expected)
+
+
 def test_queries_and_keys_are_turned_and_cached_where_the_table_says():
     heads, kv_heads, head_dim = 4, 2, 8
     qkv = random(2, (heads + 2 * kv_heads) * head_dim)
