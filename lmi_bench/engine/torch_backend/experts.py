@@ -1,17 +1,23 @@
 """Mixture of experts: each row goes through the few MLPs that its router scores highest.
 
 The experts run one after the other over the rows that chose them. On a CPU such a loop of packed
-products takes half the time of one grouped product.
+products takes half the time of one grouped product. A GPU would have to wait for the host to learn
+how many rows chose each, and a CUDA graph cannot: there few rows go through every expert, which
+costs arithmetic that a decode step, bound by reading the experts, has to spare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear
+
+EVERY_EXPERT_ROWS: Final = 64
+"""Most rows of a step on a GPU that go through every expert, chosen or not."""
 
 
 class ExpertMlp:
@@ -43,15 +49,35 @@ class ExpertMlp:
         weights, chosen = scores.topk(self._experts_per_token, dim=-1)
         if self._renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
+        if x.is_cuda and (len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()):
+            out = self.of_every_expert(x, weights, chosen)
+        else:
+            out = self.of_chosen_experts(x, weights, chosen)
+        return self._join(out).add_(residual)
+
+    def of_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Every row through every expert, those that it did not choose weighing nothing.
+
+        weights, chosen  shape (rows, experts a token)
+        """
+        factors = x.new_zeros(len(x), len(self._experts))
+        factors = factors.scatter_(1, chosen, weights.to(x.dtype))
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self._experts):
+            out += expert(x) * factors[:, number, None]
+        return out
+
+    def of_chosen_experts(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Each expert over the rows that chose it; arguments as `of_every_expert`."""
         by_expert = chosen.flatten().argsort(stable=True)
         rows = by_expert // self._experts_per_token
         factors = weights.to(x.dtype).flatten()[by_expert, None]
         counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
-        out = torch.zeros_like(residual)
+        out = torch.zeros_like(x)
         first = 0
         for expert, count in zip(self._experts, counts, strict=True):
             if count:
                 part = slice(first, first + count)
                 out.index_add_(0, rows[part], expert(x[rows[part]]) * factors[part])
                 first += count
-        return self._join(out).add_(residual)
+        return out
