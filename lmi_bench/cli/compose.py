@@ -27,6 +27,7 @@ from lmi_bench.cli.engine_parts import (
     scheduler_config,
 )
 from lmi_bench.cli.launching import launched_degree
+from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
     NGRAM_DRAFT,
@@ -118,7 +119,11 @@ def open_torch_engine(
     folder = model_folder(model, settings.rope_scaling)
     draft_folder = None
     copies = settings.replicas
-    share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / copies
+    cores = settings.threads or usable_cores()
+    gpus = gpu_count(settings)
+    devices = cores if gpus is None else gpus
+    degree = launched_degree(settings) or degree_of(settings, most=max(1, devices // copies))
+    share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / copies_a_device(copies, degree, gpus)
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft_folder = model_folder(settings.draft)
         check_same_vocabulary(folder, draft_folder)
@@ -126,8 +131,6 @@ def open_torch_engine(
             kv_bytes_per_token(shape_of_folder(place)) for place in (folder, draft_folder)
         ]
         share *= bytes_a_token[0] / sum(bytes_a_token)  # each caches the same tokens
-    cores = settings.threads or usable_cores()
-    degree = launched_degree(settings) or degree_of(settings, most=max(1, cores // copies))
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -154,6 +157,7 @@ def open_torch_engine(
             device=back_end.device,
             steps=steps,
         ),
+        gpus,
     )
     executors, loaded, draft = copy.load(copies)
     notes = []
@@ -275,12 +279,14 @@ class _TorchCopy:
         degree: int,
         back_end: BackEnd,
         settings: LoadSettings,
+        gpus: int | None,
     ) -> None:
         self._folder = folder
         self._draft_folder = draft_folder
         self._degree = degree
         self._compiled = back_end.compiled
         self._settings = settings
+        self._gpus = gpus
 
     def load(self, copies: int) -> tuple[tuple[Executor, ...], TorchNumbers, TorchNumbers | None]:
         """Every copy's executor, all with as many blocks as the first; the first copy's numbers
@@ -292,7 +298,10 @@ class _TorchCopy:
             with progress() as report:
                 for number in range(copies):
                     title = "weights, MiB" + (f" (copy {number + 1})" if copies > 1 else "")
-                    settings = self._settings
+                    settings = replace(
+                        self._settings,
+                        first_device=first_device(number, self._degree, self._gpus),
+                    )
                     if first is not None:
                         settings = replace(settings, num_blocks=first.num_blocks)
                     loaded, draft = self._load_one(

@@ -129,7 +129,9 @@ class TorchExecutor:
         cache_dtype = None if settings.kv_dtype is None else torch_dtype(settings.kv_dtype)
 
         def load_all() -> Loaded:
-            place = torch.device(settings.device)
+            place = settings.place
+            if place.type == "cuda":  # of this thread, for kernels and captures
+                torch.cuda.set_device(place)
             precision = choose_precision(
                 settings.dtype,
                 place,

@@ -6,6 +6,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
@@ -25,13 +27,14 @@ DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
 class LoadSettings:
     """What may be chosen when a model is loaded.
 
-    dtype              "float32" or "bfloat16": weights, and cache unless `kv_dtype` differs
-    kv_dtype           "float32" or "bfloat16": cached keys and values; None: as the weights
+    dtype              a name of DTYPES: weights, and cache unless `kv_dtype` differs
+    kv_dtype           likewise of cached keys and values; None: as the weights
     num_blocks         cache blocks of `block_size` tokens; None: as `memory_share` (0 to 1) of the
                        memory that is free after loading allows, at most `most_cache_tokens` tokens
     threads            CPU threads of a step, over all ranks; None: the cores that this process may
                        use
-    device             "cpu", or "cuda": over ranks, rank r on device r
+    device             "cpu", or "cuda": over ranks, rank r on device `first_device` + r
+    first_device       which GPU this copy of the model has, or its rank 0
     sampling_seed      of requests without a seed; None: another one at each start
     quantize           how weights are rounded as they are loaded
     steps              which decode steps are compiled or captured at start
@@ -47,6 +50,7 @@ class LoadSettings:
     most_cache_tokens: int = DEFAULT_MOST_CACHE_TOKENS
     threads: int | None = None
     device: str = "cpu"
+    first_device: int = 0
     sampling_seed: int | None = None
     quantize: QuantizeSettings = NOT_QUANTIZED
     steps: StepSettings = NOTHING_PREPARED
@@ -56,6 +60,13 @@ class LoadSettings:
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1, got {count}")
+
+    @property
+    def place(self) -> torch.device:
+        """Where a copy on one device is."""
+        if self.device != "cuda":
+            return torch.device(self.device)
+        return torch.device("cuda", self.first_device)
 
     @property
     def threads_in_use(self) -> int:

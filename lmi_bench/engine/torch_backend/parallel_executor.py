@@ -102,7 +102,7 @@ class ParallelExecutor:
         if (
             device == "cuda"
             and launch_of(os.environ) is None
-            and torch.cuda.device_count() < tensor_parallel
+            and torch.cuda.device_count() < settings.first_device + tensor_parallel
         ):
             raise InputError(
                 f"--tp {tensor_parallel} needs as many GPUs; {torch.cuda.device_count()} are here"
@@ -126,6 +126,7 @@ class ParallelExecutor:
                     tensor_parallel,
                     transport or usual_transport(tensor_parallel, device),
                     threads=threads_each,
+                    first_device=settings.first_device,
                 )
             precision: Precision = group.ask_first(
                 ChoosePrecision(settings.dtype, device, shape.params_total)
@@ -138,7 +139,7 @@ class ParallelExecutor:
                 settings.quantize,
                 degree=tensor_parallel,
                 dtype=settings.dtype,
-                device=torch.device(device),
+                device=settings.place,
                 told=told,
             ).result()
             rooms: list[Room] = group.ask_each(

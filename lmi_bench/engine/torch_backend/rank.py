@@ -81,7 +81,7 @@ class ChoosePrecision:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Load this rank's part. `device` is cpu, or cuda for the device of the rank's own number.
+    """Load this rank's part. `device` is cpu, or cuda for the rank's own device.
 
     cache_dtype  None: as the weights
     """
@@ -161,13 +161,18 @@ class Stop:
     """End; nothing is answered."""
 
 
-def run_rank(rank: int, degree: int, threads: int, connection: Connection) -> None:
-    """The whole life of a rank's process: answer requests until told to stop or left alone."""
+def run_rank(
+    rank: int, degree: int, threads: int, device_number: int, connection: Connection
+) -> None:
+    """The whole life of a rank's process: answer requests until told to stop or left alone.
+
+    device_number  of its GPU, where it is told to load onto one
+    """
     # the process in charge decides what a signal to all of them means, and closes the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    worker = RankWorker(rank, degree, connection)
+    worker = RankWorker(rank, degree, connection, device_number=device_number)
     try:
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -259,7 +264,7 @@ class RankWorker:
             self._collectives = SharedMemoryCollectives(where, self._rank, self._connection.poll)
             return
         if where.transport is Transport.NCCL:
-            torch.cuda.set_device(self._rank)
+            torch.cuda.set_device(self._device_number)
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         self._collectives = DistributedCollectives(where, self._rank, self._degree)

@@ -38,8 +38,13 @@ def usual_transport(degree: int, device: str) -> Transport:
 class RankGroup:
     """`degree` rank processes that can reach each other."""
 
-    def __init__(self, degree: int, transport: Transport, *, threads: int) -> None:
-        """Start the processes and connect them; `threads` are those of each.
+    def __init__(
+        self, degree: int, transport: Transport, *, threads: int, first_device: int = 0
+    ) -> None:
+        """Start the processes and connect them.
+
+        threads       of each
+        first_device  of GPUs: rank 0's; rank r has the r-th after it
 
         Raises EngineError when they do not come up.
         """
@@ -52,7 +57,7 @@ class RankGroup:
         self._processes: list[ForkServerProcess] = []
         atexit.register(self.close)  # before multiprocessing, which would wait for its processes
         try:
-            self._start(threads)
+            self._start(threads, first_device)
         except BaseException:
             self.close()
             raise
@@ -109,13 +114,13 @@ class RankGroup:
             self._segment.close()
         self._connections, self._processes, self._segment = [], [], None
 
-    def _start(self, threads: int) -> None:
+    def _start(self, threads: int, first_device: int) -> None:
         context = fork_context()
         for rank in range(self.degree):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=run_rank,
-                args=(rank, self.degree, threads, theirs),
+                args=(rank, self.degree, threads, first_device + rank, theirs),
                 name=f"lmi-bench-rank-{rank}",
                 daemon=True,
             )

@@ -15,6 +15,9 @@ from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear, 
 from lmi_bench.engine.torch_backend.quantization.rounding import FP8, FP8_MAX, Fp8Weight
 
 _SMALLEST: Final = 1e-12
+FP8_GPU_SIDE: Final = 16
+"""What a GPU's product wants both sides of a weight to be a multiple of."""
+
 _FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.fp8_linear import (
+    FP8_GPU_SIDE,
     Fp8ByGpu,
     Fp8Emulated,
     fp8_is_native,
@@ -43,6 +44,7 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
     GroupedWeight,
     Int8Weight,
     QuantizedWeight,
+    round_fp8,
     round_grouped,
     round_int8,
 )
@@ -90,7 +92,7 @@ def choose_kernels(
         case Scheme.AWQ_INT3:
             return Kernels(_of_groups(Grouped3BitLinear), "unpacked at every step: no 3-bit kernel")
         case Scheme.FP8:
-            return _fp8(device)
+            return _fp8(precision, device)
     raise ValueError("the scheme `none` rounds no weight")
 
 
@@ -182,18 +184,25 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
     return Kernels(make, _switch_words("torch's int4 kernel", kernel_rows))
 
 
-def _fp8(device: torch.device) -> Kernels:
+def _fp8(precision: Precision, device: torch.device) -> Kernels:
     def emulated(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
         assert isinstance(weight, Fp8Weight)
         return Fp8Emulated(weight, bias)
 
     def native(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
         assert isinstance(weight, Fp8Weight)
+        if any(size % FP8_GPU_SIDE for size in weight.values.shape):
+            return Fp8Emulated(weight, bias)
         return Fp8ByGpu(weight, bias)
 
-    if fp8_is_native(device):
-        return Kernels(native, "float8 of the GPU")
-    return Kernels(emulated, "emulated: this device has no float8 arithmetic", emulated=True)
+    if not fp8_is_native(device):
+        return Kernels(emulated, "emulated: this device has no float8 arithmetic", emulated=True)
+    weight = round_fp8(_probe_weight().to(device))
+    rows = _probe_rows(16).to(device, precision.compute)
+    wanted = Fp8Emulated(weight, None)(rows).float()
+    if not _comes_near(lambda: Fp8ByGpu(weight, None)(rows), wanted):
+        return Kernels(emulated, "emulated: torch's float8 product fails here", emulated=True)
+    return Kernels(native, "float8 of the GPU")
 
 
 def _switch_words(kernel: str, kernel_rows: int) -> str:
@@ -228,11 +237,14 @@ def _of_int8(
 
 def _works(run: Callable[[], Tensor], rows: Tensor, weight: QuantizedWeight) -> bool:
     """Whether a product comes out near the one of the floats that the weight stands for."""
+    return _comes_near(run, rows.float() @ weight.floats().t())
+
+
+def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
     try:
         got = run().float()
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    wanted = rows.float() @ weight.floats().t()
     return bool((got - wanted).abs().max() < _CLOSE * wanted.abs().max())
 
 

@@ -1,0 +1,49 @@
+"""Where copies of a model stand: each on GPUs of its own as long as there are any."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.cli.compiling import step_settings
+from lmi_bench.cli.back_end import BackEnd
+from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
+from lmi_bench.scenario import EngineSection
+
+
+@pytest.mark.parametrize(
+    ("copies", "degree", "gpus", "devices", "shared_by"),
+    [
+        (2, 4, 8, [0, 4], 1),
+        (4, 2, 8, [0, 2, 4, 6], 1),
+        (3, 1, 2, [0, 1, 0], 2),
+        (2, 1, 1, [0, 0], 2),
+        (2, 2, 3, [0, 0], 2),
+        (2, 2, None, [0, 0], 2),
+    ],
+)
+def test_copies_stand_side_by_side_and_share_only_what_is_too_little(
+    copies, degree, gpus, devices, shared_by
+):
+    """None: the one CPU, which all share."""
+    assert [first_device(copy, degree, gpus) for copy in range(copies)] == devices
+    assert copies_a_device(copies, degree, gpus) == shared_by
+
+
+def test_an_engine_on_the_cpu_counts_no_gpus():
+    assert gpu_count(EngineSection(device="cpu")) is None
+    assert isinstance(gpu_count(EngineSection(device="cuda")), int)
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 32),
+        ({"max_rolling_batch_size": 100}, 100),
+        ({"policy": "none"}, 1),
+        ({"policy": "dynamic", "batch_size": 48}, 48),
+    ],
+)
+def test_no_graph_is_captured_for_more_sequences_than_ever_run(settings, most):
+    """32 is the rolling batch's default."""
+    steps = step_settings(EngineSection(**settings), BackEnd(triton=True, device="cuda"))
+    assert steps.most_sequences == most
