@@ -47,6 +47,15 @@ def generate(
         list[str] | None,
         typer.Option(help="A text that ends it; repeatable.", rich_help_panel=_SAMPLING),
     ] = None,
+    stop_token_ids: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--stop-token-id", help="A token that ends it; repeatable.", rich_help_panel=_SAMPLING
+        ),
+    ] = None,
+    min_tokens: Annotated[
+        int, typer.Option(help="Never end before so many tokens.", rich_help_panel=_SAMPLING)
+    ] = 0,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Never end early.", rich_help_panel=_SAMPLING)
     ] = False,
@@ -66,6 +75,14 @@ def generate(
             rich_help_panel=_SCORES,
         ),
     ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Print each token's log-probability and those of so many of the likeliest, 0 to "
+            "20.",
+            rich_help_panel=_SCORES,
+        ),
+    ] = None,
     choices: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,9 +128,14 @@ def generate(
         top_p=top_p,
         repetition_penalty=repetition_penalty,
         seed=seed,
+        stop_token_ids=tuple(stop_token_ids or ()),
+        min_tokens=min_tokens,
         ignore_eos=ignore_eos,
-        logprobs=confidence,
+        logprobs=confidence or logprobs is not None,
+        top_logprobs=logprobs or 0,
     )
+    if "" in (stop or ()):
+        raise InputError("--stop '': an empty text would end every answer; leave it out")
     settings = parse_scenario({"engine": stated_settings(model_options)}, source="generate").engine
     wish = Wish(
         prompt,
@@ -121,6 +143,7 @@ def generate(
         tuple(stop or ()),
         until_done=until_done,
         confidence=confidence,
+        show_logprobs=logprobs is not None,
         expected_ends=tuple(expect_end or ()),
     )
     code = run(model, settings, wish, choices=tuple(choices or ()), questions=questions)

@@ -16,7 +16,7 @@ from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
 from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.engine.replicas import ServingEngine
-from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -36,18 +36,23 @@ class Wish:
     stop_strings: tuple[str, ...] = ()
     until_done: bool = False
     confidence: bool = False
+    show_logprobs: bool = False
     expected_ends: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Totals:
-    """What came of it, over all requests. `seconds` is their time in the engine."""
+    """What came of it, over all requests. `seconds` is their time in the engine.
+
+    ranked  each token with the likeliest ones in its place, where they were asked for
+    """
 
     requests: int = 0
     tokens: int = 0
     seconds: float = 0.0
     first_token_s: float | None = None
     logprobs: list[float] = field(default_factory=list)
+    ranked: list[tuple[int, Ranked]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_string: str | None = None
 
@@ -90,6 +95,9 @@ def run(
         f"{totals.tokens} tokens in {totals.requests} {noun}{'' if emulated else timing}, ended "
         f"by {totals.finish_reason}; {parts.back_end_note}"
     )
+    if wish.show_logprobs:
+        for line in logprob_lines(totals, parts.tokenizer):
+            note(line)
     if wish.confidence and totals.logprobs:
         joint = math.fsum(totals.logprobs)
         note(
@@ -97,7 +105,7 @@ def run(
             f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
             "overconfident: compare, do not trust (--questions shows by how much)"
         )
-    end = explain_end(totals, wish.sampling.max_new_tokens)
+    end = explain_end(totals, wish.sampling.max_new_tokens, parts.config.max_model_len)
     if wish.expected_ends and totals.finish_reason not in wish.expected_ends:
         warn(f"{end}; --expect-end {' or '.join(wish.expected_ends)} is not what happened")
         return EXIT_FAILED
@@ -105,14 +113,28 @@ def run(
     return EXIT_DONE
 
 
-def explain_end(totals: Totals, max_new_tokens: int) -> str:
+def logprob_lines(totals: Totals, tokenizer: Tokenizer) -> list[str]:
+    """A line a token: its text and log-probability, then the likeliest ones in its place."""
+    lines = []
+    for (token_id, ranked), logprob in zip(totals.ranked, totals.logprobs, strict=True):
+        others = ", ".join(f"{tokenizer.decode([i])!r} {value:.3f}" for i, value in ranked)
+        line = f"{tokenizer.decode([token_id])!r} {logprob:.3f}"
+        lines.append(f"{line}; likeliest {others}" if others else line)
+    return lines
+
+
+def explain_end(totals: Totals, max_new_tokens: int, max_model_len: int) -> str:
     """Why the text ends where it does, and what to do if that is not its end."""
     match totals.finish_reason:
+        case "length" if totals.tokens < max_new_tokens * totals.requests:
+            return f"cut off: prompt and text fill the model's context of {max_model_len:,} tokens"
         case "length":
             return (
                 f"cut off: --max-new-tokens {max_new_tokens} were used up and the model had not "
                 "ended; raise it, or ask on with --until-done"
             )
+        case "stop_sequence" if totals.stop_string is None:
+            return "ended by a stop token"
         case "stop_sequence":
             return f"ended by the stop text {totals.stop_string!r}, not by the model"
         case "context_full":
@@ -165,6 +187,8 @@ async def _one_request(
                 token_ids.append(token_id)
                 if event.logprobs is not None:
                     totals.logprobs.append(event.logprobs[number])
+                    ranked = event.top_logprobs[number] if event.top_logprobs else ()
+                    totals.ranked.append((token_id, ranked))
                 chain.push(token_id)
                 if chain.stop_string is not None:
                     break

@@ -24,7 +24,7 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
     WaitUntil,
 )
-from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.errors import EngineError, InputError
 
@@ -39,6 +39,7 @@ class TokenEvent:
     time_s: float
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
+    top_logprobs: tuple[Ranked, ...] | None = None
 
 
 class Generation:
@@ -323,7 +324,9 @@ class AsyncEngine:
             generation = self._generations[gained.seq_id]
             generation.drafted_tokens += gained.drafted
             generation.accepted_tokens += gained.accepted
-            generation._add(TokenEvent(now_s, gained.token_ids, gained.logprobs))
+            generation._add(
+                TokenEvent(now_s, gained.token_ids, gained.logprobs, gained.top_logprobs)
+            )
             if gained.finish_reason is not None:
                 del self._generations[gained.seq_id]
                 generation._end(now_s, gained.finish_reason)

@@ -140,7 +140,7 @@ class DraftingExecutor:
             first_position=mirror.filled,
             new_block_ids=new_block_ids,
             samples=True,
-            sampling=replace(entry.sampling, logprobs=False),
+            sampling=replace(entry.sampling, logprobs=False, top_logprobs=0),
             num_generated=entry.num_generated + len(mirror.drafts),
         )
 

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_bench.analysis.confidence import confidence
 from lmi_bench.cli.generate_choices import continuation_ids
+from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
@@ -59,6 +60,30 @@ def test_chained_requests_go_on_where_the_one_before_ended(short_model):
     assert "60 tokens in 1 request and" in whole.stderr
     score = float(re.search(r"confidence ([\d.]+) = exp", chained.stderr).group(1))
     assert 0 < score < 1
+
+
+def test_each_token_is_printed_with_the_likeliest_ones_and_may_end_the_text(short_model):
+    """Greedy: the chosen token is the first of the likeliest. Its id then ends the text, but not
+    before the least number of tokens."""
+    args = ("-m", short_model, "-p", "one two three four", "--ignore-eos")
+    whole = generate(*args, "--max-new-tokens", "5", "--logprobs", "2")
+    lines = re.findall(r"^('.*?') (-[\d.]+); likeliest (.+)$", whole.stderr, re.MULTILINE)
+    assert len(lines) == 5
+    for token, logprob, likeliest in lines:
+        assert likeliest.startswith(f"{token} {logprob}, ")
+    ids = Tokenizer.from_folder(short_model).encode(whole.stdout.removesuffix("\n"))
+    ends = ("--max-new-tokens", "5", "--stop-token-id", str(ids[0]))
+    cut = generate(*args, *ends)
+    assert "1 tokens in 1 request" in cut.stderr
+    assert "ended by a stop token" in cut.stderr
+    longer = generate(*args, *ends, "--min-tokens", "3")
+    assert int(re.search(r"(\d+) tokens in", longer.stderr).group(1)) >= 3
+
+
+def test_a_text_that_fills_the_context_says_so_and_an_empty_stop_is_refused(short_model):
+    args = ("-m", short_model, "-p", "one two three four", "--ignore-eos")
+    assert "fill the model's context of 64 tokens" in generate(*args).stderr
+    assert "--stop ''" in generate(*args, "--stop", "", expect=2).stderr
 
 
 def test_the_end_is_explained_and_another_than_expected_is_a_failure(short_model):

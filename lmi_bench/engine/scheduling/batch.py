@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 LAST_SAMPLED: Final = -1
@@ -79,12 +79,14 @@ class StepBatch:
 class StepOutput:
     """What one sequence got from a step: 0 to draft_length + 1 tokens.
 
-    logprobs  natural log-probabilities of those tokens, where they were asked for
+    logprobs      natural log-probabilities of those tokens, where they were asked for
+    top_logprobs  of each of them, likewise
     """
 
     seq_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[Ranked, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class CommittedTokens:
     finish_reason: str | None
     drafted: int = 0
     accepted: int = 0
+    top_logprobs: tuple[Ranked, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from lmi_bench.errors import InputError
+
+MOST_TOP_LOGPROBS: Final = 20
+"""Of one token, as vLLM and OpenAI allow."""
+
+Ranked = tuple[tuple[int, float], ...]
+"""The likeliest tokens of one place with their natural log-probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +22,7 @@ class SamplingParams:
     temperature     0.0 is greedy; above it the logits are divided by it
     top_k           keep the k likeliest tokens, 0 keeps all; top_p: smallest set of that mass
     logprobs        return the log-probability of each generated token
+    top_logprobs    and those of so many of the likeliest tokens in its place
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
     stop_token_ids  end it with reason `stop_sequence`
     """
@@ -30,6 +38,7 @@ class SamplingParams:
     min_tokens: int = 0
     seed: int | None = None
     logprobs: bool = False
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -42,6 +51,12 @@ class SamplingParams:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if self.repetition_penalty <= 0:
             raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
+            raise InputError(
+                f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}, got {self.top_logprobs}"
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise InputError("top_logprobs needs logprobs")
         if not 0 <= self.min_tokens <= self.max_new_tokens:
             raise InputError(
                 f"min_tokens must be between 0 and max_new_tokens {self.max_new_tokens}, "

@@ -522,7 +522,7 @@ class Scheduler:
 
     def _accept(self, seq: Sequence, output: StepOutput, drafted: int) -> CommittedTokens:
         outputs = seq.output_token_ids
-        token_ids, logprobs = output.token_ids, output.logprobs
+        token_ids, logprobs, ranked = output.token_ids, output.logprobs, output.top_logprobs
         reason = None
         for count, token_id in enumerate(token_ids, start=1):
             outputs.append(token_id)
@@ -530,6 +530,7 @@ class Scheduler:
             if reason is not None:
                 token_ids = token_ids[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
+                ranked = None if ranked is None else ranked[:count]
                 break
         held = (
             min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
@@ -541,7 +542,7 @@ class Scheduler:
         self.stats.generation_tokens += len(token_ids)
         self.stats.drafted_tokens += drafted
         self.stats.accepted_tokens += held
-        return CommittedTokens(seq.seq_id, token_ids, logprobs, reason, drafted, held)
+        return CommittedTokens(seq.seq_id, token_ids, logprobs, reason, drafted, held, ranked)
 
     def _release(self, seq: Sequence) -> None:
         self._residents.release(seq)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from lmi_bench.engine.async_engine import Generation, TokenEvent
-from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.codec import StreamDecoder
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 
@@ -29,11 +29,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token. `text` is what it adds to the answer: nothing while text is held back."""
+    """One token. `text` is what it adds to the answer: nothing while text is held back.
+
+    ranked  the likeliest tokens in its place, where they were asked for
+    """
 
     token_id: int
     text: str
     logprob: float | None
+    ranked: Ranked = ()
 
 
 class Answer:
@@ -108,7 +112,8 @@ class Answer:
                 if self.stop_string is None:
                     text += self._stop_filter.flush()
             logprob = None if event.logprobs is None else event.logprobs[index]
-            piece = Piece(token_id, text, logprob)
+            ranked = () if event.top_logprobs is None else event.top_logprobs[index]
+            piece = Piece(token_id, text, logprob, ranked)
             chunk.append(piece)
             self.pieces.append(piece)
             if self.stop_string is not None:

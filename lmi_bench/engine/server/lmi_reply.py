@@ -37,6 +37,7 @@ class RollingBatchReply:
         self._answer = answer
         self._model_name = state.model_name
         self._formatters = formatters
+        self._codec = state.codec
         self._eos_token_ids = state.codec.eos_token_ids
 
     def lines(self, pieces: list[Piece]) -> bytes:
@@ -67,7 +68,17 @@ class RollingBatchReply:
         return self._formatters.reply(body)
 
     def _unstreamed_details(self) -> dict[str, Any]:
-        return self._details() | {"tokens": [self._token(piece) for piece in self._answer.pieces]}
+        pieces = self._answer.pieces
+        details = self._details() | {"tokens": [self._token(piece) for piece in pieces]}
+        if self._call.sampling.top_logprobs:
+            details["top_tokens"] = [self._ranked(piece) for piece in pieces]
+        return details
+
+    def _ranked(self, piece: Piece) -> list[dict[str, Any]]:
+        return [
+            {"id": token_id, "text": self._codec.decode([token_id]), "log_prob": logprob}
+            for token_id, logprob in piece.ranked
+        ]
 
     def _line(self, line: dict[str, Any]) -> bytes:
         return orjson.dumps(self._formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)

@@ -26,7 +26,6 @@ _NEUTRAL = {
     "early_stopping": False,
     "watermark": False,
     "decoder_input_details": False,
-    "top_n_tokens": 0,
     "prompt_logprobs": 0,
     "include_stop_str_in_output": False,
     "skip_special_tokens": True,
@@ -68,7 +67,13 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
     )
     details = parameters.flag("details", False)
     stream = top.flag("stream", False)
-    sampling = _read_sampling(parameters, eos_token_ids, logprobs=details or stream)
+    top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
+    sampling = _read_sampling(
+        parameters,
+        eos_token_ids,
+        logprobs=details or stream,
+        top_logprobs=top_n_tokens if details and not stream else 0,
+    )
     return LmiCall(
         inputs=inputs,
         sampling=sampling,
@@ -82,7 +87,7 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
 
 
 def _read_sampling(
-    parameters: Fields, eos_token_ids: tuple[int, ...], *, logprobs: bool
+    parameters: Fields, eos_token_ids: tuple[int, ...], *, logprobs: bool, top_logprobs: int
 ) -> SamplingParams:
     """The sampling. Whether to sample at all is inferred where `do_sample` is left out, as since
     0.32: yes if a temperature, top_k or top_p is given.
@@ -107,4 +112,5 @@ def _read_sampling(
         min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
         seed=parameters.optional_integer("seed", minimum=0),
         logprobs=logprobs,
+        top_logprobs=top_logprobs,
     )

@@ -130,9 +130,16 @@ class CompletionReply(OpenAiReply):
             "token_logprobs": [piece.logprob for piece in pieces],
             "tokens": tokens,
             "top_logprobs": [
-                {token: piece.logprob} for token, piece in zip(tokens, pieces, strict=True)
+                self._by_text(piece, token) for token, piece in zip(tokens, pieces, strict=True)
             ],
         }
+
+    def _by_text(self, piece: Piece, token: str) -> dict[str, float | None]:
+        """The chosen token and the likeliest ones; of equal texts the likeliest."""
+        found: dict[str, float | None] = {token: piece.logprob}
+        for token_id, logprob in piece.ranked:
+            found.setdefault(self._codec.decode([token_id]), logprob)
+        return found
 
 
 class ChatReply(OpenAiReply):
@@ -165,6 +172,9 @@ class ChatReply(OpenAiReply):
         return {"content": [self._logprob(piece) for piece in pieces]}
 
     def _logprob(self, piece: Piece) -> dict[str, Any]:
-        token = self._own_text(piece)
-        entry = {"token": token, "logprob": piece.logprob, "bytes": list(token.encode())}
-        return entry | {"top_logprobs": [entry] if self._call.top_logprobs else []}
+        ranked = [self._entry(token_id, logprob) for token_id, logprob in piece.ranked]
+        return self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked}
+
+    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        token = self._codec.decode([token_id])
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}

@@ -54,7 +54,6 @@ class OpenAiCall:
     sampling          all but the length, which waits for the prompt's
     include_usage     one more chunk with the token counts; continuous_usage: counts on every chunk
     return_token_ids  name each chunk's token ids
-    top_logprobs      beside the chosen token's log-probability list the likeliest token's
     truncate          keep only that many tokens at the prompt's end
     ignored           fields that mean nothing here
     """
@@ -69,7 +68,6 @@ class OpenAiCall:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
-    top_logprobs: bool
     truncate: int | None
     ignored: list[str]
 
@@ -109,8 +107,9 @@ def _read_call(
     num_logprobs: int | None,
     eos_token_ids: tuple[int, ...],
 ) -> OpenAiCall:
-    """What both have in common. Only the chosen token's log-probability is known, so there are 0
-    others, or 1 where the chosen token is the likeliest.
+    """What both have in common.
+
+    num_logprobs  of the likeliest tokens beside the chosen one; None: no log-probabilities
     """
     model = top.raw("model")
     if model is not None and not isinstance(model, str):
@@ -121,11 +120,6 @@ def _read_call(
     options = top.section("stream_options")
     options.raw("include_obfuscation")
     temperature = top.number("temperature", 1.0)
-    if num_logprobs is not None and num_logprobs > (1 if temperature == 0 else 0):
-        raise InputError(
-            f"logprobs={num_logprobs} is not supported: 0 gives the chosen token's "
-            "log-probability, 1 needs temperature 0"
-        )
     min_tokens = top.integer("min_tokens", 0, minimum=0)
     sampling = SamplingParams(
         max_new_tokens=max(1, min_tokens) if max_tokens is None else max_tokens,
@@ -139,6 +133,7 @@ def _read_call(
         min_tokens=min_tokens,
         seed=top.optional_integer("seed", minimum=0),
         logprobs=num_logprobs is not None,
+        top_logprobs=num_logprobs or 0,
     )
     return OpenAiCall(
         model=model,
@@ -151,7 +146,6 @@ def _read_call(
         include_usage=options.flag("include_usage", False),
         continuous_usage=options.flag("continuous_usage_stats", False),
         return_token_ids=top.flag("return_token_ids", False),
-        top_logprobs=bool(num_logprobs),
         truncate=top.optional_integer("truncate_prompt_tokens", minimum=1),
         ignored=top.unread() + options.unread(),
     )

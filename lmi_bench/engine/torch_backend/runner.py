@@ -198,6 +198,7 @@ class ModelRunner:
             entry.seq_id,
             tuple(choice.token_id for choice in accepted),
             logprobs if entry.sampling.logprobs else None,
+            tuple(c.ranked for c in accepted) if entry.sampling.top_logprobs else None,
         )
 
 

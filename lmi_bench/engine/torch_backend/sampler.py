@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen token and, where asked for, its natural log-probability."""
+    """A chosen token and, where asked for, its natural log-probability and the likeliest ones."""
 
     token_id: int
     logprob: float | None
+    ranked: Ranked = ()
 
 
 def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
@@ -52,8 +53,14 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
         for i, token_id in zip(drawn, draw_tokens(chances, draws), strict=True):
             picked[i] = token_id
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs]
-    logprobs = dict(zip(wanted, _logprobs(logits, wanted, picked), strict=True))
-    return [Choice(token_id, logprobs.get(i)) for i, token_id in enumerate(picked)]
+    if not wanted:
+        return [Choice(token_id, None) for token_id in picked]
+    scores = torch.log_softmax(logits[wanted].float(), dim=-1)
+    tokens = torch.tensor([picked[i] for i in wanted], device=logits.device)
+    logprobs = scores.gather(1, tokens[:, None])[:, 0].tolist()
+    ranked = _ranked(scores, [rows[i].sampling.top_logprobs for i in wanted])
+    known = dict(zip(wanted, zip(logprobs, ranked, strict=True), strict=True))
+    return [Choice(token_id, *known.get(i, (None, ()))) for i, token_id in enumerate(picked)]
 
 
 def probabilities(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
@@ -99,13 +106,16 @@ def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
     return picked
 
 
-def _logprobs(logits: Tensor, wanted: list[int], picked: list[int]) -> list[float]:
-    if not wanted:
-        return []
-    scores = torch.log_softmax(logits[wanted].float(), dim=-1)
-    tokens = torch.tensor([picked[i] for i in wanted], device=logits.device)
-    values: list[float] = scores.gather(1, tokens[:, None])[:, 0].tolist()
-    return values
+def _ranked(scores: Tensor, counts: list[int]) -> list[Ranked]:
+    """So many of each row's highest scores, with their tokens."""
+    most = min(max(counts), scores.shape[-1])
+    if most == 0:
+        return [()] * len(counts)
+    values, tokens = scores.topk(most, dim=-1)
+    return [
+        tuple(zip(ids[:count], row[:count], strict=True))
+        for ids, row, count in zip(tokens.tolist(), values.tolist(), counts, strict=True)
+    ]
 
 
 def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:

@@ -57,7 +57,8 @@ class ScriptedExecutor:
             self.num_given[entry.seq_id] = index + 1
             token_id = self.script[index % len(self.script)]
             logprobs = (-0.5,) if entry.sampling.logprobs else None
-            outputs.append(StepOutput(entry.seq_id, (token_id,), logprobs))
+            ranked = ((token_id, -0.5), (token_id + 1, -1.5))[: entry.sampling.top_logprobs]
+            outputs.append(StepOutput(entry.seq_id, (token_id,), logprobs, (ranked,)))
         return outputs
 
     async def close(self):

@@ -56,6 +56,21 @@ def test_details_hold_the_reason_the_count_and_the_tokens(serve_toy, scripted):
     }
 
 
+def test_details_hold_the_likeliest_tokens_where_they_are_asked_for(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11])) as server:
+            call = ask("one two", max_new_tokens=1, details=True, top_n_tokens=2)
+            return await server.post("/invocations", call)
+
+    _, _, body = asyncio.run(main())
+    assert json.loads(body)["details"]["top_tokens"] == [
+        [
+            {"id": 11, "text": " t11", "log_prob": -0.5},
+            {"id": 12, "text": " t12", "log_prob": -1.5},
+        ]
+    ]
+
+
 def test_a_stream_has_one_line_a_token_and_its_last_line_the_whole_text(serve_toy, scripted):
     async def main():
         async with serve_toy(executor=scripted([11, 12])) as server:

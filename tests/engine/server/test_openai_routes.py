@@ -211,6 +211,24 @@ def test_a_chat_goes_on_to_the_end_of_the_context_unless_told_otherwise(serve_to
     assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
 
 
+def test_the_likeliest_tokens_stand_beside_the_chosen_one(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11])) as server:
+            call = {"prompt": "a", "max_tokens": 1, "logprobs": 2}
+            completion = await server.post("/v1/completions", call)
+            call = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+            call |= {"logprobs": True, "top_logprobs": 2}
+            return completion, await server.post("/v1/chat/completions", call)
+
+    completion, chat = (json.loads(body)["choices"][0] for _, _, body in asyncio.run(main()))
+    assert completion["logprobs"]["top_logprobs"] == [{" t11": -0.5, " t12": -1.5}]
+    (token,) = chat["logprobs"]["content"]
+    assert [(one["token"], one["logprob"]) for one in token["top_logprobs"]] == [
+        (" t11", -0.5),
+        (" t12", -1.5),
+    ]
+
+
 def test_log_probabilities_of_a_chat(serve_toy, scripted):
     async def main():
         async with serve_toy(executor=scripted([11])) as server:

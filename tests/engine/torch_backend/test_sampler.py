@@ -94,3 +94,19 @@ def test_greedy_and_drawn_rows_stand_side_by_side():
     assert choices[0].logprob is None
     expected = torch.log_softmax(logits[2], -1)[choices[2].token_id].item()
     assert choices[2].logprob == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_likeliest_tokens_come_with_their_log_probabilities():
+    """As many as each row asks for, drawn or not; more than there are tokens give all."""
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(3))
+    rows = [
+        request(logprobs=True, top_logprobs=2),
+        request(temperature=1.0, logprobs=True),
+        request(temperature=1.0, logprobs=True, top_logprobs=9),
+    ]
+    two, none, all_six = (choice.ranked for choice in choose(logits, rows))
+    expected = torch.log_softmax(logits, dim=-1).sort(descending=True)
+    assert [token for token, _ in two] == expected.indices[0, :2].tolist()
+    assert [value for _, value in two] == pytest.approx(expected.values[0, :2].tolist())
+    assert none == ()
+    assert [token for token, _ in all_six] == expected.indices[2].tolist()
