@@ -80,7 +80,8 @@ class ModelOptions:
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="KV cache of the bundled engine: float32, bfloat16 or float16. (default: as the weights)",
+            help="KV cache of the bundled engine: float32, bfloat16 or float16. "
+            "(default: as the weights)",
             rich_help_panel=_MODEL,
         ),
     ] = None

@@ -142,6 +142,11 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
                 f"max_batch_total_tokens {budget:,}: the KV cache holds "
                 f"{blocks * derived.block_size:,} tokens; lower it, or give the cache more memory"
             )
+        if budget < derived.block_size:
+            raise CapacityError(
+                f"max_batch_total_tokens {budget:,} is less than one KV-cache block of "
+                f"{derived.block_size} tokens: raise it, or lower --block-size"
+            )
         stated["num_blocks"] = budget // derived.block_size
     return replace(derived, **{key: value for key, value in stated.items() if value is not None})
 

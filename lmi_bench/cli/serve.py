@@ -35,7 +35,7 @@ def serve(
         str | None, typer.Option(help="simulated: the instance, such as ml.g5.2xlarge.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
     lmi_replies: Annotated[
         str,
         typer.Option(
@@ -82,6 +82,7 @@ def serve(
         Path | None,
         typer.Option(
             "--step-trace",
+            "--trace",
             help="Chrome trace of the engine's steps and requests.",
             rich_help_panel=_ENGINE,
         ),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
+from lmi_bench.errors import CapacityError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +92,11 @@ def head_page_rows(block_tables: Tensor, num_kv_heads: int) -> Tensor:
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeroed pages; on a CPU the system commits their memory only as it is first written."""
     if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
+        try:
+            return torch.zeros(size, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as exc:
+            raise CapacityError(
+                f"the KV cache of {size[0]:,} blocks does not fit into the memory of {device}: "
+                "lower --num-blocks or --memory-share"
+            ) from exc
     return zeroed_bytes(math.prod(size) * dtype.itemsize).view(dtype).view(size)

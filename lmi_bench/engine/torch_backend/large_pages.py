@@ -8,13 +8,27 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lmi_bench.errors import CapacityError
+
 LARGE_PAGE: Final = 2 << 20  # bytes
 
 
 def zeroed_bytes(size_bytes: int) -> Tensor:
     """Zeroed bytes that the system commits as they are written, in large pages where it can: a
     stream over small ones stops at each page's end. Less than a quarter of a large page would
-    waste it and lies in small ones."""
+    waste it and lies in small ones.
+
+    Raises CapacityError where the system has no room for them.
+    """
+    try:
+        return _zeroed_bytes(size_bytes)
+    except (OSError, OverflowError) as exc:
+        raise CapacityError(
+            f"{size_bytes:,} bytes cannot be taken: {exc}; lower --num-blocks or --memory-share"
+        ) from exc
+
+
+def _zeroed_bytes(size_bytes: int) -> Tensor:
     if size_bytes < LARGE_PAGE // 4 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.frombuffer(mmap.mmap(-1, max(1, size_bytes)), dtype=torch.uint8)[:size_bytes]
     # private: Linux gives memory that could be shared with another process no large pages

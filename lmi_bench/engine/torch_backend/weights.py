@@ -71,12 +71,24 @@ class Checkpoint:
         tensor = self._read(name, lambda file: file.get_tensor(name))
         if tuple(tensor.shape) != shape:
             raise self._misfit(name, tuple(tensor.shape), shape)
+        self._check_floats(name, tensor)
         return tensor
 
     def part(self, name: str, side: int, start: int, stop: int) -> Tensor:
         """Rows (side 0) or columns (side 1) start .. stop of a tensor; nothing else is read."""
         rows = (slice(None),) * side + (slice(start, stop),)
-        return self._read(name, lambda file: file.get_slice(name)[rows])
+        tensor = self._read(name, lambda file: file.get_slice(name)[rows])
+        self._check_floats(name, tensor)
+        return tensor
+
+    def _check_floats(self, name: str, tensor: Tensor) -> None:
+        """Whole numbers are weights only where a quantization gives them a name of their own."""
+        if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
+            raise InputError(
+                f"{self._folder}: tensor {name!r} holds {str(tensor.dtype).removeprefix('torch.')}"
+                " and no floats: the checkpoint is quantized in a way that its config.json does "
+                "not state"
+            )
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
         """The whole shape of the tensor `name`, which is not read for it."""

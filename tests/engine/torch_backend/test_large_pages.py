@@ -9,6 +9,7 @@ import torch
 
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.large_pages import LARGE_PAGE, zeroed_bytes
+from lmi_bench.errors import CapacityError
 
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -54,3 +55,9 @@ def test_a_cache_lies_in_them():
     cache = KvCache(shape, 64, torch.device("cpu"))
     cache.keys[0].fill_(1)
     assert bytes_in_large_pages(cache.keys[0].data_ptr()) >= cache.keys[0].nbytes // 2
+
+
+def test_more_than_the_system_has_is_refused_in_one_line():
+    """2^56 bytes: no processor addresses so much."""
+    with pytest.raises(CapacityError, match="72,057,594,037,927,936 bytes .* lower --num-blocks"):
+        zeroed_bytes(1 << 56)

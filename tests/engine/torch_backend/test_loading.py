@@ -127,6 +127,15 @@ def test_a_cut_off_file_says_so(folder):
         load(folder)
 
 
+def test_whole_numbers_are_no_weights(folder):
+    """A checkpoint rounded to int8 whose config.json says nothing of it."""
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, path)
+    with pytest.raises(InputError, match=f"{name}' holds int8 and no floats"):
+        load(folder)
+
+
 def test_a_missing_shard_is_named(llama, tmp_path):
     llama.model.save_pretrained(tmp_path, max_shard_size="50KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
