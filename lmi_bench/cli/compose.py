@@ -26,7 +26,7 @@ from lmi_bench.cli.engine_parts import (
     replica_note,
     scheduler_config,
 )
-from lmi_bench.cli.launching import launched_degree
+from lmi_bench.cli.launching import launched_degree, refuse_to_follow
 from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
 from lmi_bench.cli.speculation import (
@@ -101,6 +101,7 @@ def open_torch_engine(
             "--draft-acceptance is for a simulated engine; the bundled one measures how many "
             "drafted tokens hold"
         )
+    refuse_to_follow()
     wait_briefly()
     if settings.tensor_parallel != 1:
         _start_ranks_early()

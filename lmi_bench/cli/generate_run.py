@@ -14,6 +14,7 @@ from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, warn
 from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
+from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
@@ -69,6 +70,8 @@ def run(
 
     Raises InputError before a model is loaded.
     """
+    if follow_launcher(settings):
+        return EXIT_DONE
     if questions is not None:
         labelled = read_questions(questions)
         parts = open_torch_engine(model, settings)

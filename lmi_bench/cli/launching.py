@@ -27,6 +27,21 @@ def launched_degree(settings: EngineSection) -> int | None:
     return launch.degree
 
 
+def refuse_to_follow() -> None:
+    """InputError in a process that a launcher has started as a rank other than 0: only a command
+    that calls `follow_launcher` first has work for it, any other would wait for itself."""
+    if os.environ.get("RANK", "0") == "0":
+        return
+    from lmi_bench.engine.torch_backend.launched import launch_of
+
+    launch = launch_of(os.environ)
+    if launch is not None and launch.rank > 0:
+        raise InputError(
+            f"the launcher has started this process as rank {launch.rank}: only `serve` and "
+            "`generate` run over ranks of a launcher; start this command by itself, with --tp"
+        )
+
+
 def follow_launcher(settings: EngineSection) -> bool:
     """Be one of the ranks that a launcher such as torchrun has started, until rank 0 ends.
 

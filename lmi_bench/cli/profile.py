@@ -17,7 +17,9 @@ def collectives(
     ranks: Annotated[int, typer.Option(help="Processes that add their arrays.")] = 2,
     transport: Annotated[
         list[str] | None,
-        typer.Option(help="shared-memory or gloo; repeatable. (default: both)"),
+        typer.Option(
+            help="shared-memory, gloo, or nccl between GPUs; repeatable. (default: the first two)"
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds of each size; the median counts.")] = 5,
     out: Annotated[

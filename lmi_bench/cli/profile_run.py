@@ -17,14 +17,15 @@ from lmi_bench.host import host_facts
 SCHEMA: Final = 1
 SIZES_BYTES: Final = tuple(4**n * 1024 for n in range(8))  # 1 KiB to 16 MiB
 TRANSPORTS: Final = ("shared_memory", "gloo")
+ALL_TRANSPORTS: Final = (*TRANSPORTS, "nccl")
 
 
 def run_collectives(ranks: int, transports: Sequence[str], rounds: int, out: Path | None) -> None:
     """Measure each transport in turn; raises InputError before anything is started."""
     wanted = [name.replace("-", "_") for name in transports] or list(TRANSPORTS)
     for name in wanted:
-        if name not in TRANSPORTS:
-            raise InputError(f"--transport {name}: use shared-memory or gloo")
+        if name not in ALL_TRANSPORTS:
+            raise InputError(f"--transport {name}: use shared-memory, gloo, or nccl between GPUs")
     if ranks < 2:
         raise InputError(f"--ranks {ranks}: an all-reduce needs at least 2")
     if rounds < 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import torch
+
 from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.rank import TimeAllReduce
 from lmi_bench.engine.torch_backend.rank_group import RankGroup
@@ -20,8 +22,16 @@ def measure_all_reduces(
 ) -> list[float]:
     """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls.
 
-    Raises InputError where shared memory cannot carry it here.
+    Raises InputError where shared memory cannot carry it here, or there are too few GPUs.
     """
+    device = "cpu"
+    if transport == Transport.NCCL:
+        device = "cuda"
+        if torch.cuda.device_count() < ranks:
+            raise InputError(
+                f"--transport nccl: {ranks} ranks need as many GPUs; "
+                f"{torch.cuda.device_count()} are here"
+            )
     if transport == Transport.SHARED_MEMORY:
         if not works_here():
             raise InputError("shared memory needs an x86-64 processor here: use --transport gloo")
@@ -33,7 +43,7 @@ def measure_all_reduces(
     group = RankGroup(ranks, Transport(transport), threads=1)
     try:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
-        times_s: list[float] = group.ask(TimeAllReduce(tuple(sizes_bytes), calls, rounds))
+        times_s: list[float] = group.ask(TimeAllReduce(tuple(sizes_bytes), calls, rounds, device))
         return times_s
     finally:
         group.close()

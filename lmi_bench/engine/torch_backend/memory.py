@@ -50,9 +50,9 @@ def blocks_that_fit(
     blocks = int(free_bytes * memory_share) // bytes_per_block
     if blocks < 1:
         raise CapacityError(
-            f"{memory_share * 100:.3g}% of the {free_bytes:,} bytes free after loading is less than one "
-            f"KV-cache block of {bytes_per_block:,} bytes: free memory, raise --memory-share, or "
-            "use a smaller model or block size"
+            f"{memory_share * 100:.3g}% of the {free_bytes:,} bytes free after loading is less "
+            f"than one KV-cache block of {bytes_per_block:,} bytes: free memory, raise "
+            "--memory-share, or use a smaller model or block size"
         )
     return blocks if most is None else min(blocks, most)
 

@@ -149,11 +149,12 @@ class Score:
 @dataclass(frozen=True, slots=True)
 class TimeAllReduce:
     """Time all-reduces of float32 arrays; the answer is seconds a call for each size, the median
-    of `rounds` rounds of `calls` calls each."""
+    of `rounds` rounds of `calls` calls each. `device` as LoadWeights has it."""
 
     sizes_bytes: tuple[int, ...]
     calls: tuple[int, ...]
     rounds: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +343,7 @@ class RankWorker:
         collectives = self._joined()
         times_s = []
         for size, calls in zip(request.sizes_bytes, request.calls, strict=True):
-            x = torch.ones(max(1, size // 4))
+            x = torch.ones(max(1, size // 4), device=self._place(request.device))
             collectives.all_reduce(x)
             rounds_s = [_time_calls(collectives, x, calls) for _ in range(request.rounds)]
             times_s.append(sorted(rounds_s)[len(rounds_s) // 2])
@@ -365,7 +366,11 @@ class RankWorker:
 
 
 def _time_calls(collectives: Collectives, x: torch.Tensor, calls: int) -> float:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
     start_s = time.perf_counter()
     for _ in range(calls):
         collectives.all_reduce(x)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
     return (time.perf_counter() - start_s) / calls

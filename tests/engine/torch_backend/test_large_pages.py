@@ -59,5 +59,5 @@ def test_a_cache_lies_in_them():
 
 def test_more_than_the_system_has_is_refused_in_one_line():
     """2^56 bytes: no processor addresses so much."""
-    with pytest.raises(CapacityError, match="72,057,594,037,927,936 bytes .* lower --num-blocks"):
+    with pytest.raises(CapacityError, match=r"72,057,594,037,927,936 bytes .* lower --num-blocks"):
         zeroed_bytes(1 << 56)
