@@ -93,11 +93,16 @@ def measure_model(
 ) -> list[str]:
     """Markdown of one model; appends to `levels` what a profile is fitted to."""
     from benchmarks.support import gpu_models
+    from lmi_bench.errors import EngineError
 
     model = gpu_models.make_model(name)
     lines = ["", f"## {name}", "", *decode_lines(model, copy)]
     lines += prefill_lines(model, gemm)
-    forward, _ = model.forward("triton, graphs")
+    try:
+        forward, _ = model.forward("triton, graphs")
+    except EngineError as exc:
+        forward, _ = model.forward("triton, eager")
+        lines += ["", f"What follows is without graphs: {exc}"]
     lines += policy_lines(model, forward)
     speed = asyncio.run(
         all_at_once(model, forward, [(PEER_TOKENS, PEER_TOKENS)] * PEER_REQUESTS, {})
@@ -127,13 +132,19 @@ def measure_model(
 
 def decode_lines(model: GpuModel, copy: float) -> list[str]:
     from benchmarks.support import gpu_models
+    from lmi_bench.errors import EngineError
 
     rows = [
         "| decode | batch | context | ms a step | tok/s | of copy bandwidth | graph memory GiB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for variant in gpu_models.VARIANTS:
-        forward, prepared = model.forward(variant)
+        try:
+            forward, prepared = model.forward(variant)
+        except (EngineError, RuntimeError) as exc:
+            reason = str(exc).splitlines()[0]
+            rows.append(f"| {variant} | | | not prepared: {reason} | | | |")
+            continue
         graphs = "" if prepared is None or prepared.graph_bytes is None else prepared.graph_bytes
         for batch, context in DECODE:
             if batch * -(-context // gpu_models.BLOCK_SIZE) > model.num_blocks:

@@ -46,7 +46,7 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.host import usable_cores
-from lmi_bench.model_folder import shape_of_folder
+from lmi_bench.model_folder import read_config, shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
@@ -160,6 +160,8 @@ def open_torch_engine(
         ),
         gpus,
     )
+    if quantize_settings(settings) == NOT_QUANTIZED:
+        _check_memory(folder, settings.dtype or "bfloat16", degree if gpus is not None else 1, gpus)
     executors, loaded, draft = copy.load(copies)
     notes = []
     if degree > 1 or copies > 1:
@@ -233,6 +235,24 @@ def open_torch_engine(
             _memory_budget(settings, (loaded, draft), copies) if settings.follow_memory else None
         ),
     )
+
+
+def _check_memory(folder: Path, dtype: str, devices: int, gpus: int | None) -> None:
+    """CapacityError where the weights are larger than the memory of the devices that share them.
+
+    A folder that holds them rounded is let pass.
+    """
+    import torch
+
+    from lmi_bench.engine.torch_backend.memory import check_weights_fit
+    from lmi_bench.engine.torch_backend.precision import torch_dtype
+
+    if "quantization_config" in read_config(folder):
+        return
+    shape = shape_of_folder(folder)
+    place = torch.device("cpu") if gpus is None else torch.device("cuda", 0)
+    each = shape.params_total * torch_dtype(dtype).itemsize // devices
+    check_weights_fit(folder.name, each, place)
 
 
 def _memory_budget(

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.units import bytes_to_gib
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -36,6 +37,18 @@ def free_memory_bytes(
 def memory_bytes() -> int:
     """All memory of this machine; a container's limit is not looked at."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_weights_fit(name: str, weight_bytes: int, device: torch.device) -> None:
+    """CapacityError where a device has less memory free than the weights will take: said before
+    minutes of loading, and before the system ends the process for want of it."""
+    free_bytes = free_memory_bytes(device)
+    if weight_bytes > free_bytes:
+        raise CapacityError(
+            f"the weights of {name} take {bytes_to_gib(weight_bytes):.1f} GiB and "
+            f"{bytes_to_gib(free_bytes):.1f} GiB are free on {device}: free memory, use --dtype "
+            "bfloat16 or --quantize, more devices with --tp, or a smaller model"
+        )
 
 
 def blocks_that_fit(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit, free_memory_bytes
+from lmi_bench.engine.torch_backend.memory import (
+    blocks_that_fit,
+    check_weights_fit,
+    free_memory_bytes,
+)
 from lmi_bench.errors import CapacityError, InputError
 
 CPU = torch.device("cpu")
@@ -68,3 +72,10 @@ def test_less_than_a_block_is_refused_with_both_numbers():
 def test_a_share_must_be_one(share):
     with pytest.raises(InputError, match="memory_share must be above 0 and at most 1"):
         blocks_that_fit(1000, share, 10)
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read():
+    """A pebibyte, on any machine."""
+    check_weights_fit("small", 1, CPU)
+    with pytest.raises(CapacityError, match=r"weights of huge take 1048576\.0 GiB and .* --tp"):
+        check_weights_fit("huge", 1 << 50, CPU)
