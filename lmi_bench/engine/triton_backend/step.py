@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from lmi_bench.decoder_spec import DecoderSpec, NormKind
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
@@ -17,6 +18,7 @@ from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
 from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
 from lmi_bench.engine.torch_backend.static.programs import StepResult
 from lmi_bench.engine.triton_backend import ops
+from lmi_bench.errors import EngineError
 
 _LEAST_PAGE: Final = 16
 
@@ -64,7 +66,20 @@ class TritonStep:
         self._norm = final
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
-        """Keys and values of every row into the cache, its logits out."""
+        """Keys and values of every row into the cache, its logits out.
+
+        Raises EngineError where a kernel does not compile for this GPU or asks too much of it.
+        """
+        try:
+            return self._run(buffers)
+        except TritonError as exc:
+            reason = str(exc).strip().partition("\n")[0]
+            raise EngineError(
+                f"a Triton kernel does not run on this GPU: {reason}; start with --backend torch "
+                "--device cuda"
+            ) from exc
+
+    def _run(self, buffers: StepBuffers) -> StepResult:
         model, cache = self._model, self._cache
         positions, tables = buffers.positions, buffers.block_tables
         cos, sin = (part[:, 0] for part in model.rotary.at(positions, positions + 1))

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from lmi_bench.cli.back_end import choose_back_end
 from lmi_bench.cli.compiling import step_settings
@@ -13,8 +14,9 @@ from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend import layers, loading
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape
+from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
-from lmi_bench.errors import InputError
+from lmi_bench.errors import EngineError, InputError
 from lmi_bench.hf_config import spec_from_hf_config
 from lmi_bench.scenario import EngineSection
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
@@ -56,6 +58,27 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family
     asyncio.run(steps.executor.close())
     assert got == [model.greedy(prompt, 3).token_ids for prompt in prompts]
     assert (forward.static_steps, forward.other_steps) == (2, 1)
+
+
+def test_a_kernel_that_asks_too_much_of_a_gpu_names_another_back_end(
+    tmp_path, plain_weights, monkeypatch
+):
+    """Triton's own errors are no RuntimeErrors, as torch's are."""
+
+    def too_large(logits):
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(ops, "likeliest", too_large)
+    TinyModel(tmp_path, "Llama")
+    steps = Steps(
+        tmp_path,
+        block_size=16,
+        steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(1, 32),)),
+    )
+    steps.tokens(entry(0, PROMPT, 0, (0, 1)))
+    with pytest.raises(EngineError, match="--backend torch --device cuda"):
+        steps.tokens(entry(0, (LAST_SAMPLED,), len(PROMPT)))
+    asyncio.run(steps.executor.close())
 
 
 def test_nothing_is_held_twice_for_the_joined_gate_and_up(tmp_path, plain_weights):
