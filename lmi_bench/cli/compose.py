@@ -109,6 +109,7 @@ def open_torch_engine(
         from lmi_bench.engine.torch_backend.load_settings import (
             DEFAULT_BLOCK_SIZE,
             DEFAULT_MEMORY_SHARE,
+            DEFAULT_MOST_CACHE_TOKENS,
             LoadSettings,
         )
     except ImportError as exc:
@@ -151,6 +152,7 @@ def open_torch_engine(
             num_blocks=settings.num_blocks,
             block_size=block_size,
             memory_share=share,
+            most_cache_tokens=settings.max_batch_total_tokens or DEFAULT_MOST_CACHE_TOKENS,
             threads=max(1, cores // copies),
             # a draft has to draw as the model does, and a request alike on every copy
             sampling_seed=secrets.randbits(62),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -11,6 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_bench.analysis.confidence import confidence
+from lmi_bench.cli.compose import open_torch_engine
+from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.cli.generate_choices import continuation_ids
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
@@ -19,6 +22,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
     demo_tokenizer_json,
 )
 from lmi_bench.errors import InputError
+from lmi_bench.scenario import EngineSection
 from tests.end_to_end.commands import lmi_bench
 
 ONE_THREAD = ("--threads", "1", "--dtype", "float32")
@@ -172,3 +176,12 @@ def test_a_choice_that_would_merge_into_the_prompt_stands_alone():
 def test_a_choice_without_a_token_is_refused():
     with pytest.raises(InputError, match="has no token"):
         continuation_ids(WholeWords(), "a", [0, 1], "")
+
+
+def test_a_budget_of_tokens_takes_no_more_memory_than_it_needs(short_model):
+    """128 tokens of 2 heads of 16 values in float32, keys and values: 32,768 bytes."""
+    budget = EngineSection(backend="torch", dtype="float32", max_batch_total_tokens=128)
+    parts = open_torch_engine(str(short_model), budget)
+    asyncio.run(close_all(parts.executors))
+    assert parts.facts["kv_cache_bytes"] == 128 * 2 * 16 * 4 * 2
+    assert parts.config.cache_tokens == 128
