@@ -59,11 +59,7 @@ def choose_precision(
     stored = torch_dtype(dtype)
     widen = device.type == "cpu" and (
         stored == torch.float16
-        or (
-            stored == torch.bfloat16
-            and parameters * 4 < free_bytes // 2
-            and bfloat16_is_slow()
-        )
+        or (stored == torch.bfloat16 and parameters * 4 < free_bytes // 2 and bfloat16_is_slow())
     )
     return Precision(stored, torch.float32 if widen else stored)
 
