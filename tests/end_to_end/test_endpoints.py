@@ -82,6 +82,23 @@ def test_a_time_of_ones_own_leaves_out_what_would_end_later_and_says_so(tmp_path
     assert [line["concurrency"] for line in lines_of(run, "levels.jsonl")][:2] == [1, 2]
 
 
+def test_a_trace_is_replayed_at_its_own_times_also_where_no_level_is_named(tmp_path):
+    """Requests at 0, 0.3 and 0.9 s; at speed 3 at 0, 0.1 and 0.3 s."""
+    trace, run = tmp_path / "trace.csv", tmp_path / "run"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.0,30,4\n"
+        "2024-05-10 00:00:00.3,20,6\n2024-05-10 00:00:00.9,50,3\n"
+    )
+    with runtime_server() as url:
+        lmi_bench("sweep", url, "--trace", trace, "--speed", "1,3", "--out", run)
+    due = {0: [], 1: []}
+    for record in lines_of(run, "requests.jsonl"):
+        due[record["level"]].append(record["due_s"])
+    assert due[0] == pytest.approx([0, 0.3, 0.9])
+    assert due[1] == pytest.approx([0, 0.1, 0.3])
+    assert [line["concurrency"] for line in lines_of(run, "levels.jsonl")] == [None, None]
+
+
 def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     run = tmp_path / "run"
     with runtime_server() as url:
