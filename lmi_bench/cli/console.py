@@ -33,10 +33,8 @@ def print_table(
     """
     if not rows:
         return
+    STDOUT.print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it
     table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
         header_style="bold",
         box=SIMPLE_HEAD,
         pad_edge=False,

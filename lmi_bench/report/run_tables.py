@@ -242,7 +242,7 @@ def slo_table(
         for slo in slos:
             cells += [_verdict_cell(line, slo), _goodput_cells(kept, [slo], open_loop)[0]]
         rows.append(Row((*cells, *_goodput_cells(kept, goods or slos, open_loop))))
-    what = ", ".join(str(slo) for slo in goods or slos)
+    what = ", ".join([good.of_a_request for good in goods] or map(str, slos))
     note = f"Goodput: requests that meet {what} each; a failed request meets nothing."
     return Table("Service-level objectives", tuple(columns), tuple(rows), note)
 

@@ -76,8 +76,17 @@ def test_a_search_that_nothing_meets_exits_99(tmp_path):
 
 def test_goodput_is_printed_as_vllm_users_ask_for_it(tmp_path):
     done = lmi_bench(*SIM, *LEVELS, "--goodput", "ttft:5000", "tpot:500", "--out", tmp_path / "run")
+    assert "requests that meet ttft<=5000ms, tpot<=500ms" in done.stdout
     assert "goodput req/s" in done.stdout
     assert "100 %" in done.stdout
+
+
+def test_goodput_is_a_gate_of_its_own(tmp_path):
+    """No token of a 7B model on an A10G comes in a millisecond."""
+    args = (*SIM, *LEVELS, "--goodput", "ttft:5000", "tpot:1")
+    done = lmi_bench(*args, "--out", tmp_path / "run", expect=99)
+    assert "no level has 90% of its requests within ttft<=5000ms, tpot<=1ms" in done.stdout
+    assert "the best has 0.0%" in done.stdout
 
 
 def test_a_run_goes_out_as_an_llm_d_report_and_comes_back(runs, tmp_path):

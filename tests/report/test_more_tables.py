@@ -206,5 +206,5 @@ def test_the_page_and_the_markdown_hold_the_search_and_the_limits_of_a_good_requ
     view = build_view([run])
     page = render_html(view)
     assert "Highest load under the SLOs" in page
-    assert "requests that meet tpot_mean&lt;=15ms each" in page
+    assert "requests that meet tpot&lt;=15ms each" in page
     assert "Highest load under the SLOs" in render_markdown(view)
