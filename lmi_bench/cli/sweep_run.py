@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -39,7 +40,14 @@ from lmi_bench.report.text import (
     replica_lines,
     session_rows,
 )
-from lmi_bench.run_store import MANIFEST, Run, RunStore, build_manifest, load_run
+from lmi_bench.run_store import (
+    MANIFEST,
+    Run,
+    RunStore,
+    build_manifest,
+    is_stillborn,
+    load_run,
+)
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
 
@@ -120,6 +128,7 @@ def _measure(
 ) -> tuple[list[Knee], SloAnswer | None]:
     """Run the levels and save what they say; the folder then holds all of it."""
     budget, scenario = options.budget, bench.scenario
+    bench.prompts("")  # a data set that cannot be read is known before the folder is made
     time_box = TimeBox(_max_time_s(scenario, options.max_time), note=note)
     rule = level_rule(scenario, time_box)
     spend = Spend(
@@ -206,9 +215,18 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
             )
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
+    elif _is_host_and_port(scenario_or_url):
+        raise InputError(
+            f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}"
+        )
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
+
+
+def _is_host_and_port(text: str) -> bool:
+    """Whether an address may be meant whose http:// was left out."""
+    return re.fullmatch(r"[\w.-]+:\d+(/.*)?", text) is not None and not Path(text).exists()
 
 
 def read_timeout(text: str) -> float | str:
@@ -236,6 +254,11 @@ def _open_store(
         )
         note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
+    if resume and folder.exists() and not is_stillborn(folder):
+        raise InputError(
+            f"{folder} is there and holds no run ({MANIFEST} is missing), so --resume has nothing "
+            "to go on with: name another folder with --out"
+        )
     manifest = build_manifest(
         canonical,
         scenario.hash(),
