@@ -68,6 +68,11 @@ def warn(text: str) -> None:
     STDERR.print(f"warning: {text}", markup=False, style="yellow")
 
 
+def fail(text: str) -> None:
+    """Why the work came to nothing, on stderr."""
+    STDERR.print(f"error: {text}", markup=False, style="red")
+
+
 class Reporter(Protocol):
     """Takes the progress of one piece of work."""
 

@@ -42,7 +42,7 @@ async def rank(parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Seq
                 "choice": choice.strip(),
                 "tokens": len(logprobs),
                 "joint log-probability": f"{math.fsum(logprobs):.3f}",
-                "confidence": f"{confidence(logprobs):.3f}",
+                "confidence": f"{confidence(logprobs):.3g}",
                 "share of the choices": f"{share:.1%}",
             }
             for choice, logprobs, share in rows

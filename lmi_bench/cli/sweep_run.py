@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.checks import check_levels
+from lmi_bench.analysis.checks import check_levels, level_name
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
@@ -19,7 +19,7 @@ from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
-from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
@@ -172,7 +172,7 @@ def _conclude(
     run = load_run(folder)
     if run.levels and all(line["requests"] == line["errors"] for line in run.levels):
         _print_levels(run.levels)
-        warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
+        fail(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(failed=True)
     pooled = pooled_run(run)
     _print_measured(pooled.levels, knees)
@@ -181,10 +181,19 @@ def _conclude(
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
+        if doubtful := _invalid_beside(answer, run.levels):
+            warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
     if pooled.levels:
         say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return SweepOutcome(slo_missed=missed)
+
+
+def _invalid_beside(answer: SloAnswer, levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the levels on both sides of a search's answer that the generator could not hold."""
+    beside = (answer.value, answer.first_breach)
+    lines = [line for line in levels if line.get(answer.load) in beside]
+    return list(dict.fromkeys(level_name(line) for line in lines if not line.get("valid", True)))
 
 
 def measure_into(scenario: Scenario, folder: Path) -> Run:

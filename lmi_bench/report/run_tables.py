@@ -56,6 +56,8 @@ def load_column(axis: str) -> Column:
 
 def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
+    priced = any(line.get("usd_per_1m_output_tokens") is not None for line in lines)
+    cost = (Column("output", "USD per 1M tokens"), Column("in and out", "USD per 1M tokens"))
     columns = (
         load_column(axis),
         Column("whole level", "Throughput, tok/s"),
@@ -68,6 +70,7 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
         Column("p99", "ITL, ms"),
         Column("sent", "Requests"),
         Column("errors", "Requests"),
+        *(cost if priced else ()),
         Column("State", numeric=False),
     )
     rows = []
@@ -88,6 +91,7 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
                     statistic_cell(line.get("itl_ms"), "p99"),
                     Cell(count(line.get("requests"))),
                     _errors_cell(line),
+                    *(_cost_cells(line) if priced else ()),
                     state,
                 ),
                 tone="bad" if state.tone == "bad" else "",
@@ -98,6 +102,13 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     if marked is not None:
         note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
     return Table("Levels", columns, tuple(rows), note)
+
+
+def _cost_cells(line: Mapping[str, Any]) -> tuple[Cell, Cell]:
+    """What a million tokens cost at this level's own throughput."""
+    hint = "at the level's whole throughput, by the price of the target"
+    output, total = (line.get(f"usd_per_1m_{kind}_tokens") for kind in ("output", "total"))
+    return Cell(number(output), hint), Cell(number(total), hint)
 
 
 def _steady_cell(steady: Mapping[str, Any]) -> Cell:
@@ -301,7 +312,7 @@ def generator_table(axis: str, lines: Lines) -> Table:
                     _bound_cell(check, "itl"),
                     _load_reached_cell(check),
                     Cell(", ".join(_clock_and_receiver(check)) or MISSING),
-                    Cell("ok" if valid else f"invalid: {reason}", "", "good" if valid else "bad"),
+                    Cell("ok", "", "good") if valid else Cell(_blamed(reason), reason, "bad"),
                 ),
                 tone="" if valid else "bad",
             )
@@ -328,6 +339,12 @@ def generator_table(axis: str, lines: Lines) -> Table:
     if workers > 1:
         note += f" Sent by up to {workers} processes."
     return Table("Load generator's self-check", columns, tuple(rows), note)
+
+
+def _blamed(reason: str) -> str:
+    """The short verdict on an invalid level; the whole reason stands among the warnings."""
+    blamed, _, why = reason.partition(": ")
+    return f"invalid: {blamed}" if why else "invalid"
 
 
 def _clock_and_receiver(check: Mapping[str, Any]) -> list[str]:

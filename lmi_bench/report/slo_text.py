@@ -75,7 +75,7 @@ def spread_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         {
             "level": level_name(line),
             "attempts": str(line["attempts"]),
-            "metric": metric,
+            "metric": f"{metric}, {'tok/s' if metric == 'throughput' else 'ms'}",
             "mean": number(found["mean"]),
             "interval": MISSING
             if found["low"] is None

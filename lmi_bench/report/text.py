@@ -18,6 +18,10 @@ _SECTIONS = (
     ("End-to-end latency", "e2e_ms", "E2E (ms)"),
     ("Latency per token", "latency_ms_per_token", "Latency (ms/token)"),
 )
+_FROM_SENT = (
+    ("Time to first token, from the send", "ttft_from_sent_ms", "TTFT from sent (ms)"),
+    ("Dispatch delay: sent after due", "dispatch_delay_ms", "delay (ms)"),
+)
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
 
 
@@ -73,14 +77,14 @@ def replica_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
             )
             skew = server.get("skew")
             text += "" if skew is None else f"; busiest {skew:.2f} times the mean"
-            lines.append(f"requests by replica at {_load_name(line)}: {text}")
+            lines.append(f"requests by replica at {level_name(line)}: {text}")
     return lines
 
 
 def engine_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the engine did in each level, a line each, where the target's engine is in sight."""
     return [
-        f"engine at {_load_name(line)}: {_engine_text(line['engine'])}"
+        f"engine at {level_name(line)}: {_engine_text(line['engine'])}"
         for line in levels
         if line.get("engine")
     ]
@@ -104,12 +108,6 @@ def _engine_text(done: Mapping[str, Any]) -> str:
             f"{done['tokens_per_decode']:.2f} tokens a step"
         )
     return ", ".join(parts)
-
-
-def _load_name(line: Mapping[str, Any]) -> str:
-    if line.get("concurrency") is not None:
-        return f"concurrency {line['concurrency']}"
-    return f"{line['rate_per_s']:g} req/s"
 
 
 def knee_rows(knees: Sequence[Knee | Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -152,13 +150,20 @@ def level_block(line: Mapping[str, Any]) -> str:
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
-    for title, key, short in _SECTIONS:
+    for title, key, short in (*_SECTIONS[:1], *_of_due_times(line), *_SECTIONS[1:]):
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
             _row(f"{shown} {short}:", _statistic(line, key, name, 4)) for name, shown in _STATISTICS
         ]
     text.append("=" * _WIDTH)
     return "\n".join(text)
+
+
+def _of_due_times(line: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """In an open loop TTFT counts from when a request was due; what lies between is its own."""
+    if line.get("concurrency") is not None or not line.get("ttft_from_sent_ms"):
+        return ()
+    return _FROM_SENT
 
 
 def _by_gaps(line: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -249,7 +254,8 @@ def _run_markdown(run: RunView) -> list[str]:
 def _load(line: Mapping[str, Any]) -> dict[str, str]:
     if line.get("concurrency") is not None:
         return {"Concurrent requests": plain(line["concurrency"])}
-    return {"Request rate (req/s)": plain(line.get("rate_per_s"))}
+    title = "Sessions begun a second" if line.get("sessions") else "Request rate (req/s)"
+    return {title: plain(line.get("rate_per_s"))}
 
 
 def _statistic(line: Mapping[str, Any], key: str, name: str, digits: int = 3) -> str:
