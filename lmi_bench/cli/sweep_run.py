@@ -32,6 +32,7 @@ from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
+    LEVEL_GIVE_WAY,
     engine_lines,
     generator_line,
     knee_rows,
@@ -390,7 +391,7 @@ def _best_level(levels: list[dict[str, Any]], knees: list[Knee]) -> dict[str, An
 
 
 def _print_levels(levels: list[dict[str, Any]]) -> None:
-    print_table("Levels", level_rows(levels))
+    print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
 
 
 def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
@@ -401,7 +402,9 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         knee_rows([knee.to_dict() for knee in knees]),
         left=("rule", "cause", "change", "why"),
     )
-    print_table("Conversations", session_rows(levels), left=("level",))
+    print_table(
+        "Conversations", session_rows(levels), whole=("level",), give_way=("p90", "turns mean")
+    )
     for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)
     for text in check_levels(levels):

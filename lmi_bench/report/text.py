@@ -25,6 +25,10 @@ _FROM_SENT = (
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
 
 
+LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
+"""Columns of `level_rows` that a narrow terminal does without; errors and state always stay."""
+
+
 def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """The levels as console rows, all with the same keys.
 
