@@ -53,14 +53,21 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
     )
     if missed:
         needed = requests_needed(slos)
-        if all(len(records) < needed for records in run.records):
+        most = max((_counted(records, options.failures) for records in run.records), default=0)
+        if most < needed:
             say(
                 f"no level is known to meet {', '.join(map(str, slos))}: that needs {needed} "
-                f"requests a level (--requests-per-level {needed})"
+                f"answered requests a level, and no level has more than {most} "
+                f"(--requests-per-level {needed})"
             )
         else:
             say(f"SLO missed at every level: {', '.join(map(str, slos))}")
     return missed
+
+
+def _counted(records: Sequence[RequestRecord], failures: FailureRule) -> int:
+    """Requests that a quantile of the level can rest on."""
+    return len(records) if failures == "infinite" else sum(record.ok for record in records)
 
 
 def _good_share(

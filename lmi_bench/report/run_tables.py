@@ -37,6 +37,7 @@ _METRICS = (
     ("itl_ms", "ITL, ms"),
     ("tpot_ms", "TPOT, ms"),
     ("e2e_ms", "E2E latency, ms"),
+    ("e2e_from_sent_ms", "E2E latency from sent, ms"),
     ("latency_ms_per_token", "Latency, ms/token"),
 )
 

@@ -20,6 +20,7 @@ _SECTIONS = (
 )
 _FROM_SENT = (
     ("Time to first token, from the send", "ttft_from_sent_ms", "TTFT from sent (ms)"),
+    ("End-to-end latency, from the send", "e2e_from_sent_ms", "E2E from sent (ms)"),
     ("Dispatch delay: sent after due", "dispatch_delay_ms", "delay (ms)"),
 )
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
@@ -154,7 +155,7 @@ def level_block(line: Mapping[str, Any]) -> str:
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
-    for title, key, short in (*_SECTIONS[:1], *_of_due_times(line), *_SECTIONS[1:]):
+    for title, key, short in (*_SECTIONS, *_of_due_times(line)):
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
             _row(f"{shown} {short}:", _statistic(line, key, name, 4)) for name, shown in _STATISTICS
@@ -164,7 +165,7 @@ def level_block(line: Mapping[str, Any]) -> str:
 
 
 def _of_due_times(line: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    """In an open loop TTFT counts from when a request was due; what lies between is its own."""
+    """In an open loop latencies count from when a request was due; what lies between is its own."""
     if line.get("concurrency") is not None or not line.get("ttft_from_sent_ms"):
         return ()
     return _FROM_SENT
