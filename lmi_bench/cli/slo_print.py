@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.goodput import goodput
 from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.records import RequestRecord
-from lmi_bench.report.slo_text import goodput_rows, meets_all
+from lmi_bench.report.slo_text import goodput_rows, highest_meeting, meets_all
 from lmi_bench.run_store import Run
 from lmi_bench.slo import GOOD_SHARE, Slo
 
@@ -62,6 +63,9 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
             )
         else:
             say(f"SLO missed at every level: {', '.join(map(str, slos))}")
+    best = highest_meeting(run.levels, run.records, slos, failures=options.failures)
+    if best is not None:
+        say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(best)}")
     return missed
 
 

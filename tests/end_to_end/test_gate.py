@@ -67,6 +67,13 @@ def test_a_search_writes_its_answer(tmp_path):
     assert f"concurrency {answer['value']}" in done.stdout
 
 
+def test_a_sweep_with_an_slo_names_the_highest_level_that_meets_it(tmp_path):
+    """One token of this model takes about 33 ms alone, more in company: the limit lies between."""
+    levels = ("--concurrency", "1,8,32", "--requests-per-level", "32")
+    done = lmi_bench(*SIM, *levels, "--slo", "tpot_p50<=45ms", "--out", tmp_path / "run")
+    assert "highest level that meets tpot_p50<=45ms: concurrency 8" in done.stdout
+
+
 def test_a_search_that_nothing_meets_exits_99(tmp_path):
     lmi_bench(
         *SIM, "--search", "concurrency", "--slo", "ttft_p50<=1ms", "--out", tmp_path / "run",
