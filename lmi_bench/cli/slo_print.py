@@ -63,9 +63,9 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
             )
         else:
             say(f"SLO missed at every level: {', '.join(map(str, slos))}")
-    best = highest_meeting(run.levels, run.records, slos, failures=options.failures)
-    if best is not None:
-        say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(best)}")
+    highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
+    if highest is not None:
+        say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(highest)}")
     return missed
 
 
