@@ -8,7 +8,7 @@ from typing import Any
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.goodput import check_slo, goodput
 from lmi_bench.analysis.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.latency import STATISTICS
+from lmi_bench.analysis.latency import ANSWER_KEY, STATISTICS
 from lmi_bench.errors import InputError
 from lmi_bench.records import RequestRecord
 from lmi_bench.report.formats import (
@@ -32,6 +32,7 @@ RULE_TITLES: Mapping[str, str] = {
 
 _METRICS = (
     ("ttft_ms", "TTFT, ms"),
+    (ANSWER_KEY, "TTFT of the answer, ms"),
     ("ttft_from_sent_ms", "TTFT from sent, ms"),
     ("dispatch_delay_ms", "Dispatch delay, ms"),
     ("itl_ms", "ITL, ms"),
@@ -39,6 +40,8 @@ _METRICS = (
     ("e2e_ms", "E2E latency, ms"),
     ("e2e_from_sent_ms", "E2E latency from sent, ms"),
     ("latency_ms_per_token", "Latency, ms/token"),
+    ("connect_ms", "Connect, ms"),
+    ("tls_ms", "TLS handshake, ms"),
 )
 
 Lines = Sequence[Mapping[str, Any]]
@@ -145,7 +148,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     columns = (load_column(axis), *(Column(name) for name in STATISTICS), Column("n"))
     tables = []
     for key, title in _METRICS:
-        if not any(line.get(key) for line in lines):
+        if not any((line.get(key) or {"n": 0}).get("n", 1) for line in lines):
             continue
         rows = tuple(
             Row(
@@ -172,6 +175,8 @@ def _rates_table(axis: str, lines: Lines) -> Table:
         ("input_tokens", "Input tokens"),
         ("output_tokens", "Output tokens"),
     )
+    if any(line.get("reasoning_tokens") for line in lines):
+        keys = (*keys, ("reasoning_tokens", "Reasoning tokens"))
     rows = tuple(
         Row((load_cell(axis, line), *(Cell(number(line.get(key))) for key, _ in keys)))
         for line in lines

@@ -7,7 +7,8 @@ from typing import Any
 
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.knee import Knee
-from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain
+from lmi_bench.analysis.latency import ANSWER_KEY
+from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain, share
 from lmi_bench.report.values import ReportView, RunView, Table
 
 _WIDTH = 62
@@ -150,12 +151,13 @@ def level_block(line: Mapping[str, Any]) -> str:
         ("Output token throughput (tok/s):", number(line.get("throughput_tokens_per_s"), 4)),
         ("Total token throughput (tok/s):", number(line.get("total_throughput_tokens_per_s"), 4)),
         *_by_gaps(line),
+        *_of_reasoning(line),
         ("Mean concurrency:", number(line.get("mean_concurrency"), 4)),
         ("State:", _state(line)),
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
-    for title, key, short in (*_SECTIONS, *_of_due_times(line)):
+    for title, key, short in (*_SECTIONS, *_of_due_times(line), *_of_answers(line)):
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
             _row(f"{shown} {short}:", _statistic(line, key, name, 4)) for name, shown in _STATISTICS
@@ -169,6 +171,18 @@ def _of_due_times(line: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     if line.get("concurrency") is not None or not line.get("ttft_from_sent_ms"):
         return ()
     return _FROM_SENT
+
+
+def _of_answers(line: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """Where a server thinks aloud, TTFT counts its thoughts and this does not."""
+    if not line.get(ANSWER_KEY):
+        return ()
+    return (("Time to first token of the answer", ANSWER_KEY, "TTFT of the answer (ms)"),)
+
+
+def _of_reasoning(line: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = line.get("reasoning_token_share")
+    return [] if found is None else [("Reasoning tokens, of all output:", share(found))]
 
 
 def _by_gaps(line: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from lmi_bench.report.more_tables import (
     spread_table,
     steady_table,
 )
-from lmi_bench.report.run_tables import generator_table, levels_table
+from lmi_bench.report.run_tables import generator_table, levels_table, statistics_tables
 from lmi_bench.report.text import render_markdown
 from lmi_bench.report.view import build_view
 from tests.report.conftest import FakeRun, manifest
@@ -230,3 +230,13 @@ def test_the_verdict_of_the_self_check_is_short_and_its_reason_is_on_hover():
     table = generator_table("concurrency", [line(valid=False, invalid_reason=reason)])
     cell = table.rows[0].cells[-1]
     assert (cell.text, cell.hint) == ("invalid: client", reason)
+
+
+def test_every_statistic_has_a_table_where_there_is_something_to_count(level_statistics):
+    """Over plain HTTP there is no handshake; answers after reasoning have a time of their own."""
+    none = {"mean": None, "n": 0}
+    there = {"ttft_answer_ms": level_statistics, "connect_ms": level_statistics, "tls_ms": none}
+    titles = [table.caption for table in statistics_tables("concurrency", [line(**there)])]
+    assert "TTFT of the answer, ms" in titles
+    assert "Connect, ms" in titles
+    assert "TLS handshake, ms" not in titles

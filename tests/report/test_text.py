@@ -62,6 +62,17 @@ def test_the_block_of_an_open_loop_holds_both_clocks_and_what_lies_between(level
     assert "from sent" not in level_block({**line, "concurrency": 4})
 
 
+def test_the_block_of_a_server_that_thinks_aloud_tells_answer_from_thought():
+    """Five thoughts and three words of answer: 62.5 % of the output is reasoning."""
+    line = {"concurrency": 2, "ttft_ms": {"mean": 23.1}, "ttft_answer_ms": {"mean": 126.4}}
+    block = level_block({**line, "reasoning_token_share": 0.625})
+    rows = {row.split(":")[0]: row.split(":")[-1].strip() for row in block.splitlines()}
+    assert rows["Mean TTFT (ms)"] == "23.1"
+    assert rows["Mean TTFT of the answer (ms)"] == "126.4"
+    assert rows["Reasoning tokens, of all output"] == "62.5 %"
+    assert {len(row) for row in block.splitlines()} == {62}
+
+
 def test_a_rate_of_conversations_is_not_called_one_of_requests():
     line = {"concurrency": None, "rate_per_s": 5.0, "sessions": {"started": 3}}
     assert level_name(line) == "5 sessions/s"
