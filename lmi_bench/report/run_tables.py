@@ -166,7 +166,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
 
 
 def _rates_table(axis: str, lines: Lines) -> Table:
-    keys = (
+    keys: tuple[tuple[str, str], ...] = (
         ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
         ("request_throughput_per_s", "Requests, req/s"),
         ("mean_concurrency", "Mean concurrency"),
