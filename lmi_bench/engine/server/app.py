@@ -181,7 +181,9 @@ def check_address(host: str, port: int) -> None:
 
 def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
     reason = exc.strerror or str(exc)
-    if exc.errno in errno.errorcode:  # asyncio's own text repeats the address
+    if (
+        exc.errno is not None and exc.errno in errno.errorcode
+    ):  # asyncio's own text repeats the address
         reason = os.strerror(exc.errno)
     unknown = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
     flag = "--host" if unknown else "--port"
