@@ -403,7 +403,10 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         left=("rule", "cause", "change", "why"),
     )
     print_table(
-        "Conversations", session_rows(levels), whole=("level",), give_way=("p90", "turns mean")
+        "Conversations",
+        session_rows(levels),
+        whole=("level",),
+        give_way=("first turn p90", "turns mean"),
     )
     for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)

@@ -62,9 +62,9 @@ def session_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "failed": count(found["failed"]),
             "turns mean": number(found["turns_mean"]),
             "TTFT ms first turn mean": _statistic(found, "ttft_first_turn_ms", "mean"),
-            "p90": _statistic(found, "ttft_first_turn_ms", "p90"),
+            "first turn p90": _statistic(found, "ttft_first_turn_ms", "p90"),
             "TTFT ms later turns mean": _statistic(found, "ttft_later_turns_ms", "mean"),
-            "later p90": _statistic(found, "ttft_later_turns_ms", "p90"),
+            "later turns p90": _statistic(found, "ttft_later_turns_ms", "p90"),
         }
         for line in levels
         if (found := line.get("sessions"))
