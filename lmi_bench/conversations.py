@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 
 _USER, _ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
@@ -42,7 +42,7 @@ def read_conversations(path: Path) -> tuple[RecordedConversation, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read the conversations {path}: {exc}") from exc
+        raise InputError(f"cannot read the conversations {path}: {file_reason(exc)}") from exc
     found = []
     for number, entry in enumerate(_entries(path, text), start=1):
         messages = entry.get("conversations", entry.get("messages"))

@@ -37,6 +37,13 @@ TargetErrorKind = Literal[
 TARGET_ERROR_KINDS: tuple[str, ...] = get_args(TargetErrorKind)
 
 
+def file_reason(exc: Exception) -> str:
+    """Why a file could not be read, without the errno and without its name a second time."""
+    if isinstance(exc, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {exc.start})"
+    return getattr(exc, "strerror", None) or str(exc)
+
+
 class LmiBenchError(Exception):
     """Base of every error that lmi-bench raises on purpose."""
 

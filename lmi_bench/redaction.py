@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REDACTED = "<redacted>"
+_ANYWHERE_CHARS, _WHOLE_WORD_CHARS = 12, 4
+"""Length from which a secret is cut out wherever it stands, and from which as a whole word; below
+that it is the `EMPTY`, `x` or `1` that a server without keys is given, and part of every number."""
 
 _HEADER_NAME = (
     r"api[-_]?key|apikey|x[-_]api[-_]key|authorization|proxy[-_]authorization|bearer|password"
@@ -32,11 +35,14 @@ _KNOWN_SHAPE = re.compile(r"\b(?:sk-[A-Za-z0-9_-]{12,}|hf_[A-Za-z0-9]{12,}|A[SK]
 def redact_text(text: str, secrets: Sequence[str] = ()) -> str:
     """The text with every secret replaced by `<redacted>`.
 
-    secrets  values that must not appear anywhere, whatever surrounds them
+    secrets  values that must not appear anywhere, whatever surrounds them; short ones only as
+             whole words, and below four characters not, since they would be cut out of all else
     """
     for secret in sorted(secrets, key=len, reverse=True):
-        if secret:
+        if len(secret) >= _ANYWHERE_CHARS:
             text = text.replace(secret, REDACTED)
+        elif len(secret) >= _WHOLE_WORD_CHARS:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", lambda _: REDACTED, text)
     text = _FLAG_WITH_VALUE.sub(rf"\g<1>{REDACTED}", text)
     text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
     text = _BEARER.sub(rf"\g<1> {REDACTED}", text)

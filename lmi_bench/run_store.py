@@ -24,7 +24,7 @@ from typing import Any, Self
 import orjson
 
 from lmi_bench.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
-from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.errors import InputError, LmiBenchError, file_reason
 from lmi_bench.host import host_facts, installed_versions
 from lmi_bench.records import RequestRecord
 from lmi_bench.redaction import redact, redact_text
@@ -97,7 +97,7 @@ class RunStore:
         try:
             path.mkdir(parents=True)
         except FileExistsError as exc:
-            if not _is_stillborn(path):
+            if not is_stillborn(path):
                 raise InputError(
                     f"{path} exists: name another folder with --out, or continue it with --resume"
                 ) from exc
@@ -256,6 +256,8 @@ def load_run(path: Path) -> Run:
 
     Raises InputError when it is no run or a newer lmi-bench wrote it.
     """
+    if not path.exists():
+        raise InputError(f"there is no run folder {path}")
     if not (path / MANIFEST).exists():
         raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
     manifest = _read_manifest(path)
@@ -330,7 +332,7 @@ def _record(line: Mapping[str, Any]) -> RequestRecord:
     )
 
 
-def _is_stillborn(path: Path) -> bool:
+def is_stillborn(path: Path) -> bool:
     """Whether a run was killed here before its manifest was written: it has nothing to lose."""
     if not path.is_dir():
         return False
@@ -360,7 +362,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (OSError, ValueError) as exc:
-        raise InputError(f"cannot read {path / MANIFEST}: {exc}") from exc
+        raise InputError(f"cannot read {path / MANIFEST}: {file_reason(exc)}") from exc
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if not isinstance(version, int):
         raise InputError(f"{path / MANIFEST} states no schema_version: it is no run of lmi-bench")

@@ -217,10 +217,10 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
         return Scenario.model_validate(content)
     except ValidationError as exc:
         lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
-        noun = "mistake" if len(lines) == 1 else "mistakes"
-        raise InputError(
-            f"{source}: {len(lines)} {noun}\n" + "\n".join(f"  {line}" for line in lines)
-        ) from exc
+        if len(lines) == 1:
+            raise InputError(f"{source}: {lines[0]}") from exc
+        listed = "\n".join(f"  {line}" for line in lines)
+        raise InputError(f"{source}: {len(lines)} mistakes\n{listed}") from exc
 
 
 def _follows(error: Mapping[str, Any]) -> bool:
@@ -268,7 +268,7 @@ def _describe(error: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"] if not str(part).startswith("tuple["))
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown field{_nearest(error['loc'])}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must", 1)
     given = error.get("input")
     if isinstance(given, str | int | float):
         message += f", got {given!r}"

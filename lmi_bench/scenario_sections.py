@@ -45,12 +45,31 @@ def _levels_or_auto(value: object) -> object:
     return _as_list(value)
 
 
+def _connections(value: object) -> object:
+    """How connections are used, or their number; one message for both kinds of mistake."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if value in ("reuse", "per-request"):
+        return value
+    raise ValueError("write reuse, per-request or a number of connections, at least 1")
+
+
 def _raise_value_error(parse: Callable[[str], object], text: str) -> None:
     """Check a text with its parser; pydantic gathers ValueErrors only."""
     try:
         parse(text)
     except InputError as exc:
         raise ValueError(str(exc)) from exc
+
+
+def _parse_turns(text: str) -> object:
+    try:
+        return parse_lengths(text)
+    except InputError:
+        raise InputError(
+            f"turns {text!r} are not understood; write a number of at least 1, or a distribution "
+            "such as uniform(2,6)"
+        ) from None
 
 
 class Section(BaseModel):
@@ -113,12 +132,21 @@ class WorkloadSection(Section):
         for text in (self.input_lengths, self.output_lengths):
             if text is not None:
                 _raise_value_error(parse_lengths, text)
+        shortest = min((kind.input_tokens for kind in self.mix), default=self.input_tokens)
+        if self.input_lengths is not None:
+            shortest = round(parse_lengths(self.input_lengths).mean)
+        if self.shared_prefix >= shortest and self.trace is None:
+            raise ValueError(
+                f"a shared prefix of {self.shared_prefix} tokens leaves nothing of its own to a "
+                f"prompt of {shortest}: input_tokens counts both, so give for example "
+                f"{self.shared_prefix + shortest}"
+            )
         return self
 
     @model_validator(mode="after")
     def _whole_conversations(self) -> WorkloadSection:
         if self.turns is not None:
-            _raise_value_error(parse_lengths, self.turns)
+            _raise_value_error(_parse_turns, self.turns)
             alone = ("mix", "dataset", "trace", "conversations")
             if any(getattr(self, name) for name in alone):
                 raise ValueError(f"turns makes conversations of its own; leave {', '.join(alone)}")
@@ -317,4 +345,6 @@ class ClientSection(Section):
     receive: Literal["auto", "native", "python"] = "auto"
     first_token_timeout_s: PositiveSeconds | None = None
     retries: Literal["aws-standard"] | None = None
-    connections: Literal["reuse", "per-request"] | PositiveInt = "reuse"
+    connections: Annotated[
+        Literal["reuse", "per-request"] | PositiveInt, BeforeValidator(_connections)
+    ] = "reuse"

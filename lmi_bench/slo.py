@@ -41,6 +41,11 @@ class Slo:
         return f"{self.metric}_{self.statistic}<={self.limit_ms:g}ms"
 
     @property
+    def of_a_request(self) -> str:
+        """The limit on one request's own value, without the statistic that a level has."""
+        return f"{self.metric}<={self.limit_ms:g}ms"
+
+    @property
     def level_key(self) -> str:
         """Where a level's line in levels.jsonl keeps the metric."""
         return LEVEL_KEY[self.metric]
@@ -65,6 +70,10 @@ def parse_slo(text: str) -> Slo:
         raise InputError(f"SLO {text!r}: the limit must be above 0")
     return Slo(metric, statistic, limit_ms)
 
+
+GOOD_SHARE = 0.9
+"""Share of a level's requests that must be good for the level to pass `--goodput`: what an SLO's
+p90 asks of one metric, asked of all limits at once."""
 
 _GOODPUT = re.compile(r"(ttft|tpot|itl|e2el|e2e):([0-9]*\.?[0-9]+)")
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 from lmi_bench.units import ms_to_s
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -63,7 +63,7 @@ def read_trace(path: Path) -> Trace:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read the trace {path}: {exc}") from exc
+        raise InputError(f"cannot read the trace {path}: {file_reason(exc)}") from exc
     rows = _rows(path, text)
     kept = []
     for number, row in enumerate(rows, start=1):

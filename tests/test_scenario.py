@@ -176,3 +176,44 @@ def test_the_question_lengths_have_the_published_mean():
     assert sum(kind["share"] for kind in mix) == pytest.approx(1.0)
     assert sum(kind["share"] * kind["input_tokens"] for kind in mix) == pytest.approx(622)
     assert {min(k["input_tokens"] for k in mix), max(k["input_tokens"] for k in mix)} == {500, 1000}
+
+
+def test_one_mistake_is_one_line_and_several_are_a_list():
+    with pytest.raises(InputError) as caught:
+        parse_scenario({"workload": {"input_tokens": 0}})
+    assert str(caught.value) == "scenario: workload.input_tokens: must be greater than 0, got 0"
+
+
+@pytest.mark.parametrize("given", ["many", 0, True])
+def test_connections_are_refused_in_one_sentence(given):
+    with pytest.raises(InputError, match=r"reuse, per-request or a number") as caught:
+        parse_scenario({"client": {"connections": given}})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"input_tokens": 100},
+        {"input_tokens": 99},
+        {"input_lengths": "uniform(50,150)"},
+        {
+            "mix": [
+                {"input_tokens": 500, "output_tokens": 1},
+                {"input_tokens": 9, "output_tokens": 1},
+            ]
+        },
+        {"input_tokens": 80, "turns": 3},
+    ],
+)
+def test_a_shared_prefix_must_leave_a_prompt_something_of_its_own(workload):
+    """Prompts would otherwise all be the same, and every one after the first a cache hit."""
+    with pytest.raises(InputError, match="leaves nothing of its own"):
+        parse_scenario({"workload": {"shared_prefix": 100, **workload}})
+    parse_scenario({"workload": {"shared_prefix": 4, **workload}})
+
+
+@pytest.mark.parametrize("turns", ["x", 0])
+def test_turns_that_are_none_are_called_turns(turns):
+    with pytest.raises(InputError, match=r"turns '.*' are not understood"):
+        parse_scenario({"workload": {"turns": turns}})

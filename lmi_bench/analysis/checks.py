@@ -51,6 +51,12 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             + (f" ({kinds})" if kinds else "")
             + "; they are in no latency"
         )
+    if line.get("attempts_left_out"):
+        left_out = line["attempts_left_out"]
+        warnings.append(
+            f"{name}: {left_out} of {left_out + line.get('attempts', 1)} attempts were invalid "
+            "and are left out (the reasons are in levels.jsonl)"
+        )
     warnings += _check_lengths(line, name)
     warnings += _check_held(line, name)
     warnings += _check_little(line, name)
@@ -60,11 +66,11 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
 
 
 def level_name(line: Mapping[str, Any]) -> str:
-    """How people name a level: `concurrency 8`, `2.5 req/s`."""
+    """How people name a level: `concurrency 8`, `2.5 req/s`, `2 sessions/s`."""
     if line.get("concurrency") is not None:
         return f"concurrency {line['concurrency']}"
-    rate = line.get("rate_per_s")
-    return f"{rate:g} req/s" if rate is not None else f"level {line.get('level', '?')}"
+    rate, unit = line.get("rate_per_s"), "sessions/s" if line.get("sessions") else "req/s"
+    return f"{rate:g} {unit}" if rate is not None else f"level {line.get('level', '?')}"
 
 
 def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
@@ -123,7 +129,11 @@ def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
     few_requests = line.get("requests", 0) < 5 * asked
     cut = line.get("stopped_by") or line.get("errors")
     if mean < asked * _DELIVERED_SHARE and not cut:
-        hint = "use more requests a user" if few_requests else "look at the load generator's delay"
+        hint = (
+            "use more requests a user"
+            if few_requests
+            else "is --connections below the users? else look at the load generator's delay"
+        )
         return [
             f"{name}: only {mean:.3g} requests were in flight on average; ramp and drain weigh "
             f"on the whole-level figures: {hint}"

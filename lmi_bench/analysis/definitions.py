@@ -112,6 +112,14 @@ DEFINITIONS: tuple[Definition, ...] = (
         "e2el_ms (closed loop)",
     ),
     Definition(
+        "e2e_from_sent_ms",
+        "E2E latency from sent",
+        "ms",
+        "last token - sent",
+        "equal to E2E latency in a closed loop",
+        "e2el_ms",
+    ),
+    Definition(
         "latency_ms_per_token",
         "Latency per token",
         "ms/token",

@@ -107,12 +107,13 @@ def _latency_limit(curve: SweepCurve, facts: KneeFacts, limit_ms: float, seed: i
 
     points = curve.usable
     index = _measured(rule, points)
+    if not points:
+        return _no_answer("latency_limit", curve, "no level is valid and was answered")
     if index is None:
-        lowest = _latency_text(points[0]) if points else "no usable level"
         return _no_answer(
             "latency_limit",
             curve,
-            f"no level is within {limit_ms:g} ms/token; the lowest: {lowest}. "
+            f"no level is within {limit_ms:g} ms/token; the lowest: {_latency_text(points[0])}. "
             "Sweep lower, or state the limit that your users need",
         )
     why = f"{_latency_text(points[index])} <= {limit_ms:g} ms/token"

@@ -29,6 +29,7 @@ LATENCY_KEYS = (
     "itl_ms",
     "tpot_ms",
     "e2e_ms",
+    "e2e_from_sent_ms",
     "latency_ms_per_token",
 )
 ANSWER_KEY = "ttft_answer_ms"
@@ -61,6 +62,7 @@ class RequestLatency:
     e2e_s: float | None
     latency_s_per_token: float | None
     ttft_answer_s: float | None = None
+    e2e_from_sent_s: float | None = None
 
 
 _NO_GAPS: FloatArray = np.empty(0)
@@ -97,6 +99,7 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
         e2e_s=last_s - start_s,
         latency_s_per_token=(last_s - start_s) / tokens if tokens else None,
         ttft_answer_s=None if answer_s is None else answer_s - start_s,
+        e2e_from_sent_s=last_s - record.sent_s,
     )
 
 
@@ -219,6 +222,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         "itl_ms": itl_ms,
         "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
         "e2e_ms": summarise_ms(e2e_s),
+        "e2e_from_sent_ms": summarise_ms(_present(each.e2e_from_sent_s for each in latencies)),
         "latency_ms_per_token": summarise_ms(
             _present(each.latency_s_per_token for each in latencies)
         ),

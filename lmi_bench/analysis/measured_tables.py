@@ -21,7 +21,7 @@ from lmi_bench.analysis.cells import Cell
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 from lmi_bench.units import ms_to_s
 
 Row = Mapping[str, str]
@@ -70,7 +70,7 @@ def read_table(path: Path) -> list[TableRow]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        raise InputError(f"cannot read {path}: {exc}") from exc
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     if not rows:
         raise InputError(f"{path} has no line below its heading")
     missing = [name for name in _REQUIRED if name not in rows[0]]

@@ -143,7 +143,7 @@ def pooled_run(run: Run) -> Run:
     """The run with the attempts at each load made one level; unchanged where each ran once.
 
     A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Attempts that
-    were invalid are left out unless all were.
+    were invalid are left out unless all were, and counted in `attempts_left_out`.
     """
     levels, records = pooled_attempts(run.levels, run.records)
     return replace(run, levels=levels, records=records)
@@ -164,6 +164,8 @@ def pooled_attempts(
     for indices in groups.values():
         kept = [i for i in indices if lines[i].get("valid", True)] or indices
         line, pooled = _pool([lines[i] for i in kept], [attempts[i] for i in kept])
+        if len(kept) < len(indices):
+            line = {**line, "attempts_left_out": len(indices) - len(kept)}
         levels.append(line)
         records.append(pooled)
     return levels, records

@@ -10,7 +10,7 @@ from lmi_bench.cli.bench import Bench
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.gpu_power import open_gpu_power
 from lmi_bench.loadgen.prompts import Prompts
-from lmi_bench.loadgen.server_watch import ServerWatch, has_known_metrics
+from lmi_bench.loadgen.server_watch import ServerWatch, has_known_metrics, why_unreadable
 from lmi_bench.loadgen.worker import WorkerJob
 from lmi_bench.loadgen.worker_pool import WorkerPool
 
@@ -73,7 +73,11 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         raise InputError(
             f"--workers {client.workers}: caps are held in one process; leave --workers out"
         )
-    urls, headers = client.metrics_urls, {}
+    urls = client.metrics_urls
+    headers: dict[str, str] = {}
+    for url in urls:
+        if url.startswith(("http://", "https://")) and (why := why_unreadable(url, headers)):
+            raise InputError(f"--metrics-url {url} tells nothing: {why}")
     own = bench.metrics_url
     if not urls and own is not None and has_known_metrics(own, bench.metrics_headers):
         urls, headers = (own,), dict(bench.metrics_headers)  # the key goes to its own server only

@@ -19,7 +19,13 @@ def run_compare(a: Path, b: Path, *, json_file: Path | None) -> None:
     first, second = load_run(a), load_run(b)
     differences = compare_runs(first, second)
     scaling = scaling_efficiency(first, second)
-    print_table(f"{b} against {a}", [_row(each) for each in differences], left=("level", "metric"))
+    print_table(
+        f"{b} against {a}",
+        [_row(each) for each in differences],
+        left=("metric",),
+        whole=("level",),
+        give_way=("A", "B"),
+    )
     counts = Counter(each.verdict for each in differences)
     say(f"{b} against {a}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     if scaling is not None:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 _FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
+_GAP, _EDGES = 3, 2  # spaces between two columns, and beside the table
 
 STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -24,19 +25,21 @@ def print_table(
     *,
     left: Sequence[str] = (),
     whole: Sequence[str] = (),
+    give_way: Sequence[str] = (),
 ) -> None:
     """Print rows with the same keys; numbers stand right, columns named in `left` stand left.
 
     When the terminal is narrow, headings and the left columns give way, never a number.
 
-    whole  columns that stand left and give no way either
+    whole     columns that stand left and give no way either
+    give_way  columns that may be left out, the least telling first, until the rest fits
     """
     if not rows:
         return
+    rows, left_out = fit_columns(rows, give_way, STDOUT.width)
+    crowded = _needed(rows, whole_headings=True) > STDOUT.width
+    STDOUT.print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it
     table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
         header_style="bold",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -49,10 +52,40 @@ def print_table(
         else:
             shown = [*name.split(), *(str(row[name]) for row in rows)]
             widest = max(map(len, shown))
-            table.add_column(name, justify="right", min_width=widest)
+            width = widest if crowded else None  # rich itself would cut values to fold headings
+            table.add_column(name, justify="right", min_width=widest, width=width)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     STDOUT.print(table)
+    if left_out:
+        note(f"no room for {', '.join(left_out)}: widen the terminal, or see the report")
+
+
+def fit_columns(
+    rows: Sequence[Mapping[str, Any]], give_way: Sequence[str], width: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows without the first of `give_way` that must go to fit a width, and those names.
+
+    >>> fit_columns([{"load": "8", "p99": "12.5", "state": "valid"}], ["p99"], 16)
+    ([{'load': '8', 'state': 'valid'}], ['p99'])
+    """
+    kept, left_out = [dict(row) for row in rows], []
+    for name in give_way:
+        if _needed(kept) <= width:
+            break
+        if name in kept[0]:
+            kept = [{key: row[key] for key in row if key != name} for row in kept]
+            left_out.append(name)
+    return kept, left_out
+
+
+def _needed(rows: Sequence[Mapping[str, Any]], *, whole_headings: bool = False) -> int:
+    """Width of a table, by default with its headings folded at their spaces."""
+    total = _EDGES - _GAP
+    for name in rows[0]:
+        words = [name] if whole_headings else name.split()
+        total += _GAP + max(len(str(text)) for text in (*words, *(row[name] for row in rows)))
+    return total
 
 
 def say(text: str) -> None:
@@ -68,6 +101,11 @@ def note(text: str) -> None:
 def warn(text: str) -> None:
     """A warning, on stderr."""
     STDERR.print(f"warning: {text}", markup=False, style="yellow")
+
+
+def fail(text: str) -> None:
+    """Why the work came to nothing, on stderr."""
+    STDERR.print(f"error: {text}", markup=False, style="red")
 
 
 class Reporter(Protocol):

@@ -12,7 +12,7 @@ from lmi_bench.analysis.confidence import calibration_table, confidence, shares
 from lmi_bench.cli.console import print_table, progress, say
 from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.errors import CapacityError, InputError, file_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ async def rank(parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Seq
                 "choice": choice.strip(),
                 "tokens": len(logprobs),
                 "joint log-probability": f"{math.fsum(logprobs):.3f}",
-                "confidence": f"{confidence(logprobs):.3f}",
+                "confidence": f"{confidence(logprobs):.3g}",
                 "share of the choices": f"{share:.1%}",
             }
             for choice, logprobs, share in rows
@@ -95,7 +95,7 @@ def read_questions(path: Path) -> list[LabelledPrompt]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {exc}") from exc
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     questions = [
         _question(line, f"{path} line {number}")
         for number, line in enumerate(lines, start=1)

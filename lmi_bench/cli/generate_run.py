@@ -104,7 +104,7 @@ def run(
     if wish.confidence and totals.logprobs:
         joint = math.fsum(totals.logprobs)
         note(
-            f"confidence {confidence(totals.logprobs):.3f} = exp(mean log-probability) of "
+            f"confidence {confidence(totals.logprobs):.3g} = exp(mean log-probability) of "
             f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
             "overconfident: compare, do not trust (--questions shows by how much)"
         )

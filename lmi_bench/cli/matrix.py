@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 from lmi_bench.scenario import load_scenario, parse_scenario
 
 _OWN_OF_TARGETS = ("name", "instance", "price_per_hour", "api_key_env")
@@ -82,9 +82,13 @@ def read_matrix(path: Path) -> list[Cell]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read the matrix {path}: {exc}") from exc
+        raise InputError(f"cannot read the matrix {path}: {file_reason(exc)}") from exc
     except yaml.YAMLError as exc:
         raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{path} is no matrix: write `targets` and `payloads`, lists, and if wanted `defaults`"
+        )
     try:
         matrix = _MatrixFile.model_validate(content)
     except ValidationError as exc:

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.sweep_curve import sweep_curve
 from lmi_bench.cli.access import Access
@@ -19,8 +20,10 @@ from lmi_bench.cli.sweep_run import SweepOptions, SweepOutcome, run_scenario
 from lmi_bench.durable import write_whole
 from lmi_bench.errors import InputError, LmiBenchError
 from lmi_bench.report.formats import MISSING, load_name, number
+from lmi_bench.report.slo_text import highest_meeting
 from lmi_bench.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.scenario import parse_scenario
+from lmi_bench.slo import parse_slo
 
 MATRIX_FILE, REPORT_FILE = "matrix.json", "report.html"
 
@@ -190,6 +193,11 @@ def _row(each: _State, run: Run | None) -> dict[str, str]:
         row["knee"] = load_name(curve.axis, knee[curve.axis])
     if run.slo_answer is not None and run.slo_answer.get("value") is not None:
         row["highest under SLO"] = load_name(run.slo_answer["load"], run.slo_answer["value"])
+    else:
+        slos = [parse_slo(text) for text in run.manifest["scenario"].get("slo") or ()]
+        met = highest_meeting(pooled.levels, pooled.records, slos) if slos else None
+        if met is not None:
+            row["highest under SLO"] = level_name(met)
     if curve.usable:
         best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
         row["best tok/s"] = number(best.throughput_tokens_per_s)

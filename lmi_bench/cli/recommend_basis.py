@@ -125,9 +125,10 @@ def _from_profile(question: Question) -> Basis:
         if value is None
     ]
     if missing:
+        verb = "is" if len(missing) == 1 else "are"
         raise InputError(
-            f"{', '.join(missing)} is missing: give a run folder, or --model, --input-tokens and "
-            "--output-tokens"
+            f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
+            "and --output-tokens"
         )
     assert question.model is not None
     assert question.input_tokens is not None

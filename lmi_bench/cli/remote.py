@@ -170,9 +170,14 @@ def _choose_receive(scenario: Scenario, url: str) -> ReceiveChoice:
 
 
 def _with_levels(scenario: Scenario) -> Scenario:
-    """Levels found as the sweep goes where none are stated: nobody knows a new server's limit."""
+    """Levels found as the sweep goes where none are stated: nobody knows a new server's limit.
+
+    A trace states its own: the recorded times, at each speed.
+    """
     load = scenario.load
     if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
+        return scenario
+    if scenario.workload.trace is not None:
         return scenario
     return scenario.with_overrides({"load.concurrency": AUTO})
 

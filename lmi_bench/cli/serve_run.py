@@ -15,7 +15,7 @@ from lmi_bench.cli.console import note, say, warn
 from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
-from lmi_bench.engine.server.app import Listening, build_app, serve
+from lmi_bench.engine.server.app import Listening, build_app, check_address, serve
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.formatters import (
     NO_FORMATTERS,
@@ -62,6 +62,7 @@ def run(
     formatters = NO_FORMATTERS if model_py is None else load_formatters(model_py)
     if instance is None and follow_launcher(settings):
         return
+    check_address(host, port)  # a large model is minutes to load
     with loading_deadline(model, loading_timeout_s):
         if instance is None:
             parts = open_torch_engine(model, settings)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
+from lmi_bench.analysis.checks import level_name
+from lmi_bench.analysis.goodput import goodput
 from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
-from lmi_bench.report.slo_text import goodput_rows, meets_all
+from lmi_bench.records import RequestRecord
+from lmi_bench.report.slo_text import goodput_rows, highest_meeting, meets_all
 from lmi_bench.run_store import Run
-from lmi_bench.slo import Slo
+from lmi_bench.slo import GOOD_SHARE, Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +30,51 @@ AS_STATED = SloOptions()
 
 
 def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
-    """Print goodput and each SLO by level; whether every level missed a stated SLO."""
+    """Print goodput and each SLO by level; whether every level missed what was stated.
+
+    Where limits of a request are stated and no SLO, a level needs 90 % of its requests within them.
+    """
     if not slos and not options.limits:
         return False
     rows = goodput_rows(run.levels, run.records, slos, options.limits, failures=options.failures)
-    by = ", ".join(str(limit) for limit in options.limits or slos)
+    limits = ", ".join(limit.of_a_request for limit in options.limits)
+    by = limits or ", ".join(map(str, slos))
     print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
-    missed = bool(slos) and not any(
+    if not slos:
+        best = max(map(_good_share, run.levels, run.records, repeat(options.limits)), default=0.0)
+        if best < GOOD_SHARE:
+            say(
+                f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
+                f"the best has {best:.1%}"
+            )
+        return best < GOOD_SHARE
+    missed = not any(
         meets_all(line, records, slos, failures=options.failures)
         for line, records in zip(run.levels, run.records, strict=True)
     )
     if missed:
         needed = requests_needed(slos)
-        if all(len(records) < needed for records in run.records):
+        most = max((_counted(records, options.failures) for records in run.records), default=0)
+        if most < needed:
             say(
                 f"no level is known to meet {', '.join(map(str, slos))}: that needs {needed} "
-                f"requests a level (--requests-per-level {needed})"
+                f"answered requests a level, and no level has more than {most} "
+                f"(--requests-per-level {needed})"
             )
         else:
             say(f"SLO missed at every level: {', '.join(map(str, slos))}")
+    highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
+    if highest is not None:
+        say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(highest)}")
     return missed
+
+
+def _counted(records: Sequence[RequestRecord], failures: FailureRule) -> int:
+    """Requests that a quantile of the level can rest on."""
+    return len(records) if failures == "infinite" else sum(record.ok for record in records)
+
+
+def _good_share(
+    line: Mapping[str, Any], records: Sequence[RequestRecord], limits: Sequence[Slo]
+) -> float:
+    return goodput(records, limits, open_loop=line.get("concurrency") is None).share or 0.0

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.cost import usd_per_1m_tokens
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.levels import NextLevel
 from lmi_bench.records import LevelRun
+from lmi_bench.report.formats import number
 from lmi_bench.units import SECONDS_PER_HOUR
 from lmi_bench.workload import LevelSpec
 
@@ -84,6 +86,7 @@ class Spend:
         self._clock = clock
         self._started_s: float | None = None
         self._earlier_usd = 0.0
+        self._capped = False
         self._level_started_s = 0.0
         self._instances: int | None = None
 
@@ -110,6 +113,7 @@ class Spend:
                 )
                 return None
             left_s = left_usd * SECONDS_PER_HOUR / self._usd_per_hour
+            self._capped = left_s < (spec.duration_s or float("inf"))
             return replace(spec, duration_s=min(left_s, spec.duration_s or left_s))
 
         return next_level
@@ -119,6 +123,11 @@ class Spend:
 
         def summarise_and_price(run: LevelRun) -> dict[str, Any]:
             line = summarise(run)
+            if self._capped and line.get("stopped_by") == "duration":
+                self._note(
+                    f"{level_name(line)} was cut short: the {self._max_usd:g} USD of --max-spend "
+                    f"are used up at {self._usd_per_hour:.2f} USD an hour"
+                )
             if self._usd_per_hour is not None:
                 now_s = self._clock()
                 line |= {
@@ -184,5 +193,5 @@ def cheapest(lines: Sequence[Mapping[str, Any]]) -> str | None:
         f"cheapest at {load}: {best['usd_per_1m_output_tokens']:.2f} USD per 1M output tokens, "
         f"{best['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
         f"{best['price_usd_per_hour']:.2f} USD an hour; the sweep took "
-        f"{lines[-1]['spent_usd']:.2f} USD"
+        f"{number(lines[-1]['spent_usd'], 2)} USD"
     )

@@ -194,7 +194,8 @@ def sweep(
     goodput: Annotated[
         list[str] | None,
         typer.Option(
-            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15.",
+            help="Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15. Without "
+            "--slo exit 99 if no level has 90 % of its requests within them.",
             rich_help_panel=_RUN,
         ),
     ] = None,

@@ -84,7 +84,11 @@ class WorkloadOptions:
     ] = None
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was said."""
+        """By their dotted names in the scenario; None where nothing was said.
+
+        Raises InputError where two flags say how long prompts or answers are.
+        """
+        self._check_lengths_said_once()
         return {
             "workload.input_tokens": self.input_tokens,
             "workload.output_tokens": self.output_tokens,
@@ -97,6 +101,18 @@ class WorkloadOptions:
             "workload.ignore_eos": self.ignore_eos,
             "workload.reuse_prompts": self.reuse_prompts,
         }
+
+    def _check_lengths_said_once(self) -> None:
+        both_ways = {"--mix": self.mix, "--trace": self.trace}
+        for fixed, tokens, others in (
+            ("--isl", self.input_tokens, {"--input-lengths": self.input_lengths}),
+            ("--osl", self.output_tokens, {"--output-lengths": self.output_lengths}),
+        ):
+            for flag, value in (others | both_ways).items():
+                if tokens is not None and value is not None:
+                    raise InputError(
+                        f"{fixed} {tokens} and {flag} {value} both state lengths: leave one out"
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +272,10 @@ class LoadOptions:
         cap = None
         if rate is not None and any(value == float("inf") for value in rate):
             if len(rate) > 1 or concurrency is None:
-                raise InputError("--rate inf is no rate: give --concurrency alone, or requests/s")
+                raise InputError(
+                    "--rate inf is no rate: to send all at once give --concurrency N alone, else "
+                    "requests per second"
+                )
             rate = None
         if rate is not None and concurrency is not None:
             if isinstance(concurrency, str) or len(concurrency) > 1:

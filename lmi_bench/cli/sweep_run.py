@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.checks import check_levels
+from lmi_bench.analysis.checks import check_levels, level_name
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
@@ -18,7 +19,7 @@ from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
-from lmi_bench.cli.console import STDERR, note, print_table, progress, say, warn
+from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
@@ -31,6 +32,7 @@ from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
+    LEVEL_GIVE_WAY,
     engine_lines,
     generator_line,
     knee_rows,
@@ -39,7 +41,14 @@ from lmi_bench.report.text import (
     replica_lines,
     session_rows,
 )
-from lmi_bench.run_store import MANIFEST, Run, RunStore, build_manifest, load_run
+from lmi_bench.run_store import (
+    MANIFEST,
+    Run,
+    RunStore,
+    build_manifest,
+    is_stillborn,
+    load_run,
+)
 from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.slo import parse_goodput, parse_slo
 
@@ -120,6 +129,7 @@ def _measure(
 ) -> tuple[list[Knee], SloAnswer | None]:
     """Run the levels and save what they say; the folder then holds all of it."""
     budget, scenario = options.budget, bench.scenario
+    bench.prompts("")  # a data set that cannot be read is known before the folder is made
     time_box = TimeBox(_max_time_s(scenario, options.max_time), note=note)
     rule = level_rule(scenario, time_box)
     spend = Spend(
@@ -163,7 +173,7 @@ def _conclude(
     run = load_run(folder)
     if run.levels and all(line["requests"] == line["errors"] for line in run.levels):
         _print_levels(run.levels)
-        warn(f"no request was answered{_first_error(folder)}; the records are in {folder}")
+        fail(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(failed=True)
     pooled = pooled_run(run)
     _print_measured(pooled.levels, knees)
@@ -172,10 +182,19 @@ def _conclude(
     if answer is not None:
         say(describe_answer(answer))
         missed = answer.value is None
+        if doubtful := _invalid_beside(answer, run.levels):
+            warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
     if pooled.levels:
         say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     return SweepOutcome(slo_missed=missed)
+
+
+def _invalid_beside(answer: SloAnswer, levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the levels on both sides of a search's answer that the generator could not hold."""
+    beside = (answer.value, answer.first_breach)
+    lines = [line for line in levels if line.get(answer.load) in beside]
+    return list(dict.fromkeys(level_name(line) for line in lines if not line.get("valid", True)))
 
 
 def measure_into(scenario: Scenario, folder: Path) -> Run:
@@ -206,9 +225,18 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
             )
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
+    elif _is_host_and_port(scenario_or_url):
+        raise InputError(
+            f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}"
+        )
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
+
+
+def _is_host_and_port(text: str) -> bool:
+    """Whether an address may be meant whose http:// was left out."""
+    return re.fullmatch(r"[\w.-]+:\d+(/.*)?", text) is not None and not Path(text).exists()
 
 
 def read_timeout(text: str) -> float | str:
@@ -236,6 +264,11 @@ def _open_store(
         )
         note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
+    if resume and folder.exists() and not is_stillborn(folder):
+        raise InputError(
+            f"{folder} is there and holds no run ({MANIFEST} is missing), so --resume has nothing "
+            "to go on with: name another folder with --out"
+        )
     manifest = build_manifest(
         canonical,
         scenario.hash(),
@@ -358,7 +391,7 @@ def _best_level(levels: list[dict[str, Any]], knees: list[Knee]) -> dict[str, An
 
 
 def _print_levels(levels: list[dict[str, Any]]) -> None:
-    print_table("Levels", level_rows(levels))
+    print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
 
 
 def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
@@ -369,7 +402,12 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         knee_rows([knee.to_dict() for knee in knees]),
         left=("rule", "cause", "change", "why"),
     )
-    print_table("Conversations", session_rows(levels), left=("level",))
+    print_table(
+        "Conversations",
+        session_rows(levels),
+        whole=("level",),
+        give_way=("first turn p90", "turns mean"),
+    )
     for text in (*engine_lines(levels), *replica_lines(levels)):
         note(text)
     for text in check_levels(levels):

@@ -20,7 +20,7 @@ from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
 from lmi_bench.deploy.sagemaker import Container, Wishes, endpoint_requests
 from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 
 PROPERTIES: Final = "serving.properties"
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
@@ -154,7 +154,7 @@ def unpack_properties(archive: Path) -> str:
                     if member is not None:
                         return member.read().decode()
     except (OSError, tarfile.TarError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {archive}: {exc}") from exc
+        raise InputError(f"cannot read {archive}: {file_reason(exc)}") from exc
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
     where = f"; {deeper[0]} lies in a folder, where no container looks" if deeper else ""
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")

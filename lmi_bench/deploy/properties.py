@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 
 _KEY_END = re.compile(r"(?<!\\)(?:\s*[=:]\s*|\s+)")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -39,7 +39,7 @@ def read_properties(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {exc}") from exc
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     return parse_properties(text, source=str(path))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.shared_prefix import SharedPrefix, shared_prefix
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 from lmi_bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 
 _CHARACTERS_PER_TOKEN = 4
@@ -62,7 +62,7 @@ def read_traffic(path: Path) -> Traffic:
         with path.open(encoding="utf-8-sig") as file:
             first = next((line for line in file if line.strip()), "")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {exc}") from exc
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     if not first.lstrip().startswith("{"):
         return _trace(path)
     try:

@@ -105,25 +105,28 @@ def discover(
     by_path = next((names for end, names in _SUFFIXES.items() if _path_ends(probe, end)), ())
     hints = _ask(probe)
     name = _pick_model(model, hints, url)
-    tried: list[str] = []
+    tried: list[tuple[str, str]] = []
     for candidate in _candidates(protocol, by_path, hints):
         wire_format = find_format(candidate, stream=stream)
         reply, forced = _generate(probe, wire_format, name, stream=stream)
         if reply.status in _NOT_THIS_PATH:
-            tried.append(f"{candidate}: HTTP {reply.status}")
+            tried.append((candidate, f"HTTP {reply.status}"))
             continue
         if reply.status in (401, 403):
             raise InputError(
                 f"{url} wants a key (HTTP {reply.status}): give --api-key, or -H 'Name: value'"
             )
         if not 200 <= reply.status < 300:
-            tried.append(f"{candidate}: {wire_format.error(reply.status, reply.body)}")
+            tried.append((candidate, str(wire_format.error(reply.status, reply.body))))
+            continue
+        if reply.content_type == "text/html":
+            tried.append((candidate, f"a web page: {reply.body[:80].decode(errors='replace')!r}"))
             continue
         try:
             events = list(_events(wire_format, reply, stream=stream))
             _check(events)
         except TargetError as exc:
-            tried.append(f"{candidate}: {exc}")
+            tried.append((candidate, str(exc)))
             continue
         return Discovery(
             protocol=candidate,
@@ -135,7 +138,19 @@ def discover(
             forces_length=forced and candidate != "tgi",
             notes=_notes(model, hints, name),
         )
-    raise InputError(f"{url} answers, but in no protocol known here ({'; '.join(tried)})")
+    raise InputError(
+        f"{url} answers, but in no protocol known here ({_by_reason(tried)}). Is the address "
+        "right? The whole path of the API, such as http://host:8000/v1/chat/completions, or "
+        "--protocol says what to ask"
+    )
+
+
+def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
+    """Why each protocol did not fit; those of one reason together."""
+    names: dict[str, list[str]] = {}
+    for name, reason in tried:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(group)}: {reason}" for reason, group in names.items())
 
 
 def _path_ends(probe: Probe, end: str) -> bool:

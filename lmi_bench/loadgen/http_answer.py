@@ -15,6 +15,7 @@ from lmi_bench.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.records import Exchange
 from lmi_bench.wire.event import WireEvent, WireFormat
+from lmi_bench.wire.failure import clip
 
 Read = tuple[int, bytes | None, bytes, int]
 """One read: user time in CLOCK_MONOTONIC ns, the kernel's control message, bytes, and the time
@@ -197,6 +198,12 @@ def decode_answer(
         bodies = [response.feed(read[2]) for read in reads]
         if response.headers_complete and not 200 <= response.status < 300:
             raise wire_format.error(response.status, b"".join(bodies), response.headers)
+        if _is_web_page(response):
+            raise TargetError(
+                "malformed_frame",
+                "a web page came instead of an answer: is the address right? "
+                + clip(b"".join(bodies)),
+            )
         collector.streamed = stream
         last = stamps[-1] if stamps else None
         if not stream:
@@ -219,6 +226,10 @@ def decode_answer(
                 "malformed_frame", f"not an HTTP/1.1 response: {exc}", exchange=exchange()
             ) from exc
     return exchange()
+
+
+def _is_web_page(response: _Response) -> bool:
+    return response.headers.get(b"content-type", b"").strip().lower().startswith(b"text/html")
 
 
 def _collect_document(

@@ -110,7 +110,12 @@ class Probe:
                 f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s"
             ) from exc
         except ssl.SSLError as exc:
-            raise InputError(f"TLS with {self.authority} failed: {exc.reason or exc}") from exc
+            hint = ""
+            if exc.reason == "WRONG_VERSION_NUMBER":
+                hint = ": the port does not speak TLS; write http:// instead of https://"
+            elif isinstance(exc, ssl.SSLCertVerificationError):
+                hint = f": {exc.verify_message}"
+            raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
             raise InputError(
                 f"nothing answers at {self.url}: {exc.strerror or exc}; is the server up?"

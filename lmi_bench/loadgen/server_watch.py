@@ -153,13 +153,21 @@ class ServerWatch:
             return None
 
 
-def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether a page is there and says anything that is known here."""
+def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
+    """Why a page that was asked for tells nothing; None where it tells something."""
     try:
         sample = _fetch(url, headers)
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
-    return bool(sample.gauges or sample.counters)
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        reason = getattr(exc, "reason", None) or exc
+        return str(getattr(reason, "strerror", None) or reason)
+    if sample.gauges or sample.counters:
+        return None
+    return "it holds no metric that is known here (vLLM's, TGI's, LMI's or lmi-bench's names)"
+
+
+def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page is there and says anything that is known here."""
+    return why_unreadable(url, headers) is None
 
 
 def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:

@@ -88,10 +88,10 @@ def draw_knees(layout: dict[str, Any], curve: Curve) -> None:
                 "y0": 0,
                 "y1": 1,
                 "yref": "paper",
-                "layer": "below",
+                "layer": "between",  # a line of the grid stands at the same load
                 "line": {
                     "color": "var(--accent)" if load in chosen else "var(--muted)",
-                    "width": 2 if load in chosen else 1,
+                    "width": 2 if load in chosen else 1.5,
                     "dash": "dash",
                 },
             }

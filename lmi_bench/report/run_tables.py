@@ -8,7 +8,7 @@ from typing import Any
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.goodput import check_slo, goodput
 from lmi_bench.analysis.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.latency import STATISTICS
+from lmi_bench.analysis.latency import ANSWER_KEY, STATISTICS
 from lmi_bench.errors import InputError
 from lmi_bench.records import RequestRecord
 from lmi_bench.report.formats import (
@@ -32,12 +32,16 @@ RULE_TITLES: Mapping[str, str] = {
 
 _METRICS = (
     ("ttft_ms", "TTFT, ms"),
+    (ANSWER_KEY, "TTFT of the answer, ms"),
     ("ttft_from_sent_ms", "TTFT from sent, ms"),
     ("dispatch_delay_ms", "Dispatch delay, ms"),
     ("itl_ms", "ITL, ms"),
     ("tpot_ms", "TPOT, ms"),
     ("e2e_ms", "E2E latency, ms"),
+    ("e2e_from_sent_ms", "E2E latency from sent, ms"),
     ("latency_ms_per_token", "Latency, ms/token"),
+    ("connect_ms", "Connect, ms"),
+    ("tls_ms", "TLS handshake, ms"),
 )
 
 Lines = Sequence[Mapping[str, Any]]
@@ -56,6 +60,8 @@ def load_column(axis: str) -> Column:
 
 def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
+    priced = any(line.get("usd_per_1m_output_tokens") is not None for line in lines)
+    cost = (Column("output", "USD per 1M tokens"), Column("in and out", "USD per 1M tokens"))
     columns = (
         load_column(axis),
         Column("whole level", "Throughput, tok/s"),
@@ -68,6 +74,7 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
         Column("p99", "ITL, ms"),
         Column("sent", "Requests"),
         Column("errors", "Requests"),
+        *(cost if priced else ()),
         Column("State", numeric=False),
     )
     rows = []
@@ -88,6 +95,7 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
                     statistic_cell(line.get("itl_ms"), "p99"),
                     Cell(count(line.get("requests"))),
                     _errors_cell(line),
+                    *(_cost_cells(line) if priced else ()),
                     state,
                 ),
                 tone="bad" if state.tone == "bad" else "",
@@ -98,6 +106,13 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     if marked is not None:
         note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
     return Table("Levels", columns, tuple(rows), note)
+
+
+def _cost_cells(line: Mapping[str, Any]) -> tuple[Cell, Cell]:
+    """What a million tokens cost at this level's own throughput."""
+    hint = "at the level's whole throughput, by the price of the target"
+    output, total = (line.get(f"usd_per_1m_{kind}_tokens") for kind in ("output", "total"))
+    return Cell(number(output), hint), Cell(number(total), hint)
 
 
 def _steady_cell(steady: Mapping[str, Any]) -> Cell:
@@ -133,7 +148,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     columns = (load_column(axis), *(Column(name) for name in STATISTICS), Column("n"))
     tables = []
     for key, title in _METRICS:
-        if not any(line.get(key) for line in lines):
+        if not any((line.get(key) or {"n": 0}).get("n", 1) for line in lines):
             continue
         rows = tuple(
             Row(
@@ -151,7 +166,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
 
 
 def _rates_table(axis: str, lines: Lines) -> Table:
-    keys = (
+    keys: tuple[tuple[str, str], ...] = (
         ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
         ("request_throughput_per_s", "Requests, req/s"),
         ("mean_concurrency", "Mean concurrency"),
@@ -160,6 +175,8 @@ def _rates_table(axis: str, lines: Lines) -> Table:
         ("input_tokens", "Input tokens"),
         ("output_tokens", "Output tokens"),
     )
+    if any(line.get("reasoning_tokens") for line in lines):
+        keys = (*keys, ("reasoning_tokens", "Reasoning tokens"))
     rows = tuple(
         Row((load_cell(axis, line), *(Cell(number(line.get(key))) for key, _ in keys)))
         for line in lines
@@ -242,7 +259,7 @@ def slo_table(
         for slo in slos:
             cells += [_verdict_cell(line, slo), _goodput_cells(kept, [slo], open_loop)[0]]
         rows.append(Row((*cells, *_goodput_cells(kept, goods or slos, open_loop))))
-    what = ", ".join(str(slo) for slo in goods or slos)
+    what = ", ".join([good.of_a_request for good in goods] or map(str, slos))
     note = f"Goodput: requests that meet {what} each; a failed request meets nothing."
     return Table("Service-level objectives", tuple(columns), tuple(rows), note)
 
@@ -301,7 +318,7 @@ def generator_table(axis: str, lines: Lines) -> Table:
                     _bound_cell(check, "itl"),
                     _load_reached_cell(check),
                     Cell(", ".join(_clock_and_receiver(check)) or MISSING),
-                    Cell("ok" if valid else f"invalid: {reason}", "", "good" if valid else "bad"),
+                    Cell("ok", "", "good") if valid else Cell(_blamed(reason), reason, "bad"),
                 ),
                 tone="" if valid else "bad",
             )
@@ -328,6 +345,12 @@ def generator_table(axis: str, lines: Lines) -> Table:
     if workers > 1:
         note += f" Sent by up to {workers} processes."
     return Table("Load generator's self-check", columns, tuple(rows), note)
+
+
+def _blamed(reason: str) -> str:
+    """The short verdict on an invalid level; the whole reason stands among the warnings."""
+    blamed, _, why = reason.partition(": ")
+    return f"invalid: {blamed}" if why else "invalid"
 
 
 def _clock_and_receiver(check: Mapping[str, Any]) -> list[str]:

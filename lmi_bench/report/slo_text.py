@@ -75,7 +75,7 @@ def spread_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         {
             "level": level_name(line),
             "attempts": str(line["attempts"]),
-            "metric": metric,
+            "metric": f"{metric}, {'tok/s' if metric == 'throughput' else 'ms'}",
             "mean": number(found["mean"]),
             "interval": MISSING
             if found["low"] is None
@@ -103,6 +103,30 @@ def meets_all(
         value is not None and value <= slo.limit_ms
         for value, slo in zip(measured, slos, strict=True)
     )
+
+
+def highest_meeting(
+    levels: Sequence[Mapping[str, Any]],
+    records: Sequence[Sequence[RequestRecord]],
+    slos: Sequence[Slo],
+    *,
+    failures: FailureRule = "exclude",
+) -> Mapping[str, Any] | None:
+    """The valid level of the highest load below which none is known to miss an SLO."""
+    best = None
+    for line, kept in sorted(zip(levels, records, strict=True), key=lambda pair: load_of(pair[0])):
+        if not line.get("valid", True):
+            continue
+        if not meets_all(line, kept, slos, failures=failures):
+            break
+        best = line
+    return best
+
+
+def load_of(line: Mapping[str, Any]) -> float:
+    """Users or requests a second of a level; 0 where neither is known."""
+    users = line.get("concurrency")
+    return float(line.get("rate_per_s") or 0.0 if users is None else users)
 
 
 def _verdict(measured: float | None, slo: Slo) -> str:

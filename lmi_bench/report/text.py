@@ -7,7 +7,8 @@ from typing import Any
 
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.knee import Knee
-from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain
+from lmi_bench.analysis.latency import ANSWER_KEY
+from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain, share
 from lmi_bench.report.values import ReportView, RunView, Table
 
 _WIDTH = 62
@@ -18,7 +19,16 @@ _SECTIONS = (
     ("End-to-end latency", "e2e_ms", "E2E (ms)"),
     ("Latency per token", "latency_ms_per_token", "Latency (ms/token)"),
 )
+_FROM_SENT = (
+    ("Time to first token, from the send", "ttft_from_sent_ms", "TTFT from sent (ms)"),
+    ("End-to-end latency, from the send", "e2e_from_sent_ms", "E2E from sent (ms)"),
+    ("Dispatch delay: sent after due", "dispatch_delay_ms", "delay (ms)"),
+)
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
+
+
+LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
+"""Columns of `level_rows` that a narrow terminal does without; errors and state always stay."""
 
 
 def level_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -52,9 +62,9 @@ def session_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "failed": count(found["failed"]),
             "turns mean": number(found["turns_mean"]),
             "TTFT ms first turn mean": _statistic(found, "ttft_first_turn_ms", "mean"),
-            "p90": _statistic(found, "ttft_first_turn_ms", "p90"),
+            "first turn p90": _statistic(found, "ttft_first_turn_ms", "p90"),
             "TTFT ms later turns mean": _statistic(found, "ttft_later_turns_ms", "mean"),
-            "later p90": _statistic(found, "ttft_later_turns_ms", "p90"),
+            "later turns p90": _statistic(found, "ttft_later_turns_ms", "p90"),
         }
         for line in levels
         if (found := line.get("sessions"))
@@ -73,14 +83,14 @@ def replica_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
             )
             skew = server.get("skew")
             text += "" if skew is None else f"; busiest {skew:.2f} times the mean"
-            lines.append(f"requests by replica at {_load_name(line)}: {text}")
+            lines.append(f"requests by replica at {level_name(line)}: {text}")
     return lines
 
 
 def engine_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the engine did in each level, a line each, where the target's engine is in sight."""
     return [
-        f"engine at {_load_name(line)}: {_engine_text(line['engine'])}"
+        f"engine at {level_name(line)}: {_engine_text(line['engine'])}"
         for line in levels
         if line.get("engine")
     ]
@@ -104,12 +114,6 @@ def _engine_text(done: Mapping[str, Any]) -> str:
             f"{done['tokens_per_decode']:.2f} tokens a step"
         )
     return ", ".join(parts)
-
-
-def _load_name(line: Mapping[str, Any]) -> str:
-    if line.get("concurrency") is not None:
-        return f"concurrency {line['concurrency']}"
-    return f"{line['rate_per_s']:g} req/s"
 
 
 def knee_rows(knees: Sequence[Knee | Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -147,18 +151,38 @@ def level_block(line: Mapping[str, Any]) -> str:
         ("Output token throughput (tok/s):", number(line.get("throughput_tokens_per_s"), 4)),
         ("Total token throughput (tok/s):", number(line.get("total_throughput_tokens_per_s"), 4)),
         *_by_gaps(line),
+        *_of_reasoning(line),
         ("Mean concurrency:", number(line.get("mean_concurrency"), 4)),
         ("State:", _state(line)),
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
-    for title, key, short in _SECTIONS:
+    for title, key, short in (*_SECTIONS, *_of_due_times(line), *_of_answers(line)):
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
             _row(f"{shown} {short}:", _statistic(line, key, name, 4)) for name, shown in _STATISTICS
         ]
     text.append("=" * _WIDTH)
     return "\n".join(text)
+
+
+def _of_due_times(line: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """In an open loop latencies count from when a request was due; what lies between is its own."""
+    if line.get("concurrency") is not None or not line.get("ttft_from_sent_ms"):
+        return ()
+    return _FROM_SENT
+
+
+def _of_answers(line: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """Where a server thinks aloud, TTFT counts its thoughts and this does not."""
+    if not line.get(ANSWER_KEY):
+        return ()
+    return (("Time to first token of the answer", ANSWER_KEY, "TTFT of the answer (ms)"),)
+
+
+def _of_reasoning(line: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = line.get("reasoning_token_share")
+    return [] if found is None else [("Reasoning tokens, of all output:", share(found))]
 
 
 def _by_gaps(line: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -249,7 +273,8 @@ def _run_markdown(run: RunView) -> list[str]:
 def _load(line: Mapping[str, Any]) -> dict[str, str]:
     if line.get("concurrency") is not None:
         return {"Concurrent requests": plain(line["concurrency"])}
-    return {"Request rate (req/s)": plain(line.get("rate_per_s"))}
+    title = "Sessions begun a second" if line.get("sessions") else "Request rate (req/s)"
+    return {title: plain(line.get("rate_per_s"))}
 
 
 def _statistic(line: Mapping[str, Any], key: str, name: str, digits: int = 3) -> str:

@@ -8,7 +8,7 @@ import orjson
 
 from lmi_bench.errors import TargetErrorKind
 
-_MAX_MESSAGE_CHARS = 500
+_MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
 
 
 def status_kind(status: int) -> TargetErrorKind:
@@ -57,7 +57,10 @@ def describe_status(status: int, body: bytes) -> str:
     if reply is not None:
         message = find_message(reply)
     else:
-        message = body[:_MAX_MESSAGE_CHARS].decode("utf-8", errors="replace").strip()
+        text = body[:_MAX_MESSAGE_CHARS].decode("utf-8", errors="replace")
+        message = " ".join(text.split())[:_MAX_PLAIN_CHARS]
+    if 300 <= status < 400:
+        message = f"a redirect, which is not followed: is the address right? {message}".strip()
     return f"HTTP {status}: {message}" if message else f"HTTP {status}"
 
 

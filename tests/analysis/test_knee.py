@@ -244,3 +244,9 @@ def test_knees_json_holds_the_agreed_keys():
     for knee in find_knees(levels(G5_2XLARGE)):
         entry = knee.to_dict()
         assert {"rule", "concurrency", "low", "high", "cause", "recommended", "why"} <= set(entry)
+
+
+def test_without_a_usable_level_nobody_is_told_to_sweep_lower():
+    found = knees_of([line(4, 100.0, 20.0, valid=False)])["latency_limit"]
+    assert found.load is None
+    assert found.why == "no level is valid and was answered"

@@ -59,6 +59,8 @@ def test_overload_shows_from_the_due_time_and_hides_from_the_send():
     records = tuple(record(i, due=0.1 * i, sent=0.5 * i, times=(0.5 * i + 0.5,)) for i in range(8))
     line = summarise_level(LevelRun(LevelSpec(0, rate_per_s=10.0, num_requests=8), 0, records))
     assert line["ttft_from_sent_ms"]["mean"] == pytest.approx(500)
+    delay_ms = line["dispatch_delay_ms"]["mean"]
+    assert line["e2e_ms"]["mean"] - line["e2e_from_sent_ms"]["mean"] == pytest.approx(delay_ms)
     assert line["ttft_ms"]["mean"] == pytest.approx(1900)
     assert line["dispatch_delay_ms"]["max"] == pytest.approx(2800)
 

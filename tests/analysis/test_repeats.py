@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.repeats import (
     Until,
@@ -137,7 +138,10 @@ def test_an_invalid_attempt_is_left_out():
     parts = [attempt(1, 1.0), attempt(2, 3.0)]
     parts[1][0]["valid"] = False
     run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
-    assert pooled_run(run).levels[0]["ttft_ms"]["mean"] == pytest.approx(1000)
+    (level,) = pooled_run(run).levels
+    assert level["ttft_ms"]["mean"] == pytest.approx(1000)
+    assert level["attempts_left_out"] == 1
+    assert "1 of 2 attempts were invalid and are left out" in check_levels([level])[0]
 
 
 def test_a_run_without_repeats_is_left_as_it_is():

@@ -120,11 +120,11 @@ def test_a_search_takes_one_start():
 
 
 def test_levels_are_numbers_or_auto():
-    with pytest.raises(InputError, match="or auto, got 'many'") as error:
+    with pytest.raises(InputError, match="or auto, got 'many'"):
         parse_scenario({"load": {"concurrency": "many"}})
-    assert "1 mistake" in str(error.value)
-    with pytest.raises(InputError, match="1 mistake\n"):
+    with pytest.raises(InputError, match="must be greater than 0, got -2") as error:
         parse_scenario({"load": {"concurrency": [1, -2]}})
+    assert "\n" not in str(error.value)
 
 
 def test_slos_that_pick_the_levels_are_part_of_what_is_resumed():

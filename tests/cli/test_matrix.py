@@ -110,7 +110,9 @@ def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path, capsys):
     outcome = run_matrix(path, {}, SweepOptions(), out=out, resume=False)
     assert outcome.failed
     assert states(out) == {"http-127.0.0.1-9--short": "failed", "a--short": "finished"}
-    assert "is the server up?" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "failed: nothing answers at http://127.0.0.1:9" in said.out
+    assert "is the server up?" in said.err
 
 
 def test_the_money_is_that_of_all_cells_together(tmp_path, capsys):

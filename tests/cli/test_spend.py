@@ -70,6 +70,17 @@ def test_a_level_that_would_cost_more_than_is_left_is_not_begun():
     assert [spec.duration_s for spec in specs] == pytest.approx([100.0, 90.0, 70.0])
 
 
+def test_a_level_that_the_money_cut_short_says_so_and_not_only_that_its_time_was_up():
+    clock, notes = Clock(), []
+    spend = Spend(3600.0, max_usd=5.0, note=notes.append, clock=clock)
+    rule = spend.levels(in_order(LEVELS))
+    clock.now_s += rule([]).duration_s
+    spend.summarise(lambda spec: line_of(spec) | {"stopped_by": "duration"})(LEVELS[0])
+    assert notes == [
+        "concurrency 1 was cut short: the 5 USD of --max-spend are used up at 3600.00 USD an hour"
+    ]
+
+
 def test_a_level_hands_out_nothing_once_the_money_is_gone():
     """The first level of all has no forerunner to judge it by: its duration is the limit."""
     clock = Clock()

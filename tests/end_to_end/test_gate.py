@@ -67,6 +67,13 @@ def test_a_search_writes_its_answer(tmp_path):
     assert f"concurrency {answer['value']}" in done.stdout
 
 
+def test_a_sweep_with_an_slo_names_the_highest_level_that_meets_it(tmp_path):
+    """One token of this model takes about 33 ms alone, more in company: the limit lies between."""
+    levels = ("--concurrency", "1,8,32", "--requests-per-level", "32")
+    done = lmi_bench(*SIM, *levels, "--slo", "tpot_p50<=45ms", "--out", tmp_path / "run")
+    assert "highest level that meets tpot_p50<=45ms: concurrency 8" in done.stdout
+
+
 def test_a_search_that_nothing_meets_exits_99(tmp_path):
     lmi_bench(
         *SIM, "--search", "concurrency", "--slo", "ttft_p50<=1ms", "--out", tmp_path / "run",
@@ -76,8 +83,17 @@ def test_a_search_that_nothing_meets_exits_99(tmp_path):
 
 def test_goodput_is_printed_as_vllm_users_ask_for_it(tmp_path):
     done = lmi_bench(*SIM, *LEVELS, "--goodput", "ttft:5000", "tpot:500", "--out", tmp_path / "run")
+    assert "requests that meet ttft<=5000ms, tpot<=500ms" in done.stdout
     assert "goodput req/s" in done.stdout
     assert "100 %" in done.stdout
+
+
+def test_goodput_is_a_gate_of_its_own(tmp_path):
+    """No token of a 7B model on an A10G comes in a millisecond."""
+    args = (*SIM, *LEVELS, "--goodput", "ttft:5000", "tpot:1")
+    done = lmi_bench(*args, "--out", tmp_path / "run", expect=99)
+    assert "no level has 90% of its requests within ttft<=5000ms, tpot<=1ms" in done.stdout
+    assert "the best has 0.0%" in done.stdout
 
 
 def test_a_run_goes_out_as_an_llm_d_report_and_comes_back(runs, tmp_path):

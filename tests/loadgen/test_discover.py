@@ -217,7 +217,7 @@ def test_a_missing_key_is_asked_for_and_a_given_one_is_sent():
 
 
 def test_a_server_of_no_known_protocol_lists_what_was_tried():
-    with playing({}) as (url, _), pytest.raises(InputError, match="openai: HTTP 404") as caught:
+    with playing({}) as (url, _), pytest.raises(InputError, match="tgi: HTTP 404") as caught:
         discover(url)
     assert "tgi: HTTP 404" in str(caught.value)
 

@@ -155,3 +155,24 @@ def test_an_answer_without_thoughts_has_one_first_token():
     exchange = _decode([(10**9, None, ANSWER, 0)])
     assert exchange.first_answer_s is None
     assert exchange.streamed
+
+
+def test_a_web_page_is_called_one_and_not_a_broken_stream():
+    page = b"<html><body>Welcome to nginx</body></html>"
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 42\r\n\r\n"
+    )
+    with pytest.raises(TargetError, match=r"a web page came .*Welcome to nginx") as caught:
+        _decode([(1_000, None, head + page, 0)])
+    assert caught.value.kind == "malformed_frame"
+
+
+def test_a_redirect_says_that_it_is_not_followed_and_a_page_is_one_short_line():
+    body = b"<html>\n <h1>Moved</h1>\n" + b"x" * 900
+    head = b"HTTP/1.1 302 Found\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+    with pytest.raises(TargetError, match="HTTP 302: a redirect, which is not followed") as caught:
+        _decode([(1_000, None, head + body, 0)])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lmi_bench.report.formats import MISSING
 from lmi_bench.report.html import render_html
 from lmi_bench.report.more_tables import (
     engine_table,
@@ -15,6 +16,7 @@ from lmi_bench.report.more_tables import (
     spread_table,
     steady_table,
 )
+from lmi_bench.report.run_tables import generator_table, levels_table, statistics_tables
 from lmi_bench.report.text import render_markdown
 from lmi_bench.report.view import build_view
 from tests.report.conftest import FakeRun, manifest
@@ -206,5 +208,35 @@ def test_the_page_and_the_markdown_hold_the_search_and_the_limits_of_a_good_requ
     view = build_view([run])
     page = render_html(view)
     assert "Highest load under the SLOs" in page
-    assert "requests that meet tpot_mean&lt;=15ms each" in page
+    assert "requests that meet tpot&lt;=15ms each" in page
     assert "Highest load under the SLOs" in render_markdown(view)
+
+
+def test_levels_of_a_priced_target_show_what_a_million_tokens_cost(sweep):
+    """1.515 USD an hour at 475 tok/s: 1.515 / 3600 / 475 * 1e6 = 0.886 USD."""
+    priced = {**sweep.levels[0], "usd_per_1m_output_tokens": 0.886}
+    table = levels_table("concurrency", [priced, sweep.levels[1]], None)
+    groups = [column.group for column in table.columns]
+    place = groups.index("USD per 1M tokens")
+    assert [row.cells[place].text for row in table.rows] == ["0.886", MISSING]
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    assert "USD per 1M tokens" not in [
+        column.group for column in levels_table("concurrency", sweep.levels, None).columns
+    ]
+
+
+def test_the_verdict_of_the_self_check_is_short_and_its_reason_is_on_hover():
+    reason = "client: requests left 11.3 ms late (p99); run the generator on an idle core"
+    table = generator_table("concurrency", [line(valid=False, invalid_reason=reason)])
+    cell = table.rows[0].cells[-1]
+    assert (cell.text, cell.hint) == ("invalid: client", reason)
+
+
+def test_every_statistic_has_a_table_where_there_is_something_to_count(level_statistics):
+    """Over plain HTTP there is no handshake; answers after reasoning have a time of their own."""
+    none = {"mean": None, "n": 0}
+    there = {"ttft_answer_ms": level_statistics, "connect_ms": level_statistics, "tls_ms": none}
+    titles = [table.caption for table in statistics_tables("concurrency", [line(**there)])]
+    assert "TTFT of the answer, ms" in titles
+    assert "Connect, ms" in titles
+    assert "TLS handshake, ms" not in titles

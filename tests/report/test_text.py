@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.knee import find_knees
 from lmi_bench.errors import InputError
 from lmi_bench.report.figures import write_figures
@@ -48,6 +49,34 @@ def test_the_block_holds_what_gaps_alone_would_give_beside_the_measured_throughp
     assert rows["Output token throughput (tok/s)"] == "150"
     open_loop = {**line, "concurrency": None, "rate_per_s": 3.0}
     assert "P50 ITL (tok/s)" not in level_block(open_loop)
+
+
+def test_the_block_of_an_open_loop_holds_both_clocks_and_what_lies_between(level_statistics):
+    """TTFT from the due time hides nothing; from the send it is what the server took."""
+    line = {"concurrency": None, "rate_per_s": 10.0, "ttft_ms": {"mean": 1930.0}}
+    line |= {"ttft_from_sent_ms": {"mean": 506.0}, "dispatch_delay_ms": {"mean": 1424.0}}
+    rows = {row.split(":")[0]: row.split()[-1] for row in level_block(line).splitlines()}
+    assert rows["Mean TTFT (ms)"] == "1,930"
+    assert rows["Mean TTFT from sent (ms)"] == "506"
+    assert rows["Mean delay (ms)"] == "1,424"
+    assert "from sent" not in level_block({**line, "concurrency": 4})
+
+
+def test_the_block_of_a_server_that_thinks_aloud_tells_answer_from_thought():
+    """Five thoughts and three words of answer: 62.5 % of the output is reasoning."""
+    line = {"concurrency": 2, "ttft_ms": {"mean": 23.1}, "ttft_answer_ms": {"mean": 126.4}}
+    block = level_block({**line, "reasoning_token_share": 0.625})
+    rows = {row.split(":")[0]: row.split(":")[-1].strip() for row in block.splitlines()}
+    assert rows["Mean TTFT (ms)"] == "23.1"
+    assert rows["Mean TTFT of the answer (ms)"] == "126.4"
+    assert rows["Reasoning tokens, of all output"] == "62.5 %"
+    assert {len(row) for row in block.splitlines()} == {62}
+
+
+def test_a_rate_of_conversations_is_not_called_one_of_requests():
+    line = {"concurrency": None, "rate_per_s": 5.0, "sessions": {"started": 3}}
+    assert level_name(line) == "5 sessions/s"
+    assert next(iter(level_rows([line])[0])) == "Sessions begun a second"
 
 
 def test_console_rows_all_have_the_same_keys(sweep):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # what SageMaker lets through to a container
 SHUTDOWN_TIMEOUT_S = 20.0  # SageMaker kills a container 30 s after its SIGTERM
 BACKLOG = 4096  # connections of a load test come all at once; the kernel caps it at somaxconn
+_LAST_PORT = 65_535
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -104,9 +108,7 @@ async def listening(
         try:
             await site.start()
         except OSError as exc:
-            raise InputError(
-                f"cannot listen on {host}:{port}: {exc.strerror or exc}; choose another --port"
-            ) from exc
+            raise _cannot_listen(host, port, exc) from exc
         bound_host, bound_port = runner.addresses[0][:2]
         yield Listening(bound_host, bound_port, exposure_warning(host))
     finally:
@@ -161,3 +163,28 @@ def exposure_warning(host: str) -> str | None:
         f"the server listens on {host}, beyond this machine, and asks nobody for a password: "
         f"anyone who reaches the port can use it; --host {LOOPBACK} keeps it local"
     )
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise InputError where nothing can listen there, before anything is loaded for it."""
+    if not 0 <= port <= _LAST_PORT:  # name resolution would take it modulo 65536
+        raise InputError(f"--port must be 0 to {_LAST_PORT}, got {port}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as exc:
+        raise _cannot_listen(host, port, exc) from exc
+
+
+def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
+    reason = exc.strerror or str(exc)
+    if (
+        exc.errno is not None and exc.errno in errno.errorcode
+    ):  # asyncio's own text repeats the address
+        reason = os.strerror(exc.errno)
+    unknown = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
+    flag = "--host" if unknown else "--port"
+    return InputError(f"cannot listen on {host}:{port}: {reason}; choose another {flag}")

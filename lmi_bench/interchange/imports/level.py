@@ -104,10 +104,11 @@ def summary_line(
 ) -> dict[str, Any]:
     """A level's line from another tool's summary; `extra` keeps what has no place with us.
 
-    Other tools count the TTFT from the send, so it fills both of ours.
+    Other tools count from the send, so TTFT and E2E latency each fill both of ours.
     """
-    if "ttft_ms" in latencies:
-        latencies = {"ttft_from_sent_ms": latencies["ttft_ms"], **latencies}
+    for key in ("ttft", "e2e"):
+        if f"{key}_ms" in latencies:
+            latencies = {f"{key}_from_sent_ms": latencies[f"{key}_ms"], **latencies}
     e2e_mean = (latencies.get("e2e_ms") or {}).get("mean")
     mean_concurrency = None
     if e2e_mean is not None and request_throughput is not None:

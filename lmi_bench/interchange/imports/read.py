@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 from lmi_bench.interchange.imports import (
     by_request_tools,
     guidellm,
@@ -95,7 +95,7 @@ def _objects(path: Path) -> list[_Object]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {exc}") from exc
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     try:
         is_yaml = path.suffix in (".yaml", ".yml")
         found = [yaml.safe_load(text)] if is_yaml else _json_objects(text)

@@ -12,7 +12,13 @@ from aiohttp import web
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.app import build_app, exposure_warning, listening, serve
+from lmi_bench.engine.server.app import (
+    build_app,
+    check_address,
+    exposure_warning,
+    listening,
+    serve,
+)
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.errors import InputError
 
@@ -59,6 +65,22 @@ def test_a_port_in_use_is_one_clear_line():
 
     with pytest.raises(InputError, match=r"cannot listen on 127\.0\.0\.1:\d+.*--port"):
         asyncio.run(main())
+
+
+def test_an_address_is_checked_before_anything_is_loaded_for_it():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            InputError, match=rf"127\.0\.0\.1:{port}: Address already in use; .*--port"
+        ):
+            check_address("127.0.0.1", port)
+    check_address("127.0.0.1", port)
+    with pytest.raises(InputError, match="--port must be 0 to 65535, got 99999"):
+        check_address("127.0.0.1", 99_999)
+    with pytest.raises(InputError, match="choose another --host"):
+        check_address("192.0.2.1", 0)  # TEST-NET-1: of no machine
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
