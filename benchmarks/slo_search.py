@@ -15,6 +15,7 @@ import argparse
 import heapq
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -64,12 +65,11 @@ def instance(model: str, name: str, degree: int) -> Run:
 def search(run: Run, slo: Slo) -> SloAnswer:
     """The answer of our search, endpoint seconds included."""
     rule = SloSearch("concurrency", (slo,), LevelSizes())
-    lines, records = [], []
+    lines: list[dict[str, Any]] = []
     while (spec := rule.next_level(lines)) is not None:
         level = run(spec)
         lines.append({**summarise_level(level), SEARCH_KEY: judge_level(level, [slo]).to_dict()})
-        records.append(level.records)
-    return slo_answer(rule, lines, records)
+    return slo_answer(rule, lines)
 
 
 def doubling(run: Run, slo: Slo) -> tuple[float, float]:

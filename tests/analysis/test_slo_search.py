@@ -9,9 +9,10 @@ import pytest
 
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes
-from lmi_bench.analysis.slo_boundary import isotonic, slo_answer
+from lmi_bench.analysis.slo_boundary import slo_answer
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.analysis.slo_trials import isotonic
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.slo import parse_slo
 from lmi_bench.workload import LevelSpec
@@ -25,8 +26,8 @@ def search_over(axis="concurrency", **options):
 
 
 def answer_of(search, server, **options):
-    lines, records = run_search(search, server, **options)
-    return slo_answer(search, lines, records)
+    lines, _ = run_search(search, server, **options)
+    return slo_answer(search, lines)
 
 
 # latency of a load, and the load at which it reaches 2 s, by hand
