@@ -24,7 +24,8 @@ _BENDS = ((0.3, 0.4), (1.0, 0.4), (3.0, 0.2))  # spread of the slope a factor e 
 _EXTRA_NOISE = ((1.0, 0.7), (1.4, 0.3))
 _STEP_SD, _STEP_CHANCE = 1.5, 0.1
 _LEAST_NOISE = 0.002
-_GRID = 60
+_GRID = 48
+_NEGLIGIBLE = 0.01
 _LEAST_RISING = 0.1
 
 
@@ -65,6 +66,7 @@ class Curve:
         settings = list(self._settings())
         evidence = np.array([self._log_evidence(setting) for setting in settings])
         weight = np.exp(evidence - evidence.max()) * [setting.chance for setting in settings]
+        weight[weight < _NEGLIGIBLE * weight.max()] = 0.0
         counts = np.diff(np.round(np.cumsum(weight) / weight.sum() * DRAWS).astype(int), prepend=0)
         drawn = [
             self._draw(grid, setting, int(count), rng)

@@ -75,11 +75,7 @@ class SloSearch:
             return self._seek_below(found.high, finished)
         if self.is_closed(found):
             return self._confirm(found.low, found.high, trials, finished)
-        load = self._between(found.low, found.high, trials, finished)
-        near = self._are_close(found.low.load, load) or self._are_close(load, found.high.load)
-        if near or self.axis == "rate_per_s":
-            return self._full_level(load, finished)
-        return self._probe_level(load, finished)
+        return self._between(found.low, found.high, trials, finished)
 
     def trials(self, finished: Lines) -> list[Trial]:
         """The loads tried so far, rising."""
@@ -125,13 +121,17 @@ class SloSearch:
 
     def _between(
         self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
-    ) -> float:
-        """A load inside the bracket: where the curve reaches the limit, or closing in on that."""
+    ) -> LevelSpec:
+        """A level inside the bracket: where the curve reaches the limit, or closing in on that.
+
+        It is whole where the verdict that is believed to come would close the bracket.
+        """
         width = high.log_load - low.log_load
         place = width / 2
         if not self._was_poor(width, finished):
             crossings = curve(trials).crossings()
             place = float(np.clip(np.median(crossings) - low.log_load, 0.0, width))
+        believed = low.load * math.exp(place)
         step = math.log1p(self.tolerance)
         closes_below = place <= step
         if closes_below:
@@ -141,8 +141,13 @@ class SloSearch:
         load = low.load * math.exp(place)
         if self.axis == "concurrency":
             rounded = math.floor(load + 1e-9) if closes_below else round(load)
-            return min(max(rounded, low.load + 1), high.load - 1)
-        return load
+            load = min(max(rounded, low.load + 1), high.load - 1)
+        closes = self._are_close(load, high.load) or (
+            self._are_close(low.load, load) and believed <= load
+        )
+        if closes or self.axis == "rate_per_s":
+            return self._full_level(load, finished)
+        return self._probe_level(load, finished)
 
     def _was_poor(self, width: float, finished: Lines) -> bool:
         """Whether the last two levels, meant to narrow the bracket, left more than half of it."""

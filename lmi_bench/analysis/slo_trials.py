@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,8 @@ def trial(line: Mapping[str, Any], axis: LoadAxis, *, full_requests: int | None)
 def by_load(tried: Sequence[Trial]) -> list[Trial]:
     """One trial a load, rising; a full level outranks one of few requests, a later one an earlier.
 
-    No level is held to be less noisy than the search as a whole shows a level of its size to be:
-    the few requests of one may agree by chance.
+    No level is held to be less noisy than the usual level of the search would be with as many
+    requests: the few of one may agree by chance.
     """
     kept: dict[float, Trial] = {}
     for one in tried:
@@ -91,11 +92,8 @@ def by_load(tried: Sequence[Trial]) -> list[Trial]:
         if known is None or one.full or not known.full:
             kept[one.load] = one
     trials = [kept[load] for load in sorted(kept)]
-    sent = sum(one.requests for one in trials)
-    usual = math.sqrt(sum((one.requests * one.noise) ** 2 for one in trials) / max(1, sent))
-    return [
-        replace(one, noise=max(one.noise, usual / math.sqrt(one.requests))) for one in trials
-    ]
+    usual = median([one.noise * math.sqrt(one.requests) for one in trials]) if trials else 0.0
+    return [replace(one, noise=max(one.noise, usual / math.sqrt(one.requests))) for one in trials]
 
 
 def bracket(trials: Sequence[Trial]) -> Bracket:
