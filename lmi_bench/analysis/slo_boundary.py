@@ -1,8 +1,8 @@
 """What a search found: the highest load that meets the SLOs, and how sure that is.
 
 The interval is that of the load at which measured / limit becomes 1: where the curves that go
-through all levels within their noise (`slo_curve`) reach it, the middle 95 % of them, never narrower
-than the bracket itself.
+through all levels within their noise (`slo_curve`) reach it, the middle 95 % of them. It is never
+narrower than the bracket itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Search for the highest load that meets all SLOs, in few endpoint-minutes.
 
-Every level counts, not the last two alone: a noisy rising curve of measured / limit goes through all
-of them (`slo_curve`), the next level is put where that curve is believed to reach 1, and once two
-levels 5 % apart lie on either side the search ends. On the way up and far from the limit a level is
-a look with few requests; near it a level is whole, and an end of the bracket rests on as many
-requests, its own and its neighbours', as a level needs for a verdict. A rate gets whole levels once
-there is a bracket, since a queue takes its time to grow. A pure function of the finished levels'
-lines, whose `search` holds the judgement (`slo_judgement`): a resumed search goes on as it would
-have gone.
+Every level counts, not the last two alone: a noisy curve of measured / limit goes through all of
+them (`slo_curve`), the next level is put where that curve is believed to reach 1, and once two
+levels 5 % apart lie on either side the search ends. Far from the limit a level is a look with few
+requests; where its verdict would close the bracket it is whole. An end of the bracket rests on as
+many requests, its own and its near neighbours', as a verdict needs, or on the curve's certainty.
+A rate gets whole levels once there is a bracket, since a queue takes its time to grow. A pure
+function of the finished levels' lines, whose `search` holds the judgement (`slo_judgement`): a
+resumed search goes on as it would have gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["SEARCH_KEY", "START_USERS", "TOLERANCE", "SloSearch"]
 TOLERANCE = 0.05
 """Relative width of the bracket at which the search ends."""
 
-_FAR = 0.25  # limit / measured below which the stride down is the longest
+_FAR = 0.25  # measured / limit, or its inverse, below which a stride may be the longest
 _LONG_STRIDE, _STRIDE, _SHORTEST_STRIDE = 4.0, 2.0, 1.5
 _PROBE_PER_USER, _MIN_PROBE = 2, 4
 _MIN_OPEN_PROBE = 20
@@ -108,7 +108,10 @@ class SloSearch:
             return None if last.full else self._full_level(last.load, finished)
         crossings = curve(trials).crossings(math.log(2 * _LONG_STRIDE))
         believed = math.exp(float(crossings[len(crossings) // 2]) - last.log_load)
-        stride = min(_LONG_STRIDE, max(_SHORTEST_STRIDE, believed))
+        # beyond capacity an open loop's queue grows without end, so it is approached slowly
+        slowly = self.axis == "rate_per_s" and last.ratio > _FAR
+        longest = _STRIDE if slowly else _LONG_STRIDE
+        stride = min(longest, max(_SHORTEST_STRIDE, believed))
         return self._probe_level(min(self.most, last.load * stride), finished)
 
     def _seek_below(self, high: Trial, finished: Lines) -> LevelSpec | None:
@@ -181,9 +184,7 @@ class SloSearch:
         step = math.log1p(self.tolerance) * (1 + 1e-3)
         near = [one for one in trials if abs(one.log_load - end.log_load) <= step]
         requests = sum(one.requests for one in near)
-        return requests >= needed or (
-            chance >= _CERTAIN and requests >= requests_needed(self.slos)
-        )
+        return requests >= needed or (chance >= _CERTAIN and requests >= requests_needed(self.slos))
 
     def _probe_level(self, load: float, finished: Lines) -> LevelSpec:
         full = self._full_requests(load, finished)
