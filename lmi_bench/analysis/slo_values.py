@@ -6,6 +6,7 @@ one success of a hundred requests does not read as a fast level.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -86,15 +87,16 @@ def log_noise(values_ms: FloatArray, statistic: str, *, samples: int) -> float:
         return UNTOLD_NOISE
     if statistic == "mean":
         mean = float(values_ms.mean())
-        noise = float(values_ms.std(ddof=1)) / (mean * samples**0.5) if 0 < mean < np.inf else 1.0
-        return min(UNTOLD_NOISE, noise)
+        if not 0 < mean < math.inf:
+            return UNTOLD_NOISE
+        return min(UNTOLD_NOISE, float(values_ms.std(ddof=1)) / (mean * math.sqrt(samples)))
     q = QUANTILES[statistic]
-    error = (q * (1 - q) / samples) ** 0.5
+    error = math.sqrt(q * (1 - q) / samples)
     below, above = max(0.0, q - error), min(1.0, q + error)
     low, high = upper_quantile(values_ms, below), upper_quantile(values_ms, above)
-    if low <= 0 or not np.isfinite(high):
+    if low <= 0 or not math.isfinite(high):
         return UNTOLD_NOISE
-    return min(UNTOLD_NOISE, float(np.log(high / low)) * error / (above - below))
+    return min(UNTOLD_NOISE, math.log(high / low) * error / (above - below))
 
 
 def level_statistic_ms(
