@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ _BENDS = ((0.3, 0.4), (1.0, 0.4), (3.0, 0.2))  # spread of the slope a factor e 
 _EXTRA_NOISE = ((1.0, 0.7), (1.4, 0.3))
 _STEP_SD, _STEP_CHANCE = 1.5, 0.1
 _LEAST_NOISE = 0.002
-_GRID = 48
+_PARTS, _COARSEST = 4, 0.15  # of the grid: fewest parts of a gap, and the widest in log load
 _NEGLIGIBLE = 0.01
 _LEAST_RISING = 0.1
 
@@ -61,8 +62,7 @@ class Curve:
                limit crosses at infinity, one above it from the lowest load on at minus infinity
         """
         rng = np.random.default_rng(seed)
-        grid = np.linspace(0.0, float(self._at[-1]) + reach, _GRID)
-        grid = np.unique(np.concatenate([grid, self._at]))
+        grid = self._grid(reach)
         settings = list(self._settings())
         evidence = np.array([self._log_evidence(setting) for setting in settings])
         weight = np.exp(evidence - evidence.max()) * [setting.chance for setting in settings]
@@ -74,6 +74,15 @@ class Curve:
             if count
         ]
         return np.sort(self._start + _crossings(grid, np.concatenate(drawn)))
+
+    def _grid(self, reach: float) -> FloatArray:
+        """Places to draw at: the levels, some between any two of them, and on up to `reach`."""
+        ends = np.append(self._at, self._at[-1] + reach) if reach else self._at
+        parts = [
+            np.linspace(left, right, max(_PARTS, math.ceil((right - left) / _COARSEST)) + 1)[1:]
+            for left, right in pairwise(ends)
+        ]
+        return np.concatenate([self._at[:1], *parts])
 
     def _settings(self) -> Iterator[_Setting]:
         gaps = np.diff(self._at)

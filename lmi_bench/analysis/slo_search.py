@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_trials import SEARCH_KEY, Bracket, Trial, bracket, by_load, curve, trial
@@ -133,8 +131,9 @@ class SloSearch:
         place = width / 2
         if not self._was_poor(width, finished):
             crossings = curve(trials).crossings()
-            place = float(np.clip(np.median(crossings) - low.log_load, 0.0, width))
-        believed = low.load * math.exp(place)
+            believed = float(crossings[len(crossings) // 2])
+            place = min(width, max(0.0, believed - low.log_load))
+        reached = low.load * math.exp(place)
         step = math.log1p(self.tolerance)
         closes_below = place <= step
         if closes_below:
@@ -146,7 +145,7 @@ class SloSearch:
             rounded = math.floor(load + 1e-9) if closes_below else round(load)
             load = min(max(rounded, low.load + 1), high.load - 1)
         closes = self._are_close(load, high.load) or (
-            self._are_close(low.load, load) and believed <= load
+            self._are_close(low.load, load) and reached <= load
         )
         if closes or self.axis == "rate_per_s":
             return self._full_level(load, finished)

@@ -23,7 +23,8 @@ def crossings(log_ratio, noise, loads=LOADS, **options):
 
 def test_levels_without_noise_give_the_place_of_a_power_law():
     found = np.exp(crossings(line(50.0), 0.0))
-    assert np.quantile(found, [0.025, 0.975]) == pytest.approx([50.0, 50.0], rel=0.02)
+    assert np.quantile(found, [0.025, 0.975]) == pytest.approx([50.0, 50.0], rel=0.06)
+    assert np.median(found) == pytest.approx(50.0, rel=0.01)
 
 
 def test_a_straight_curve_is_found_as_surely_as_least_squares_would():
@@ -84,4 +85,5 @@ def test_one_level_alone_says_little():
     curve = Curve(np.array([math.log(4.0)]), np.array([-math.log(3.0)]), np.array([0.02]))
     found = curve.crossings(5.0)
     assert np.median(found) == pytest.approx(math.log(36.0), abs=0.7)
-    assert np.quantile(found, 0.9) - np.quantile(found, 0.1) > 1.0
+    low, high = found[len(found) // 10], found[9 * len(found) // 10]
+    assert high - low > 1.0
