@@ -123,8 +123,8 @@ CLIFF = MadeUp(
 )
 FEW = MadeUp("e2e = users / 4 s", lambda n: n / 4, lambda s: 4 * s)
 QUEUE = MadeUp(
-    "e2e = 1 / (1 - rate / 20) s, open loop",
-    lambda rate: 1 / max(1e-3, 1 - rate / 20),
+    "e2e = 1 / (1 - rate / 20) s, at most 20, open loop",
+    lambda rate: 1 / max(0.05, 1 - rate / 20),
     lambda s: 20 * (1 - 1 / s),
     "rate_per_s",
 )
@@ -132,8 +132,8 @@ QUICK_SATURATED = MadeUp(
     "e2e = max(0.5, users / 122) s", lambda n: max(0.5, n / 122), lambda s: 122 * s
 )
 QUICK_FLAT = MadeUp(
-    "e2e = 0.5 / (1 - users / 120) s",
-    lambda n: 0.5 / max(1e-3, 1 - n / 120),
+    "e2e = 0.5 / (1 - users / 120) s, at most 10",
+    lambda n: 0.5 / max(0.05, 1 - n / 120),
     lambda s: 120 * (1 - 0.5 / s),
 )
 NOISE, HEAVY_NOISE = 0.3, 0.6

@@ -168,7 +168,28 @@ class SloSearch:
         for end, chance in ((low, beyond_low), (high, within_high)):
             if not self._is_settled(end, chance, trials, finished):
                 return self._full_level(end.load, finished)
-        return None
+        return self._doubt(low, high, trials, float(crossings[len(crossings) // 2]), finished)
+
+    def _doubt(
+        self,
+        low: Trial,
+        high: Trial,
+        trials: Sequence[Trial],
+        crossing: float,
+        finished: Lines,
+    ) -> LevelSpec | None:
+        """A whole level where all levels together see the boundary, if that is not the bracket.
+
+        Noise may close a bracket in the wrong place; the curve, which rests on more, then shows it.
+        """
+        step = math.log1p(self.tolerance)
+        if low.log_load - step <= crossing <= high.log_load + step:
+            return None
+        load = math.exp(min(trials[-1].log_load, max(trials[0].log_load, crossing)))
+        if self.axis == "concurrency":
+            load = round(load)
+        known = any(one.full and abs(one.log_load - math.log(load)) < step / 2 for one in trials)
+        return None if known else self._full_level(load, finished)
 
     def _is_settled(
         self, end: Trial, chance: float, trials: Sequence[Trial], finished: Lines
