@@ -229,7 +229,7 @@ def main() -> None:
         known, usual = doubling(run, slo)
         shares.append(answer.endpoint_seconds / usual)
         case = f"{model} on {name} TP {degree}, {text}"
-        print(f"| {case} | {answer.value or 0:g} | {known} | {answer.endpoint_seconds:.0f} | "
+        print(f"| {case} | {answer.value or 0:g} | {known:g} | {answer.endpoint_seconds:.0f} | "
               f"{usual:.0f} | {shares[-1]:.0%} |", flush=True)  # fmt: skip
     print(
         f"\nShare of a doubling search's endpoint seconds: {min(shares):.0%} to {max(shares):.0%}."
