@@ -24,6 +24,7 @@ FloatArray = NDArray[np.float64]
 
 SEARCH_KEY = "search"
 _MOST_LOG_RATIO, _LEAST_LOG_RATIO = math.log(10.0), -6.0  # endless, and instant, in a curve
+_SURE_DEVIATIONS = 2.33  # of a normal: above this once in a hundred, as SURE_CHANCE has it
 _UNKNOWN_NOISE = 0.5  # times 1 / sqrt(requests), of a level that does not state its own
 
 
@@ -68,13 +69,18 @@ def trial(line: Mapping[str, Any], axis: LoadAxis, *, full_requests: int | None)
     judgement = Judgement.from_dict(line[SEARCH_KEY])
     ratio = max(judgement.ratio, math.exp(_LEAST_LOG_RATIO))
     requests = int(line.get("requests") or judgement.planned or 1)
-    unknown = _UNKNOWN_NOISE / math.sqrt(requests)
     planned = judgement.planned
+    log_ratio = _MOST_LOG_RATIO if ratio == math.inf else min(_MOST_LOG_RATIO, math.log(ratio))
+    noise = judgement.noise
+    if noise is None:
+        noise = _UNKNOWN_NOISE / math.sqrt(requests)
+    if judgement.sure and log_ratio > 0:  # beside a jump the value is vague, the miss is not
+        noise = min(noise, log_ratio / _SURE_DEVIATIONS)
     return Trial(
         load=float(line[axis]),
         judgement=judgement,
-        log_ratio=_MOST_LOG_RATIO if ratio == math.inf else min(_MOST_LOG_RATIO, math.log(ratio)),
-        noise=unknown if judgement.noise is None else judgement.noise,
+        log_ratio=log_ratio,
+        noise=noise,
         requests=requests,
         full=full_requests is None or planned is None or planned >= full_requests,
     )

@@ -94,6 +94,21 @@ def test_a_judgement_states_its_noise_and_a_line_of_before_does_without():
     assert trial(line, "concurrency", full_requests=29).noise == pytest.approx(0.5 / math.sqrt(40))
 
 
+def test_a_sure_miss_beside_a_jump_is_no_vague_level():
+    """An eighth of the answers take 15 s, the others 1: the p90 is vague, a sure miss is not."""
+    times = [1.0] * 32 + [15.0] * 8 + [1.0] * 24
+    answers = tuple(RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times))
+    level = LevelRun(LevelSpec(0, concurrency=32, num_requests=64), 1, answers)
+    judged = judge_level(level, (parse_slo("e2e_p90<=2s"),))
+    line = {"search": judged.to_dict(), "concurrency": 32, "requests": 64}
+    found = trial(line, "concurrency", full_requests=None)
+    assert (judged.passed, judged.sure, judged.noise) == (False, False, UNTOLD_NOISE)
+    assert found.noise == UNTOLD_NOISE
+    line["search"]["sure"] = True
+    sure = trial(line, "concurrency", full_requests=None)
+    assert sure.noise == pytest.approx(math.log(7.5) / 2.33)
+
+
 def test_isotonic_pools_what_falls():
     """3, 1 become their mean 2; weights count."""
     assert isotonic(np.array([0.0, 3.0, 1.0, 5.0]), np.ones(4)).tolist() == [0, 2, 2, 5]
