@@ -56,7 +56,7 @@ class Curve:
         self._variance = np.maximum(noise, _LEAST_NOISE) ** 2
 
     def crossings(self, reach: float = 0.0, *, seed: int = 0) -> FloatArray:
-        """Log loads at which drawn curves reach the limit, shape (DRAWS,), rising.
+        """Log loads at which drawn curves reach the limit, rising; at most DRAWS of them.
 
         reach  how far beyond the highest load to look, in log load. A curve that stays below the
                limit crosses at infinity, one above it from the lowest load on at minus infinity

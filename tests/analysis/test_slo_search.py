@@ -88,11 +88,12 @@ def test_requests_that_fail_beyond_a_limit_are_a_cliff():
 P90 = math.exp(1.28155 * 0.3)
 """Of a lognormal of sigma 0.3, over its median."""
 NOISY = {
-    "linear": (KNOWN["linear"][0], 100 * (2 / P90 - 0.5)),
-    "saturated": (KNOWN["saturated"][0], 61 * 2 / P90),
-    "flat": (lambda c: 1 / max(1e-3, 1 - c / 120), 120 * (1 - P90 / 2)),
+    "linear": (KNOWN["linear"][0], 100 * (2 / P90 - 0.5), 0.63),
+    "saturated": (KNOWN["saturated"][0], 61 * 2 / P90, 1.0),
+    "flat": (lambda c: 1 / max(1e-3, 1 - c / 120), 120 * (1 - P90 / 2), 0.36),
 }
-"""Latency of a load, and where 2 s / P90 is reached, by hand."""
+"""Latency of a load, where 2 s / P90 is reached, and by how much of 1 % it grows there with 1 % of
+load, by hand."""
 
 
 def noisy_doubling_seconds(server):
@@ -115,8 +116,14 @@ def noisy_doubling_seconds(server):
 
 @pytest.mark.parametrize("name", NOISY)
 def test_a_noisy_boundary_is_in_the_interval_and_costs_less_than_half(name):
-    """95 % of 8 searches, two standard errors below; the doubling search is cut short as ours."""
-    latency, knee = NOISY[name]
+    """95 % of 8 searches, two standard errors below; the doubling search is cut short as ours.
+
+    The p90 of n such times has a standard error of 0.3 * sqrt(0.09 / n) / 0.1755, 0.1755 being the
+    normal density there; the value is as near as a whole level at the knee alone could tell, and
+    half the tolerance.
+    """
+    latency, knee, growth = NOISY[name]
+    one_level = 0.3 * math.sqrt(0.09 / (3 * knee)) / 0.1755 / growth
     held, shares, off = [], [], []
     for seed in range(8):
         answer = answer_of(search_over(), MadeUpServer(latency, noise=0.3, seed=seed))
@@ -127,7 +134,7 @@ def test_a_noisy_boundary_is_in_the_interval_and_costs_less_than_half(name):
         assert answer.high - answer.low < 3 * knee
     assert np.mean(held) >= 0.75
     assert np.median(shares) <= 0.5
-    assert np.median(off) <= 0.1
+    assert np.median(off) <= one_level + 0.025
 
 
 def test_levels_far_from_the_limit_are_looks_and_the_first_strides_are_long():
@@ -273,3 +280,28 @@ def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_
     run = LevelRun(LevelSpec(0, concurrency=1, num_requests=40), 1, records, "timeout")
     assert not judge_level(run, SLOS).passed
     assert summarise_level(run)["stopped_by"] == "timeout"
+
+
+SHAPES = (
+    lambda c: 1.2 + c / 80,
+    lambda c: max(0.4, c / 9),
+    lambda c: 0.6 if c <= 37 else 7.0,
+    lambda c: 0.7 / max(0.05, 1 - c / 70),
+    lambda c: 1.6 * (1 + 0.3 * math.sin(c)),  # falls with the load, which no server ought to
+)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_any_server_ends_in_a_bracket_of_five_percent_that_the_interval_holds(shape, noise):
+    search = search_over(most=200.0)
+    server = MadeUpServer(SHAPES[shape], noise=noise, seed=shape, error_above=150)
+    lines, _ = run_search(search, server)
+    answer = slo_answer(search, lines)
+    assert len(lines) < 25
+    assert answer.first_breach is not None
+    if answer.value is None:
+        assert (answer.first_breach, answer.low) == (1, 0.0)
+        return
+    assert answer.first_breach - answer.value <= max(1, 0.051 * answer.value)
+    assert 0 <= answer.low <= answer.value < answer.first_breach <= answer.high < math.inf
