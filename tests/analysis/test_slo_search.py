@@ -10,7 +10,7 @@ import pytest
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes
 from lmi_bench.analysis.slo_boundary import slo_answer
-from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
+from lmi_bench.analysis.slo_judgement import CertainMiss, Judgement, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.slo import parse_slo
@@ -280,6 +280,34 @@ def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_
     run = LevelRun(LevelSpec(0, concurrency=1, num_requests=40), 1, records, "timeout")
     assert not judge_level(run, SLOS).passed
     assert summarise_level(run)["stopped_by"] == "timeout"
+
+
+def line_of(users, ratio, noise, *, requests=None):
+    """A finished level's line, as far as a search reads it."""
+    sent = 3 * users if requests is None else requests
+    judged = Judgement(ratio <= 1, ratio, "e2e_p90<=2000ms", sent, noise=noise)
+    return {"concurrency": users, "requests": sent, SEARCH_KEY: judged.to_dict()}
+
+
+def test_a_bracket_that_all_other_levels_contradict_gets_another_level_where_they_see_it():
+    """Ratios of users / 50 at 20, 40, 80 and 100, told well; 60 and 62 are vague."""
+    known = [line_of(20, 0.4, 0.02), line_of(40, 0.8, 0.02), line_of(80, 1.6, 0.02),
+             line_of(100, 2.0, 0.02)]  # fmt: skip
+    vague = [line_of(60, 0.99, 0.3), line_of(62, 1.02, 0.3)]
+    level = search_over().next_level(known + vague)
+    assert level.concurrency == pytest.approx(50, abs=2)
+    assert level.num_requests == 3 * level.concurrency
+    clear = [line_of(48, 0.96, 0.02), line_of(50, 1.01, 0.02)]
+    assert search_over().next_level(known + clear) is None
+
+
+def test_an_end_rests_on_its_neighbours_requests_too():
+    """A look at 100 users needs 300 requests, or the rest of them from within 5 %."""
+    far = [line_of(50, 0.8, 0.1), line_of(200, 1.3, 0.1)]
+    look = line_of(100, 0.99, 0.1, requests=200)
+    assert search_over().next_level([*far, look, line_of(104, 1.01, 0.1)]) is None
+    alone = search_over().next_level([*far, look, line_of(105, 1.01, 0.1, requests=20)])
+    assert (alone.concurrency, alone.num_requests) == (100, 300)
 
 
 SHAPES = (
