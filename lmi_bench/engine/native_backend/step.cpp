@@ -32,6 +32,7 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -101,7 +102,11 @@ constexpr int64_t CHUNK_INPUTS = 256; // inputs whose weights stay in the second
 constexpr int64_t CHUNK_ROWS = 240;   // rows that share one pass over a panel
 constexpr int64_t CONTEXT = 512;      // cached tokens between two corrections of the softmax
 constexpr int64_t QUERY_ROWS = 12;    // rows of heads that read a page together
+constexpr int64_t TOGETHER = 24;      // rows of heads of a piece, over all of its KV heads
+constexpr int SIDE_BY_SIDE = 4;       // sixteens of tokens whose scores are summed side by side
+constexpr int64_t PAGES_AHEAD = 2;    // how far ahead a page of the cache is asked for
 constexpr int64_t ROWS_A_PIECE = 8;   // of what is done row by row
+constexpr int64_t KEPT_TOGETHER = 64; // rows of a piece that writes into the cache
 constexpr int64_t STREAM_AHEAD = 4096;// bytes: how far ahead a weight is asked for that is read once
 
 inline float widened(bf16 v) {
@@ -274,14 +279,22 @@ class Team {
   alignas(64) std::atomic<uint32_t> done_{0};
 };
 
-// Rows of one sequence that read its pages together
+// Rows of one sequence that read its pages together, and the KV heads whose pages they read in turn:
+// those of a block lie one behind the other, and a long read is a fast one
 struct Queries {
   int64_t sequence, first, count;
+  int64_t first_head, heads;
+};
+
+// Where sixteen tokens of a head stand in the cache, bytes from its start
+struct Sixteen {
+  int64_t key, value;
 };
 
 // What one thread works with
 struct Scratch {
   float *sums, *wide, *queries, *scores, *out, *top, *total;
+  Sixteen* at;
   int64_t span;  // cached tokens that `scores` has room for
 };
 
@@ -407,32 +420,49 @@ const Variant* chosen(const char* name) {
   return nullptr;
 }
 
+// Few heads a piece where there are few sequences, so that every thread has something to do
+void share_out_queries(Engine& e, const LmiStep& s) {
+  const LmiModel& m = e.model;
+  int64_t single = 0;
+  for (int64_t i = 0; i < s.sequences; i++)
+    single += (s.sequence[i].rows + e.query_rows - 1) / e.query_rows * m.kv_heads;
+  const int64_t most = std::max<int64_t>(1, single / (4 * e.team->size()));
+  e.queries.clear();
+  for (int64_t i = 0; i < s.sequences; i++) {
+    for (int64_t r = 0; r < s.sequence[i].rows; r += e.query_rows) {
+      const int64_t count = std::min(e.query_rows, s.sequence[i].rows - r);
+      const int64_t lines = count * (m.heads / m.kv_heads);
+      const int64_t together = std::max<int64_t>(1, std::min(most, TOGETHER / lines));
+      for (int64_t head = 0; head < m.kv_heads; head += together)
+        e.queries.push_back({i, r, count, head, std::min(together, m.kv_heads - head)});
+    }
+  }
+}
+
 // What the step is made of: which rows read their pages together, and where each row stands
 void lay_out(Engine& e, const LmiStep& s) {
   e.position.resize(s.rows);
   e.sequence.resize(s.rows);
-  e.queries.clear();
   for (int64_t i = 0; i < s.sequences; i++) {
     const LmiSequence& sequence = s.sequence[i];
     for (int64_t r = 0; r < sequence.rows; r++) {
       e.position[sequence.first_row + r] = int32_t(sequence.first_position + r);
       e.sequence[sequence.first_row + r] = int32_t(i);
     }
-    for (int64_t r = 0; r < sequence.rows; r += e.query_rows)
-      e.queries.push_back({i, r, std::min(e.query_rows, sequence.rows - r)});
   }
+  share_out_queries(e, s);
 }
 
 Scratch scratch_in(Buffer& memory, const Engine& e) {
   const LmiModel& m = e.model;
-  const int64_t heads = e.query_rows * (m.heads / m.kv_heads);
+  const int64_t heads = std::max(TOGETHER, e.query_rows * (m.heads / m.kv_heads));
   const int64_t span = std::max(m.block_size, CONTEXT / m.block_size * m.block_size);
   const int64_t sizes[] = {CHUNK_ROWS * PANEL, CHUNK_INPUTS * PANEL, heads * m.head_dim,
                            heads * span,       heads * m.head_dim,   heads,
-                           heads};
-  int64_t starts[8] = {0};
-  for (int i = 0; i < 7; i++) starts[i + 1] = starts[i] + (sizes[i] + 15) / 16 * 16;
-  float* at = memory.floats(starts[7]);
+                           heads,              heads * span / 16 * int64_t(sizeof(Sixteen) / 4)};
+  int64_t starts[9] = {0};
+  for (int i = 0; i < 8; i++) starts[i + 1] = starts[i] + (sizes[i] + 15) / 16 * 16;
+  float* at = memory.floats(starts[8]);
   return {at,
           at + starts[1],
           at + starts[2],
@@ -440,6 +470,7 @@ Scratch scratch_in(Buffer& memory, const Engine& e) {
           at + starts[4],
           at + starts[5],
           at + starts[6],
+          (Sixteen*)(at + starts[7]),
           span};
 }
 
@@ -536,6 +567,7 @@ constexpr int TALL_LEAST = (TALL_ROWS + 1) / 2;  // of TALL_ROWS + 1 rows, share
 typedef float Vector __attribute__((vector_size(W * 4)));
 typedef int32_t Integers __attribute__((vector_size(W * 4)));
 typedef uint32_t Bits __attribute__((vector_size(W * 4)));
+typedef uint64_t Longs __attribute__((vector_size(W * 4)));
 typedef float LooseVector __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef uint32_t LooseBits __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
@@ -622,6 +654,7 @@ LMI_INLINE void end(const Vector (&sums)[M][C], float* y, int64_t ys) {
 struct Floats {  // w[k][stride]
   typedef float Row;
   static constexpr int STEP = 1;  // inputs of a step
+  LMI_INLINE void widen(const char* w, Vector (&of)[STEP]) { of[0] = load((const float*)w); }
   template <int M, int C, int LINES>
   LMI_INLINE void tile(const float* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
                        float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
@@ -649,6 +682,11 @@ struct Floats {  // w[k][stride]
 struct Pairs {  // bfloat16 w[k/2][stride][2], widened in registers
   typedef float Row;
   static constexpr int STEP = 2;
+  LMI_INLINE void widen(const char* w, Vector (&of)[STEP]) {
+    const Bits pairs = *(const LooseBits*)w;
+    of[0] = (Vector)(pairs << 16);
+    of[1] = (Vector)(pairs & 0xffff0000u);
+  }
   template <int M, int C, int LINES>
   LMI_INLINE void tile(const float* x, int64_t xs, const void* weights, int64_t stride, int64_t k,
                        float* y, int64_t ys, bool add, const char* ahead, int64_t hop) {
@@ -947,16 +985,36 @@ static void put_halves(uint32_t* pairs, const float* v, int64_t d, int64_t which
 #endif
 }
 
+// Two halves of a key side by side, for every two of its numbers
+static void put_pairs(uint32_t* to, int64_t stride, const float* v, int64_t d) {
+  for (int64_t i = 0; i < d; i += W) {
+    const Longs halves = (Longs)halves_of(load(v + i));
+    const Longs pairs = halves | halves >> 16;  // in the lower half of each
+    for (int64_t j = 0; j < W / 2; j++) to[(i / 2 + j) * stride] = uint32_t(pairs[j]);
+  }
+}
+
 // Queries and keys of one row turned, keys and values into the cache
 static void keep(Engine& e, const LmiLayer& layer, int64_t row) {
   const LmiModel& m = e.model;
   const int64_t d = m.head_dim, block = m.block_size, position = e.position[row];
   const LmiSequence& sequence = e.step->sequence[e.sequence[row]];
   const int64_t page = e.step->tables[sequence.first_block + position / block];
-  const int64_t at = position % block;
+  const int64_t at = position % block, together = m.cache_kind == LMI_F32 ? 1 : 2;
   const float* turn = e.turn + row * d;
   float* qkv = e.qkv + row * e.qkv_stride;
+  auto key_at = [&](int64_t h) {  // 4 bytes in each of many rows: one number, or a pair
+    return (uint32_t*)layer.keys + (page * m.kv_heads + h) * block * d / together + at;
+  };
+  auto value_at = [&](int64_t h) {
+    return (uint32_t*)layer.values + (page * m.kv_heads + h) * block * d / together +
+           at / together * d;
+  };
   for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
+    if (h < m.kv_heads) {  // each row of a key is a line to wait for
+      for (int64_t i = 0; i < d / together; i++) __builtin_prefetch(key_at(h) + i * block, 1, 3);
+      for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(value_at(h) + i, 1, 3);
+    }
     float* x = qkv + h * d;
     const float* norm = h < m.heads ? layer.query_norm : layer.key_norm;
     if (norm) normalise(x, norm, m.norm_eps, d, Rows{(char*)x, 0, false}, 0);
@@ -965,16 +1023,13 @@ static void keep(Engine& e, const LmiLayer& layer, int64_t row) {
   for (int64_t h = 0; h < m.kv_heads; h++) {
     const float* k = qkv + (m.heads + h) * d;
     const float* v = k + m.kv_heads * d;
-    const int64_t start = (page * m.kv_heads + h) * block * d;
     if (m.cache_kind == LMI_F32) {
-      float* keys = (float*)layer.keys + start + at;
+      float* keys = (float*)key_at(h);
       for (int64_t i = 0; i < d; i++) keys[i * block] = k[i];
-      memcpy((float*)layer.values + start + at * d, v, d * 4);
+      memcpy(value_at(h), v, d * 4);
     } else {
-      uint32_t* keys = (uint32_t*)layer.keys + start / 2 + at;
-      for (int64_t i = 0; i < d; i += 2)
-        keys[i / 2 * block] = uint32_t(rounded(k[i])) | uint32_t(rounded(k[i + 1])) << 16;
-      put_halves((uint32_t*)layer.values + start / 2 + at / 2 * d, v, d, at % 2);
+      put_pairs(key_at(h), block, k, d);
+      put_halves(value_at(h), v, d, at % 2);
     }
   }
 }
@@ -1008,68 +1063,239 @@ static void soften(float* scores, int64_t columns, int64_t base, int64_t sees, i
   *total += sum(sums);
 }
 
-// What some rows of one sequence gather from their context, for the query heads of one KV head
+// Pages of the cache: those of one span of a sequence, of the KV heads of one piece
+struct Pages {
+  const LmiLayer& layer;
+  const int32_t* table;  // of the span's first page
+  int64_t count, kv_heads, first_head, heads, block, d, columns;
+  int64_t bytes;  // of a page of one head
+
+  int64_t start(int64_t page, int64_t head) const {
+    return (table[page] * kv_heads + first_head + head) * bytes;
+  }
+  int64_t columns_of(int64_t page) const { return std::min(block, columns - page * block); }
+};
+
+// Calls each(page, head, its bytes, bytes some pages further on), and goes from `from` to `then`
+template <class Each>
+LMI_INLINE void for_pages(const Pages& pages, const void* from, const void* then, Each each) {
+  const int64_t count = pages.count * pages.heads;
+  auto at = [&](int64_t i) { return pages.start(i / pages.heads, i % pages.heads); };
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t next = i + PAGES_AHEAD;
+    const char* ahead = next < count ? (const char*)from + at(next)
+                                     : (const char*)then + at(std::min(next, 2 * count - 1) - count);
+    each(i / pages.heads, i % pages.heads, (const char*)from + at(i), ahead);
+  }
+}
+
+// Several rows of heads read each page together
+
 template <class Cache>
-static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, int64_t head,
-                   const Scratch& s, const Rows& to) {
+static void score_pages(const Pages& pages, int64_t lines, const Scratch& s) {
+  const void* values = pages.layer.values;
+  for_pages(pages, pages.layer.keys, values, [&](int64_t page, int64_t head, auto keys, auto ahead) {
+    const int64_t columns = pages.columns_of(page), line = head * lines;
+    const float* queries = s.queries + line * pages.d;
+    float* scores = s.scores + line * s.span + page * pages.block;
+    if (columns == NARROW * W)
+      tiles<Cache, 1, TALL_ROWS, NARROW, 1>(lines, columns, queries, pages.d, keys, pages.block,
+                                            pages.d, scores, s.span, false, ahead, 64, 1);
+    else
+      product<Cache>(lines, columns, queries, pages.d, keys, pages.block, pages.d, scores, s.span,
+                     false, ahead);
+  });
+}
+
+template <class Cache>
+static void gather_pages(const Pages& pages, int64_t lines, const Scratch& s) {
+  const void* values = pages.layer.values;
+  for_pages(pages, values, values, [&](int64_t page, int64_t head, auto here, auto ahead) {
+    const int64_t line = head * lines;
+    product<Cache>(lines, pages.d, s.scores + line * s.span + page * pages.block, s.span, here,
+                   pages.d, pages.columns_of(page), s.out + line * pages.d, pages.d, true, ahead);
+  });
+}
+
+// One row alone with its cache. A score is one long chain of sums, so that those of several sixteens
+// of tokens are taken side by side, and sums of values stay in registers from page to page. Each sum
+// has the terms and the order that it has above.
+
+// Scores of COUNT sixteens; those at `ahead` are asked for meanwhile
+template <class Cache, int COUNT>
+LMI_INLINE void score_sixteens(const float* query, const char* keys, const Sixteen* at, int64_t d,
+                               int64_t row_bytes, float* scores, const char* const* ahead) {
+  Vector sums[COUNT * NARROW]{};
+  for (int64_t i = 0; i < d / Cache::STEP; i++)
+#pragma GCC unroll 16
+    for (int s = 0; s < COUNT; s++) {
+      __builtin_prefetch(ahead[s] + i * row_bytes, 0, 2);
+#pragma GCC unroll 16
+      for (int c = 0; c < NARROW; c++) {
+        Vector column[Cache::STEP];
+        Cache::widen(keys + at[s].key + i * row_bytes + c * W * 4, column);
+#pragma GCC unroll 16
+        for (int j = 0; j < Cache::STEP; j++)
+          sums[s * NARROW + c] += column[j] * query[i * Cache::STEP + j];
+      }
+    }
+#pragma GCC unroll 16
+  for (int c = 0; c < COUNT * NARROW; c++) store(scores + c * W, sums[c]);
+}
+
+// Adds to C vectors of `out` the values of some sixteens, each token's by its weight
+template <class Cache, int C>
+LMI_INLINE void gather_sixteens(const float* weights, const char* values, const Sixteen* at,
+                                int64_t count, const Sixteen* last, int64_t d, float* out) {
+  Vector sums[1][C];
+  begin(sums, out, 0, true);
+  for (int64_t s = 0; s < count; s++) {
+    const char* here = values + at[s].value;
+    const char* ahead = values + std::min(at + s + PAGES_AHEAD, last)->value;
+    for (int64_t i = 0; i < 16 / Cache::STEP; i++)
+#pragma GCC unroll 16
+      for (int c = 0; c < C; c++) {
+        if (c * W % 16 == 0) __builtin_prefetch(ahead + (i * d + c * W) * 4, 0, 2);
+        Vector column[Cache::STEP];
+        Cache::widen(here + (i * d + c * W) * 4, column);
+#pragma GCC unroll 16
+        for (int j = 0; j < Cache::STEP; j++)
+          sums[0][c] += column[j] * weights[s * 16 + i * Cache::STEP + j];
+      }
+  }
+  end(sums, out, 0);
+}
+
+// Where the sixteens of all heads stand, one head after the other; returns how many a head has
+template <class Cache>
+static int64_t find_sixteens(const Pages& pages, Sixteen* at) {
+  const int64_t count = pages.columns / 16;
+  for (int64_t head = 0; head < pages.heads; head++)
+    for (int64_t t = 0; t < count; t++) {
+      const int64_t start = pages.start(t * 16 / pages.block, head), in_page = t * 16 % pages.block;
+      at[head * count + t] = {start + in_page * 4, start + in_page / Cache::STEP * pages.d * 4};
+    }
+  return count;
+}
+
+template <class Cache>
+static void score_alone(const Pages& pages, int64_t count, const Scratch& s) {
+  const char *keys = (const char*)pages.layer.keys, *values = (const char*)pages.layer.values;
+  const int64_t all = pages.heads * count;
+  auto some = [&](auto number, int64_t head, int64_t first) {
+    constexpr int COUNT = decltype(number)::value;
+    const char* ahead[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+      const int64_t next = head * count + first + COUNT + i;
+      ahead[i] = next < all ? keys + s.at[next].key
+                            : values + s.at[std::min(next - all, all - 1)].value;
+    }
+    score_sixteens<Cache, COUNT>(s.queries + head * pages.d, keys, s.at + head * count + first,
+                                 pages.d, pages.block * 4, s.scores + head * s.span + first * 16,
+                                 ahead);
+  };
+  for (int64_t head = 0; head < pages.heads; head++) {
+    int64_t first = 0;
+    for (; first + SIDE_BY_SIDE <= count; first += SIDE_BY_SIDE)
+      some(std::integral_constant<int, SIDE_BY_SIDE>(), head, first);
+    for (; first < count; first++) some(std::integral_constant<int, 1>(), head, first);
+  }
+}
+
+template <class Cache>
+static void gather_alone(const Pages& pages, int64_t count, const Scratch& s) {
+  const Sixteen* last = s.at + pages.heads * count - 1;
+  for (int64_t head = 0; head < pages.heads; head++) {
+    int64_t c = 0;
+    auto some = [&](auto vectors) {
+      constexpr int C = decltype(vectors)::value;
+      for (; c + C * W <= pages.d; c += C * W)
+        gather_sixteens<Cache, C>(s.scores + head * s.span, (const char*)pages.layer.values + c * 4,
+                                  s.at + head * count, count, last, pages.d,
+                                  s.out + head * pages.d + c);
+    };
+    some(std::integral_constant<int, 8>());
+    some(std::integral_constant<int, 4>());
+    some(std::integral_constant<int, 1>());
+  }
+}
+
+// What some rows of one sequence gather from their context, for the query heads of some KV heads
+template <class Cache>
+static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, const Scratch& s,
+                   const Rows& to) {
   const LmiModel& m = e.model;
   const int64_t d = m.head_dim, block = m.block_size, group = m.heads / m.kv_heads;
-  const int64_t heads = rows.count * group, page_bytes = block * d * (4 / Cache::STEP);
+  const int64_t lines = rows.count * group;
   const LmiSequence& sequence = e.step->sequence[rows.sequence];
-  const int32_t* table = e.step->tables + sequence.first_block;
   const int64_t first_row = sequence.first_row + rows.first;
   const int64_t first = sequence.first_position + rows.first, end = first + rows.count;
   auto sees = [&](int64_t position) {
     return layer.window ? std::max<int64_t>(0, position - layer.window + 1) : 0;
   };
-  for (int64_t g = 0; g < heads; g++) {
-    const float* q = e.qkv + (first_row + g / group) * e.qkv_stride + (head * group + g % group) * d;
-    memcpy(s.queries + g * d, q, d * 4);
-    s.top[g] = -INFINITY;
-    s.total[g] = 0;
-  }
-  memset(s.out, 0, heads * d * 4);
-  auto page_of = [&](const void* pages, int64_t page) {
-    return (const char*)pages + (table[page] * m.kv_heads + head) * page_bytes;
+  // calls each(line, its row and position, where its query or result stands in a row)
+  auto for_lines = [&](auto each) {
+    for (int64_t head = 0; head < rows.heads; head++)
+      for (int64_t g = 0; g < lines; g++)
+        each(head * lines + g, g / group, ((rows.first_head + head) * group + g % group) * d);
   };
-  auto filled = [&](int64_t page) {  // columns of a page that hold tokens, in sixteens
-    return std::min(block, (end - page * block + 15) / 16 * 16);
-  };
+  for_lines([&](int64_t line, int64_t row, int64_t column) {
+    memcpy(s.queries + line * d, e.qkv + (first_row + row) * e.qkv_stride + column, d * 4);
+    s.top[line] = -INFINITY;
+    s.total[line] = 0;
+  });
+  memset(s.out, 0, rows.heads * lines * d * 4);
   for (int64_t from = sees(first) / s.span * s.span; from < end; from += s.span) {
-    const int64_t first_page = std::max(from, sees(first)) / block;
-    const int64_t stop_page = (std::min(from + s.span, end) + block - 1) / block;
-    const int64_t base = first_page * block;
-    for (int64_t page = first_page; page < stop_page; page++)
-      product<Cache>(heads, filled(page), s.queries, d, page_of(layer.keys, page), block, d,
-                        s.scores + page * block - base, s.span, false,
-                        page + 1 < stop_page ? page_of(layer.keys, page + 1)
-                                             : page_of(layer.values, first_page));
-    const int64_t columns = (stop_page - 1) * block + filled(stop_page - 1) - base;
-    for (int64_t g = 0; g < heads; g++) {
-      const int64_t position = first + g / group;
-      soften(s.scores + g * s.span, columns, base, sees(position), position + 1, s.out + g * d, d,
-             s.top + g, s.total + g);
-    }
-    for (int64_t page = first_page; page < stop_page; page++)
-      product<Cache>(heads, d, s.scores + page * block - base, s.span,
-                        page_of(layer.values, page), d, filled(page), s.out, d, true,
-                        page_of(layer.values, std::min(page + 1, stop_page - 1)));
+    const int64_t page = std::max(from, sees(first)) / block, stop = std::min(from + s.span, end);
+    const int64_t base = page * block, columns = (stop - base + 15) / 16 * 16;
+    const Pages pages{layer,
+                      e.step->tables + sequence.first_block + page,
+                      (stop - base + block - 1) / block,
+                      m.kv_heads,
+                      rows.first_head,
+                      rows.heads,
+                      block,
+                      d,
+                      columns,
+                      block * d * (4 / Cache::STEP)};
+    const int64_t alone = lines == 1 ? find_sixteens<Cache>(pages, s.at) : 0;
+    alone ? score_alone<Cache>(pages, alone, s) : score_pages<Cache>(pages, lines, s);
+    for_lines([&](int64_t line, int64_t row, int64_t) {
+      soften(s.scores + line * s.span, columns, base, sees(first + row), first + row + 1,
+             s.out + line * d, d, s.top + line, s.total + line);
+    });
+    alone ? gather_alone<Cache>(pages, alone, s) : gather_pages<Cache>(pages, lines, s);
   }
-  for (int64_t g = 0; g < heads; g++)
+  for_lines([&](int64_t line, int64_t row, int64_t column) {
     for (int64_t i = 0; i < d; i += W)
-      to.put(first_row + g / group, (head * group + g % group) * d + i,
-             load(s.out + g * d + i) / s.total[g]);
+      to.put(first_row + row, column + i, load(s.out + line * d + i) / s.total[line]);
+  });
 }
 
 // The highest of a panel's columns below `vocab`, the first of equal ones
 static void likeliest_of(Engine& e, int64_t row, int64_t panel, const float* sums) {
   const int64_t first = panel * PANEL, count = std::min(PANEL, e.model.vocab - first);
   int64_t best = 0;
-  for (int64_t c = 1; c < count; c++)
-    if (sums[c] > sums[best]) best = c;
-  const int64_t at = row * panels(e.model.head) + panel;
-  e.best[at] = sums[best];
-  e.best_id[at] = int32_t(first + best);
+  if (count == PANEL) {  // lane by lane: a comparison at a time would be one long chain
+    Vector most = load(sums);
+    Integers at{};
+    for (int64_t c = W; c < PANEL; c += W) {
+      const Vector next = load(sums + c);
+      at = next > most ? Integers{} + int32_t(c) : at;
+      most = highest(next, most);
+    }
+    const float top = highest(most);
+    int64_t least = PANEL;
+    for (int i = 0; i < W; i++)
+      if (most[i] == top) least = std::min<int64_t>(least, at[i] + i);
+    best = least % PANEL;  // without a number among them, the first
+  } else {
+    for (int64_t c = 1; c < count; c++)
+      if (sums[c] > sums[best]) best = c;
+  }
+  const int64_t to = row * panels(e.model.head) + panel;
+  e.best[to] = sums[best];
+  e.best_id[to] = int32_t(first + best);
 }
 
 void step(Engine& e) {
@@ -1080,6 +1306,9 @@ void step(Engine& e) {
   Rows attended{e.attended, e.attended_stride, e.narrow_rows};
   int64_t rows = now.rows;
   float* x = e.x;
+  // tokens of a prompt share lines of the cache, which two threads had better not write in turns
+  const int64_t kept_together =
+      std::max<int64_t>(1, std::min<int64_t>(KEPT_TOGETHER, rows / (2 * team.size())));
   auto norm = [&](const float* weight) {
     for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) {
       normalise(x + row * e.x_stride, weight, m.norm_eps, m.hidden, h, row);
@@ -1099,14 +1328,12 @@ void step(Engine& e) {
     linear(e, layer.qkv, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
       memcpy(e.qkv + row * e.qkv_stride + panel * PANEL, sums, PANEL * 4);
     });
-    for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) { keep(e, layer, row); });
-    for_each(team, int64_t(e.queries.size()) * m.kv_heads, [&](int64_t piece, int64_t me) {
-      const Queries& some = e.queries[piece / m.kv_heads];
-      const int64_t head = piece % m.kv_heads;
+    for_rows(team, rows, kept_together, [&](int64_t row) { keep(e, layer, row); });
+    for_each(team, int64_t(e.queries.size()), [&](int64_t piece, int64_t me) {
       if (m.cache_kind == LMI_F32)
-        attend<Floats>(e, layer, some, head, e.scratch[me], attended);
+        attend<Floats>(e, layer, e.queries[piece], e.scratch[me], attended);
       else
-        attend<Pairs>(e, layer, some, head, e.scratch[me], attended);
+        attend<Pairs>(e, layer, e.queries[piece], e.scratch[me], attended);
     });
     if (index == m.layers - 1) {  // from here on a row feeds only its own logits
       const int64_t bytes = m.heads * m.head_dim * (e.narrow_rows ? 2 : 4);

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lmi_bench.engine.native_backend.build import NativeUnavailableError
 from lmi_bench.engine.native_backend.executor import NativeExecutor
@@ -29,11 +30,11 @@ def open_step(make_model, compiled):
     """Load a tiny model; what is open is closed at the end."""
     opened = []
 
-    def load(family="Llama", *, changes=None, **settings):
+    def load(family="Llama", *, changes=None, variant="", **settings):
         model = make_model(family, **(changes or {}))
         usual = {"dtype": "float32", "num_blocks": 24, "block_size": 16, "threads": 1}
         executor = NativeExecutor.load(
-            model.folder, LoadSettings(**usual | settings), compiled=compiled
+            model.folder, LoadSettings(**usual | settings), compiled=compiled, variant=variant
         )
         opened.append(executor)
         return model, executor
@@ -59,12 +60,13 @@ def in_chunks(forward, token_ids, cuts, blocks):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize(("family", "changes"), [("Llama", {}), ("Mistral", {"sliding_window": 9})])
 def test_logits_are_the_same_bit_by_bit_in_any_batch_chunk_and_number_of_threads(
-    open_step, family, changes, dtype
+    open_step, family, changes, kv_heads, dtype
 ):
     chance = random.Random(3)
-    changes = {"num_key_value_heads": 2} | changes
+    changes = {"num_key_value_heads": kv_heads} | changes
     token_ids = [chance.randrange(3, 211) for _ in range(90)]
     _, alone = open_step(family, changes=changes, dtype=dtype)
     _, many = open_step(family, changes=changes, dtype=dtype, threads=3)
@@ -77,6 +79,26 @@ def test_logits_are_the_same_bit_by_bit_in_any_batch_chunk_and_number_of_threads
     beside = forward.logits([others[0], rows(token_ids[70:], 70, range(6), 20), others[1]])
     assert torch.equal(beside[:20], whole[70:])
     assert torch.equal(beside[20], whole[49])
+
+
+@pytest.mark.parametrize(("dtype", "block_size"), [("float32", 16), ("bfloat16", 48)])
+def test_a_row_alone_reads_a_long_cache_as_the_rows_of_a_prompt_do(open_step, dtype, block_size):
+    """Past 512 tokens, where the softmax is corrected, in blocks of one and of several sixteens."""
+    chance = random.Random(5)
+    token_ids = [chance.randrange(3, 211) for _ in range(560)]
+    changes = {"num_key_value_heads": 4, "max_position_embeddings": 1024}
+    settings = {"block_size": block_size, "num_blocks": 80, "dtype": dtype}
+    for variant in ("", "portable"):
+        model, executor = open_step(changes=changes, variant=variant, **settings)
+        blocks, others = range(36), range(36, 72)
+        forward = executor._forward
+        whole = in_chunks(forward, token_ids, [], blocks)
+        forward.logits([rows(token_ids[:500], 0, others, 0)])
+        single = in_chunks(forward, token_ids, [*range(500, 516), 555], others)
+        assert torch.equal(whole[500:], single[500:])
+        if dtype == "float32":
+            expected = model.logits(token_ids)[500:]
+            torch.testing.assert_close(single[500:], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_float32_logits_are_those_of_transformers(open_step):
@@ -110,6 +132,25 @@ def test_the_likeliest_token_is_the_first_of_the_highest_logits(open_step):
         sequences = [rows(PROMPT[:count], 0, (3,), count)]
         logits = executor._forward.logits(sequences)
         assert executor._forward.likeliest(sequences) == logits.argmax(-1).tolist()
+
+
+def test_of_equal_logits_the_first_is_the_likeliest(make_model, compiled):
+    model = make_model("Llama", tie_word_embeddings=False)
+    [file] = model.folder.glob("*.safetensors")
+    weights = load_file(file)
+    head = weights["lm_head.weight"]
+    for start in (32, 64, 103):  # in the same panel and in later ones
+        head[start : start + 20] = head[:20]
+    save_file(weights, file, metadata={"format": "pt"})
+    settings = LoadSettings(dtype="float32", num_blocks=4, block_size=16, threads=1)
+    executor = NativeExecutor.load(model.folder, settings, compiled=compiled)
+    prompts = [rows([token], 0, (0,), 1) for token in range(3, 120)]
+    found = [executor._forward.likeliest([prompt])[0] for prompt in prompts]
+    logits = torch.cat([executor._forward.logits([prompt]) for prompt in prompts])
+    asyncio.run(executor.close())
+    first = [min(torch.nonzero(row == row.max()).flatten().tolist()) for row in logits]
+    assert found == first
+    assert sum(token < 20 for token in found) > 10
 
 
 def test_drafts_are_verified_and_samples_drawn_as_in_the_torch_back_end(open_step):
