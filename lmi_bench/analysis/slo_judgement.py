@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lmi_bench.analysis.latency import QUANTILES, request_latency, samples_needed
 from lmi_bench.analysis.slo_values import (
     level_statistic_ms,
+    log_noise,
     own_values_ms,
     request_values_ms,
 )
@@ -37,6 +40,7 @@ class Judgement:
     planned  requests that the level was to send; None where its duration was fixed
     sure     a miss that more requests would not have undone: so many over the limit come by
              chance less than once in a hundred times where the SLO is met
+    noise    standard deviation of log(ratio), as far as its own requests tell; None: not stated
     """
 
     passed: bool
@@ -44,6 +48,7 @@ class Judgement:
     binding: str
     planned: int | None
     sure: bool = False
+    noise: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The value as a level's line holds it: JSON has no infinity, so null."""
@@ -53,6 +58,7 @@ class Judgement:
             "binding": self.binding,
             "planned": self.planned,
             "sure": self.sure,
+            "noise": self.noise,
         }
 
     @classmethod
@@ -65,6 +71,7 @@ class Judgement:
             binding=content["binding"],
             planned=content["planned"],
             sure=bool(content.get("sure", False)),
+            noise=content.get("noise"),
         )
 
 
@@ -73,13 +80,20 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
 
     Raises InputError where no request has the metric at all.
     """
-    ratio, binding = slo_ratio(run.records, slos, open_loop=run.spec.concurrency is None)
+    open_loop = run.spec.concurrency is None
+    ratio, binding = slo_ratio(run.records, slos, open_loop=open_loop)
+    noise = _noise(run.records, binding, open_loop=open_loop)
     missed = run.stopped_by in MISSED_BY
     if missed and ratio <= 1:  # what would have been slow never ended
         ratio = math.inf
     passed = not missed and ratio <= 1
     sure = not passed and any(_is_sure_miss(run, slo) for slo in slos)
-    return Judgement(passed, ratio, binding, run.spec.num_requests, sure)
+    return Judgement(passed, ratio, str(binding), run.spec.num_requests, sure, noise)
+
+
+def _noise(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float:
+    values = request_values_ms(records, slo.metric, open_loop=open_loop, failures="infinite")
+    return log_noise(np.concatenate(values), slo.statistic, samples=len(values))
 
 
 def _is_sure_miss(run: LevelRun, slo: Slo) -> bool:
@@ -103,9 +117,9 @@ def _is_sure_miss(run: LevelRun, slo: Slo) -> bool:
 
 def slo_ratio(
     records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool
-) -> tuple[float, str]:
+) -> tuple[float, Slo]:
     """Largest of measured / limit over the SLOs, and the SLO that has it."""
-    worst = (-math.inf, "")
+    worst = (-math.inf, slos[0])
     for slo in slos:
         measured = level_statistic_ms(
             records, slo.metric, slo.statistic, open_loop=open_loop, failures="infinite"
@@ -115,7 +129,7 @@ def slo_ratio(
                 f"SLO {slo}: no request of {len(records)} has this metric; ask for more output "
                 "tokens, or state an SLO on another metric"
             )
-        worst = max(worst, (measured / slo.limit_ms, str(slo)))
+        worst = max(worst, (measured / slo.limit_ms, slo), key=lambda found: found[0])
     return worst
 
 

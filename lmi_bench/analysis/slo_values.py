@@ -6,6 +6,7 @@ one success of a hundred requests does not read as a fast level.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,6 +20,7 @@ from lmi_bench.units import MS_PER_S
 
 FloatArray = NDArray[np.float64]
 FailureRule = Literal["exclude", "infinite"]
+UNTOLD_NOISE = 1.0
 FAILURE_RULES: tuple[FailureRule, ...] = ("exclude", "infinite")
 
 
@@ -70,6 +72,31 @@ def statistic_ms(values_ms: FloatArray, statistic: str) -> float:
     if statistic == "mean":
         return float(values_ms.mean())
     return upper_quantile(values_ms, QUANTILES[statistic])
+
+
+def log_noise(values_ms: FloatArray, statistic: str, *, samples: int) -> float:
+    """Standard deviation of the logarithm of a statistic, by the values it was taken from.
+
+    A quantile's is half the distance between the two that lie one standard error of a share,
+    sqrt(q (1 - q) / n), on either side of it (Woodruff 1952); a mean's is that of its values over
+    sqrt(n). Where the values do not tell (one only, or an endless one so near) it is 1.
+
+    samples  independent values: requests, where each of them adds many gaps
+    """
+    if samples < 2:
+        return UNTOLD_NOISE
+    if statistic == "mean":
+        mean = float(values_ms.mean())
+        if not 0 < mean < math.inf:
+            return UNTOLD_NOISE
+        return min(UNTOLD_NOISE, float(values_ms.std(ddof=1)) / (mean * math.sqrt(samples)))
+    q = QUANTILES[statistic]
+    error = math.sqrt(q * (1 - q) / samples)
+    below, above = max(0.0, q - error), min(1.0, q + error)
+    low, high = upper_quantile(values_ms, below), upper_quantile(values_ms, above)
+    if low <= 0 or not math.isfinite(high):
+        return UNTOLD_NOISE
+    return min(UNTOLD_NOISE, math.log(high / low) * error / (above - below))
 
 
 def level_statistic_ms(

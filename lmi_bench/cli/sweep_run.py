@@ -360,7 +360,7 @@ def _search_answer(
     if rule.search is None:
         return None
     run = load_run(folder)
-    answer = slo_answer(rule.search, run.levels, run.records, seed=seed)
+    answer = slo_answer(rule.search, run.levels, seed=seed)
     store.write_slo_answer(answer.to_dict())
     return answer
 

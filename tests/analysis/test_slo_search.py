@@ -9,8 +9,8 @@ import pytest
 
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes
-from lmi_bench.analysis.slo_boundary import isotonic, slo_answer
-from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
+from lmi_bench.analysis.slo_boundary import slo_answer
+from lmi_bench.analysis.slo_judgement import CertainMiss, Judgement, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.slo import parse_slo
@@ -25,8 +25,8 @@ def search_over(axis="concurrency", **options):
 
 
 def answer_of(search, server, **options):
-    lines, records = run_search(search, server, **options)
-    return slo_answer(search, lines, records)
+    lines, _ = run_search(search, server, **options)
+    return slo_answer(search, lines)
 
 
 # latency of a load, and the load at which it reaches 2 s, by hand
@@ -85,19 +85,100 @@ def test_requests_that_fail_beyond_a_limit_are_a_cliff():
     assert answer.value <= 40 < answer.first_breach
 
 
-def test_a_noisy_boundary_lies_in_the_interval_for_nineteen_of_twenty_seeds():
-    """p90 of a lognormal is its median times exp(1.2816 sigma): 0.5 + c / 100 = 2 / that."""
-    sigma = 0.3
-    linear = 100 * (2 / math.exp(1.28155 * sigma) - 0.5)
-    saturated = 61 * 2 / math.exp(1.28155 * sigma)
-    held = []
-    for seed in range(15):
-        for name, knee in (("linear", linear), ("saturated", saturated)):
-            server = MadeUpServer(KNOWN[name][0], noise=sigma, seed=seed)
-            answer = answer_of(search_over(), server)
-            held.append(answer.low <= knee <= answer.high)
-            assert answer.value == pytest.approx(knee, rel=0.25)
-    assert np.mean(held) >= 0.87  # 95 % of 30, two standard errors below
+P90 = math.exp(1.28155 * 0.3)
+"""Of a lognormal of sigma 0.3, over its median."""
+NOISY = {
+    "linear": (KNOWN["linear"][0], 100 * (2 / P90 - 0.5), 0.63),
+    "saturated": (KNOWN["saturated"][0], 61 * 2 / P90, 1.0),
+    "flat": (lambda c: 1 / max(1e-3, 1 - c / 120), 120 * (1 - P90 / 2), 0.36),
+}
+"""Latency of a load, where 2 s / P90 is reached, and by how much of 1 % it grows there with 1 % of
+load, by hand."""
+
+
+def noisy_doubling_seconds(server):
+    """What the usual way pays on a noisy server, as it meets it."""
+
+    def passes(users):
+        nonlocal seconds
+        run = server.level(LevelSpec(0, concurrency=users, num_requests=max(3 * users, 29)), SLOS)
+        seconds += summarise_level(run)["wall_s"]
+        return judge_level(run, SLOS).passed
+
+    low, high, seconds = 0, 1, 0.0
+    while passes(high):
+        low, high = high, 2 * high
+    while high - low > 1 and high > low * 1.05:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return seconds
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_a_noisy_boundary_is_in_the_interval_and_costs_less_than_half(name):
+    """95 % of 8 searches, two standard errors below; the doubling search is cut short as ours.
+
+    The p90 of n such times has a standard error of 0.3 * sqrt(0.09 / n) / 0.1755, 0.1755 being the
+    normal density there; the value is as near as a whole level at the knee alone could tell, and
+    half the tolerance.
+    """
+    latency, knee, growth = NOISY[name]
+    one_level = 0.3 * math.sqrt(0.09 / (3 * knee)) / 0.1755 / growth
+    held, shares, off = [], [], []
+    for seed in range(8):
+        answer = answer_of(search_over(), MadeUpServer(latency, noise=0.3, seed=seed))
+        usual = noisy_doubling_seconds(MadeUpServer(latency, noise=0.3, seed=seed + 100))
+        held.append(answer.low <= knee <= answer.high)
+        shares.append(answer.endpoint_seconds / usual)
+        off.append(abs(answer.value / knee - 1))
+        assert answer.high - answer.low < 3 * knee
+    assert np.mean(held) >= 0.75
+    assert np.median(shares) <= 0.5
+    assert np.median(off) <= one_level + 0.025
+
+
+def test_levels_far_from_the_limit_are_looks_and_the_first_strides_are_long():
+    lines, _ = run_search(search_over(), MadeUpServer(KNOWN["wide"][0]))
+    loads = [line["concurrency"] for line in lines]
+    assert loads[:2] == [4, 16]
+    assert [line["requests"] for line in lines[:2]] == [8, 32]
+    assert sum(line["requests"] >= 3 * line["concurrency"] for line in lines) <= 2
+
+
+@pytest.mark.parametrize(
+    ("slo", "knee"),
+    [
+        ("ttft_p90<=750ms", 100),  # the first token comes after half of 0.5 + c / 100
+        ("ttft_mean<=750ms", 100),
+        ("itl_p50<=750ms", 100),
+        ("tpot_p99<=750ms", 100),
+        ("e2e_p99<=1500ms", 100),
+    ],
+)
+def test_any_metric_and_statistic_is_searched(slo, knee):
+    search = SloSearch("concurrency", (parse_slo(slo),), LevelSizes())
+    answer = answer_of(search, MadeUpServer(KNOWN["linear"][0]))
+    assert answer.value <= knee < answer.first_breach <= 1.051 * answer.value
+    assert answer.binding == str(search.slos[0])
+
+
+def test_of_several_slos_the_first_that_breaks_is_binding():
+    """The first token's limit is reached at 100 users, that of the whole answer at 150."""
+    slos = (parse_slo("e2e_p90<=2s"), parse_slo("ttft_p90<=750ms"))
+    search = SloSearch("concurrency", slos, LevelSizes())
+    answer = answer_of(search, MadeUpServer(KNOWN["linear"][0]))
+    assert (answer.binding, answer.value <= 100 < answer.first_breach) == (str(slos[1]), True)
+
+
+def test_a_noisy_rate_is_found_within_its_interval():
+    """Median 1 / (1 - rate / 20) passes 2 s / P90 at 20 * (1 - P90 / 2)."""
+    knee, held = 20 * (1 - P90 / 2), []
+    for seed in range(8):
+        server = MadeUpServer(lambda rate: 1 / max(0.1, 1 - rate / 20), noise=0.3, seed=seed)
+        answer = answer_of(search_over("rate_per_s", least=0.01, start=1.0), server)
+        held.append(answer.low <= knee <= answer.high)
+        assert answer.value == pytest.approx(knee, rel=0.35)
+    assert np.mean(held) >= 0.75
 
 
 def test_a_rate_is_searched_upwards_and_downwards():
@@ -201,8 +282,54 @@ def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_
     assert summarise_level(run)["stopped_by"] == "timeout"
 
 
-def test_isotonic_pools_what_falls():
-    """3, 1 become their mean 2; weights count."""
-    assert isotonic(np.array([0.0, 3.0, 1.0, 5.0]), np.ones(4)).tolist() == [0, 2, 2, 5]
-    weighted = isotonic(np.array([3.0, 0.0]), np.array([1.0, 2.0]))
-    assert weighted.tolist() == [1, 1]
+def line_of(users, ratio, noise, *, requests=None):
+    """A finished level's line, as far as a search reads it."""
+    sent = 3 * users if requests is None else requests
+    judged = Judgement(ratio <= 1, ratio, "e2e_p90<=2000ms", sent, noise=noise)
+    return {"concurrency": users, "requests": sent, SEARCH_KEY: judged.to_dict()}
+
+
+def test_a_bracket_that_all_other_levels_contradict_gets_another_level_where_they_see_it():
+    """Ratios of users / 50 at 20, 40, 80 and 100, told well; 60 and 62 are vague."""
+    known = [line_of(20, 0.4, 0.02), line_of(40, 0.8, 0.02), line_of(80, 1.6, 0.02),
+             line_of(100, 2.0, 0.02)]  # fmt: skip
+    vague = [line_of(60, 0.99, 0.3), line_of(62, 1.02, 0.3)]
+    level = search_over().next_level(known + vague)
+    assert level.concurrency == pytest.approx(50, abs=2)
+    assert level.num_requests == 3 * level.concurrency
+    clear = [line_of(48, 0.96, 0.02), line_of(50, 1.01, 0.02)]
+    assert search_over().next_level(known + clear) is None
+
+
+def test_an_end_rests_on_its_neighbours_requests_too():
+    """A look at 100 users needs 300 requests, or the rest of them from within 5 %."""
+    far = [line_of(50, 0.8, 0.1), line_of(200, 1.3, 0.1)]
+    look = line_of(100, 0.99, 0.1, requests=200)
+    assert search_over().next_level([*far, look, line_of(104, 1.01, 0.1)]) is None
+    alone = search_over().next_level([*far, look, line_of(105, 1.01, 0.1, requests=20)])
+    assert (alone.concurrency, alone.num_requests) == (100, 300)
+
+
+SHAPES = (
+    lambda c: 1.2 + c / 80,
+    lambda c: max(0.4, c / 9),
+    lambda c: 0.6 if c <= 37 else 7.0,
+    lambda c: 0.7 / max(0.05, 1 - c / 70),
+    lambda c: 1.6 * (1 + 0.3 * math.sin(c)),  # falls with the load, which no server ought to
+)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_any_server_ends_in_a_bracket_of_five_percent_that_the_interval_holds(shape, noise):
+    search = search_over(most=200.0)
+    server = MadeUpServer(SHAPES[shape], noise=noise, seed=shape, error_above=150)
+    lines, _ = run_search(search, server)
+    answer = slo_answer(search, lines)
+    assert len(lines) < 25
+    assert answer.first_breach is not None
+    if answer.value is None:
+        assert (answer.first_breach, answer.low) == (1, 0.0)
+        return
+    assert answer.first_breach - answer.value <= max(1, 0.051 * answer.value)
+    assert 0 <= answer.low <= answer.value < answer.first_breach <= answer.high < math.inf

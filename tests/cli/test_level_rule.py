@@ -56,7 +56,7 @@ def sweep(folder, target, load, slo=(), resume_after=None):
     run = load_run(folder)
     if rule.search is None:
         return run, None
-    return run, slo_answer(rule.search, run.levels, run.records)
+    return run, slo_answer(rule.search, run.levels)
 
 
 def test_a_search_finds_the_users_that_ten_slots_answer_in_three_seconds(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import operator
 import os
 import shutil
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 
@@ -102,6 +104,29 @@ def test_two_workers_measure_what_the_server_did(url):
     assert max(state.done for state in states) > 0
     sent = sorted(r.sent_s for r in run.records)[:16]
     assert 0 <= sent[0] < 0.02  # both began at the common start, one user after the other
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_stated_bound_meets_the_truth_however_busy_the_machine_is(url, count):
+    """Both p99 are known within an interval: ours by the self-check, the server's by its writes."""
+    urllib.request.urlopen(urllib.request.Request(f"{url}/truth/reset", method="POST", data=b"{}"))
+    spec = LevelSpec(0, concurrency=32, num_requests=160, warmup_requests=0)
+    (run,), _ = _sweep(url, [spec], count)
+    with urllib.request.urlopen(f"{url}/truth/stats") as reply:
+        truth = json.load(reply)
+    assert truth["completed"] == 160
+    ttft_ms = [1e3 * (r.token_times_s[0] - r.sent_s) for r in run.records]
+    gaps_ms = np.concatenate([1e3 * np.diff(r.token_times_s) for r in run.records])
+    printed_ms = 0.001
+    for values_ms, bound_s, stated in (
+        (ttft_ms, run.check.ttft_error_bound_s, truth["ttft_from_arrival"]),
+        (gaps_ms, run.check.itl_error_bound_s, truth["itl"]),
+    ):
+        assert stated["p99_low_ms"] <= stated["p99_ms"] <= stated["p99_high_ms"]
+        reported_ms = np.percentile(values_ms, 99)
+        reach_ms = 1e3 * bound_s + printed_ms
+        assert reported_ms - reach_ms <= stated["p99_high_ms"]
+        assert reported_ms + reach_ms >= stated["p99_low_ms"]
 
 
 def test_an_open_loop_is_split_request_by_request(url):

@@ -1,0 +1,173 @@
+"""Where a noisy curve of latency over load reaches its limit: what all levels of a search say.
+
+The curve is log(measured / limit) over log(load). A priori it rises half as fast as the load, bends
+anywhere (an integrated random walk) and may take one step up between two loads that were tried; how
+much it bends, whether it steps and whether the levels disagree by more than their requests do is
+weighed by how well that explains the levels. Gaussian-process regression with its evidence:
+Rasmussen and Williams 2006, chapters 2 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+DRAWS = 400
+_LEVEL_SD, _SLOPE, _SLOPE_SD = 5.0, 0.5, 0.5
+_BENDS = ((0.3, 0.4), (1.0, 0.4), (3.0, 0.2))  # spread of the slope a factor e further, its chance
+_EXTRA_NOISE = ((1.0, 0.5), (1.5, 0.5))
+_STEP_SD, _STEP_CHANCE = 1.5, 0.1
+_LEAST_NOISE = 0.002
+_PARTS, _COARSEST = 4, 0.15  # of the grid: fewest parts of a gap, and the widest in log load
+_NEGLIGIBLE = 0.01
+_LEAST_RISING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One kind of curve: how much it bends, how noisy the levels are, and where it steps up.
+
+    step  the step lies between this level and the next one; None without a step
+    """
+
+    bend: float
+    extra_noise: float
+    step: int | None
+    chance: float
+
+
+class Curve:
+    """The levels of a search: log loads, log ratios, and the noise (sd) of each of these.
+
+    The arrays have shape (levels,); the loads rise and none comes twice.
+    """
+
+    def __init__(self, log_load: FloatArray, log_ratio: FloatArray, noise: FloatArray) -> None:
+        self._start = float(log_load[0])
+        self._at = log_load - self._start
+        self._above_prior = log_ratio - _SLOPE * self._at
+        self._variance = np.maximum(noise, _LEAST_NOISE) ** 2
+
+    def crossings(self, reach: float = 0.0, *, seed: int = 0) -> FloatArray:
+        """Log loads at which drawn curves reach the limit, rising; at most DRAWS of them.
+
+        reach  how far beyond the highest load to look, in log load. A curve that stays below the
+               limit crosses at infinity, one above it from the lowest load on at minus infinity
+        """
+        rng = np.random.default_rng(seed)
+        grid = self._grid(reach)
+        settings = list(self._settings())
+        evidence = np.array([self._log_evidence(setting) for setting in settings])
+        weight = np.exp(evidence - evidence.max()) * [setting.chance for setting in settings]
+        weight[weight < _NEGLIGIBLE * weight.max()] = 0.0
+        counts = np.diff(np.round(np.cumsum(weight) / weight.sum() * DRAWS).astype(int), prepend=0)
+        drawn = [
+            self._draw(grid, setting, int(count), rng)
+            for setting, count in zip(settings, counts, strict=True)
+            if count
+        ]
+        return np.sort(self._start + _crossings(grid, np.concatenate(drawn)))
+
+    def _grid(self, reach: float) -> FloatArray:
+        """Places to draw at: the levels, some between any two of them, and on up to `reach`."""
+        ends = np.append(self._at, self._at[-1] + reach) if reach else self._at
+        parts = [
+            np.linspace(left, right, max(_PARTS, math.ceil((right - left) / _COARSEST)) + 1)[1:]
+            for left, right in pairwise(ends)
+        ]
+        return np.concatenate([self._at[:1], *parts])
+
+    def _settings(self) -> Iterator[_Setting]:
+        gaps = np.diff(self._at)
+        steps: list[tuple[int | None, float]] = [(None, 1 - _STEP_CHANCE if gaps.size else 1.0)]
+        steps += [(i, _STEP_CHANCE * float(gap / gaps.sum())) for i, gap in enumerate(gaps)]
+        for bend, bend_chance in _BENDS:
+            for extra, extra_chance in _EXTRA_NOISE:
+                for step, chance in steps:
+                    yield _Setting(bend, extra, step, bend_chance * extra_chance * chance)
+
+    def _behind_step(self, setting: _Setting) -> FloatArray:
+        """1 for levels beyond the step, 0 for the others."""
+        if setting.step is None:
+            return np.zeros(self._at.size)
+        return (np.arange(self._at.size) > setting.step).astype(float)
+
+    def _covariance(self, setting: _Setting) -> FloatArray:
+        behind = self._behind_step(setting)
+        result = _smooth(self._at, self._at, setting.bend) + _STEP_SD**2 * np.outer(behind, behind)
+        result[np.diag_indices_from(result)] += self._variance * setting.extra_noise**2
+        return result
+
+    def _log_evidence(self, setting: _Setting) -> float:
+        factor = np.linalg.cholesky(self._covariance(setting))
+        white = np.linalg.solve(factor, self._above_prior)
+        return -0.5 * float(white @ white) - float(np.log(np.diag(factor)).sum())
+
+    def _draw(
+        self, grid: FloatArray, setting: _Setting, count: int, rng: np.random.Generator
+    ) -> FloatArray:
+        """Curves over the grid, shape (count, grid); the step's place is drawn too."""
+        covariance = self._covariance(setting)
+        behind = self._behind_step(setting)
+        # the smooth part at the grid, then the height of the step
+        across = np.vstack([_smooth(grid, self._at, setting.bend), _STEP_SD**2 * behind])
+        prior = np.zeros((grid.size + 1, grid.size + 1))
+        prior[:-1, :-1] = _smooth(grid, grid, setting.bend)
+        prior[-1, -1] = _STEP_SD**2
+        gain = np.linalg.solve(covariance, across.T).T
+        mean = gain @ self._above_prior
+        spread = prior - gain @ across.T
+        values, vectors = np.linalg.eigh((spread + spread.T) / 2)
+        root = vectors * np.sqrt(np.maximum(values, 0))
+        drawn = mean + rng.standard_normal((count, grid.size + 1)) @ root.T
+        curves: FloatArray = drawn[:, :-1] + _SLOPE * grid
+        if setting.step is not None:
+            left, right = self._at[setting.step], self._at[setting.step + 1]
+            place = rng.uniform(left, right, size=(count, 1))
+            curves += drawn[:, -1:] * (grid >= place)
+        return curves
+
+
+def _smooth(s: FloatArray, t: FloatArray, bend: float) -> FloatArray:
+    """Prior covariance of the smooth part at places s and t, all at least 0; shape (s, t)."""
+    first, second = s[:, None], t[None, :]
+    least, most = np.minimum(first, second), np.maximum(first, second)
+    bent = bend**2 * least**2 * (most / 2 - least / 6)
+    result: FloatArray = _LEVEL_SD**2 + _SLOPE_SD**2 * first * second + bent
+    return result
+
+
+def _crossings(grid: FloatArray, curves: FloatArray) -> FloatArray:
+    """Where each curve passes zero once and for all; those that fall through it again are left out.
+
+    Latency does not fall with load. Where hardly any curve does so (all levels are within their
+    noise of the limit), the middle between the first and the last passage stands for a curve.
+    """
+    above = curves > 0
+    passes = above[:, 1:] != above[:, :-1]
+    count = passes.sum(axis=1)
+    once = (count == 0) | ((count == 1) & above[:, -1])
+    if once.mean() > _LEAST_RISING:
+        curves, passes, count, above = curves[once], passes[once], count[once], above[once]
+    result = np.where(above[:, 0], -math.inf, math.inf)
+    rows = np.flatnonzero(count)
+    first = passes[rows].argmax(axis=1)
+    last = passes.shape[1] - 1 - passes[rows, ::-1].argmax(axis=1)
+    ends = [_zero(grid, curves[rows], rows_at) for rows_at in (first, last)]
+    result[rows] = (ends[0] + ends[1]) / 2
+    return result
+
+
+def _zero(grid: FloatArray, curves: FloatArray, index: NDArray[np.intp]) -> FloatArray:
+    """Where the line from a grid point to the next is zero, by curve."""
+    row = np.arange(len(curves))
+    before, after = curves[row, index], curves[row, index + 1]
+    result: FloatArray = grid[index] + before / (before - after) * (grid[index + 1] - grid[index])
+    return result
