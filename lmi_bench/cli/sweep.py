@@ -213,7 +213,6 @@ def sweep(
         Path | None,
         typer.Option(
             "--step-trace",
-            "--trace",
             help="Chrome trace of the engine's steps and requests.",
             rich_help_panel=_RUN,
         ),

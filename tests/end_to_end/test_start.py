@@ -63,6 +63,21 @@ def test_no_word_of_a_help_text_is_taken_for_markup():
     assert [h for h in helps if Text.from_markup(h[2]).plain != h[2]] == []
 
 
+def test_no_two_options_of_a_command_share_a_name():
+    # click takes the later one without a word: `sweep --trace` once drew the engine's steps
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    for name, command in group.commands.items():
+        names = [
+            each
+            for parameter in command.params
+            for each in (*parameter.opts, *parameter.secondary_opts)
+        ]
+        assert len(names) == len(set(names)), name
+    of_serve = [parameter.opts for parameter in group.commands["serve"].params]
+    assert ["--step-trace", "--trace"] in of_serve
+
+
 def test_shared_options_reach_every_command_that_starts_an_engine():
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)

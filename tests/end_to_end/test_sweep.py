@@ -57,11 +57,11 @@ def test_a_simulated_g5_2xlarge_has_the_published_knees_and_throughput(tmp_path)
 def test_a_queue_that_is_never_empty_leaves_no_time_between_steps(tmp_path):
     """A rate past the instance's limit against a rate far below it, in the trace of the steps."""
 
-    def idle_share(name: str, option: str, *load: str) -> float:
+    def idle_share(name: str, *load: str) -> float:
         trace = tmp_path / f"{name}.json"
         lmi_bench(
             *("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", *SMALL),
-            *(*load, option, trace, "--out", tmp_path / name),
+            *(*load, "--step-trace", trace, "--out", tmp_path / name),
         )
         lines = trace.read_text().strip().strip("[]").split("\n")
         events = [json.loads(line.rstrip(",")) for line in lines if line.strip("[], ")]
@@ -71,10 +71,8 @@ def test_a_queue_that_is_never_empty_leaves_no_time_between_steps(tmp_path):
         busy = sum(end - begin for begin, end in spans)
         return 1 - busy / (spans[-1][1] - spans[0][0])
 
-    assert (
-        idle_share("full", "--step-trace", "--rate", "200", "--requests-per-level", "200") < 0.001
-    )
-    assert idle_share("sparse", "--trace", "--rate", "0.5", "--requests-per-level", "20") > 0.5
+    assert idle_share("full", "--rate", "200", "--requests-per-level", "200") < 0.001
+    assert idle_share("sparse", "--rate", "0.5", "--requests-per-level", "20") > 0.5
 
 
 def test_a_run_folder_is_never_overwritten(tmp_path):
