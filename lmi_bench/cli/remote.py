@@ -17,7 +17,7 @@ from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.cloudwatch import LevelSpan
-from lmi_bench.loadgen.discover import Discovery, discover
+from lmi_bench.loadgen.discover import Discovery, discover, takes_token_ids
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
@@ -25,6 +25,7 @@ from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.retry import RetryingTarget
 from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.wire.format import find_format
+from lmi_bench.wire.openai import OpenAiCompletionsFormat
 
 
 def http_bench(scenario: Scenario, access: Access) -> Bench:
@@ -42,6 +43,13 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
     tokenizer = _first_tokenizer(tokenizers)
     wire_format = find_format(scenario.protocol, stream=scenario.stream)
     headers = access.all_headers()
+    if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
+        token_ids = takes_token_ids(
+            scenario.target, model=scenario.model, stream=scenario.stream, headers=headers
+        )
+        wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
+        if not token_ids:
+            notes = (*notes, "the server takes no token ids: prompts are sent as text")
     receive = _choose_receive(scenario, scenario.target)
     facts: dict[str, Any] = {
         "kind": "http",

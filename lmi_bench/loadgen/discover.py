@@ -145,6 +145,34 @@ def discover(
     )
 
 
+def takes_token_ids(
+    url: str,
+    *,
+    model: str,
+    stream: bool = True,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> bool:
+    """Whether `/v1/completions` takes a prompt of token ids, by asking for one token.
+
+    False only where the same request with a text is answered: what refuses both says why when it
+    is measured. Raises InputError where nothing answers.
+    """
+    probe = Probe(url, headers or {}, timeout_s=timeout_s)
+    wire_format = find_format("openai", stream=stream)
+    text = PlannedRequest(
+        0, 0.0, input_tokens=1, output_tokens=1, prompt_text="Hello", ignore_eos=False
+    )
+
+    def status(request: PlannedRequest) -> int:
+        body = wire_format.request_body(request, model=model, stream=stream)
+        return probe.post(wire_format, body).status
+
+    if status(replace(text, prompt_token_ids=(1,))) not in (*_REFUSED_FIELDS, 500):
+        return True
+    return not 200 <= status(text) < 300
+
+
 def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
     """Why each protocol did not fit; those of one reason together."""
     names: dict[str, list[str]] = {}

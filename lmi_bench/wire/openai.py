@@ -76,14 +76,21 @@ class _OpenAiFormat:
 
 
 class OpenAiCompletionsFormat(_OpenAiFormat):
-    """`/v1/completions`: the prompt as token ids where they are planned, so lengths are exact."""
+    """`/v1/completions`: the prompt as token ids where they are planned, so lengths are exact.
+
+    token_ids  False: as text all the same, for a server that takes no ids (llama-cpp-python)
+    """
 
     name: ClassVar[str] = "openai"
     path: ClassVar[str] = "/v1/completions"
 
+    def __init__(self, *, token_ids: bool = True) -> None:
+        self._token_ids = token_ids
+
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST. Raises InputError without a prompt."""
-        prompt: list[int] | str = list(request.prompt_token_ids) or request.prompt_text
+        ids = list(request.prompt_token_ids) if self._token_ids or not request.prompt_text else []
+        prompt: list[int] | str = ids or request.prompt_text
         if not prompt:
             raise InputError(
                 f"request {request.request_id} has neither prompt_token_ids nor prompt_text: "

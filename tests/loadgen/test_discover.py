@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.discover import discover
+from lmi_bench.loadgen.discover import discover, takes_token_ids
 from tests.loadgen.runtime_server import runtime_server
 
 MODELS = {"data": [{"id": "org/model", "owned_by": "vllm", "root": "/m", "max_model_len": 4096}]}
@@ -123,6 +123,21 @@ def test_a_server_that_names_nobody_is_called_what_it_speaks(owner):
     }
     with playing(routes) as (url, _):
         assert discover(url).server == "an OpenAI-compatible server"
+
+
+@pytest.mark.parametrize(
+    ("to_ids", "to_text", "takes_them"),
+    [(200, 200, True), (500, 200, False), (400, 200, False), (503, 200, True), (401, 401, True)],
+)
+def test_a_server_that_refuses_token_ids_alone_is_sent_text(to_ids, to_text, takes_them):
+    """llama-cpp-python answers 500 to ids; one that refuses both says why when it is measured."""
+
+    def route(body):
+        status = to_text if isinstance(json.loads(body)["prompt"], str) else to_ids
+        return (status, *good_completions(body)[1:])
+
+    with playing({("POST", "/v1/completions"): route}) as (url, _):
+        assert takes_token_ids(url, model="m") is takes_them
 
 
 def test_vllm_is_an_openai_server_with_a_context():

@@ -6,6 +6,7 @@ import pytest
 
 from lmi_bench.errors import InputError, TargetError
 from lmi_bench.wire.format import WireEvent, find_format
+from lmi_bench.wire.openai import OpenAiCompletionsFormat
 from lmi_bench.workload import PlannedRequest
 
 OPENAI = find_format("openai")
@@ -30,6 +31,17 @@ COMPLETION_STREAM = (
     + b'"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n'
     b"data: [DONE]\n\n"
 )
+
+
+def test_prompts_go_as_token_ids_unless_the_server_takes_none():
+    request = PlannedRequest(
+        0, 0.0, input_tokens=2, output_tokens=4, prompt_text="to be", prompt_token_ids=(7, 8)
+    )
+    for wire_format, prompt in (
+        (OPENAI, [7, 8]),
+        (OpenAiCompletionsFormat(token_ids=False), "to be"),
+    ):
+        assert json.loads(wire_format.request_body(request, model="m"))["prompt"] == prompt
 
 
 def test_a_completion_stream_is_read_to_its_usage():
