@@ -112,7 +112,7 @@ def highest_meeting(
     *,
     failures: FailureRule = "exclude",
 ) -> Mapping[str, Any] | None:
-    """The valid level of the highest load below which none is known to miss an SLO."""
+    """The valid level of the highest load up to which every valid one is known to meet the SLOs."""
     best = None
     for line, kept in sorted(zip(levels, records, strict=True), key=lambda pair: load_of(pair[0])):
         if not line.get("valid", True):

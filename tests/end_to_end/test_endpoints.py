@@ -101,14 +101,13 @@ def test_a_trace_is_replayed_at_its_own_times_also_where_no_level_is_named(tmp_p
 
 def test_a_key_is_sent_and_never_written_and_a_price_is_worked_out(tmp_path):
     run = tmp_path / "run"
-    with runtime_server() as url:
+    with runtime_server(step_s=0.02) as url:  # an invalid level has no cost line
         args = ("sweep", url, *SMALL, "--api-key", KEY, "-H", "X-Team: a", "--out", run)
         done = lmi_bench(*args, "--price-per-hour", "2.5")
     for line in lines_of(run, "levels.jsonl"):
         usd = 2.5 / 3600 / line["throughput_tokens_per_s"] * 1e6
         assert line["usd_per_1m_output_tokens"] == pytest.approx(usd)
-    if any(line["valid"] for line in lines_of(run, "levels.jsonl")):  # else the machine was busy
-        assert "USD per 1M output tokens" in done.stdout
+    assert "USD per 1M output tokens" in done.stdout
     assert not files_hold(run, KEY)
     assert manifest_of(run)["target"]["headers"] == ["Authorization", "X-Team"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lmi_bench.engine.torch_backend import memory
 from lmi_bench.engine.torch_backend.memory import (
     blocks_that_fit,
     check_weights_fit,
@@ -74,8 +75,12 @@ def test_a_share_must_be_one(share):
         blocks_that_fit(1000, share, 10)
 
 
-def test_weights_larger_than_the_memory_are_refused_before_they_are_read():
-    """A pebibyte, on any machine."""
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(monkeypatch):
+    """A pebibyte, on any machine, and one byte more than a free GiB."""
     check_weights_fit("small", 1, CPU)
     with pytest.raises(CapacityError, match=r"weights of huge take 1048576\.0 GiB and .* --tp"):
         check_weights_fit("huge", 1 << 50, CPU)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda _device: 1 << 30)
+    check_weights_fit("just", 1 << 30, CPU)
+    with pytest.raises(CapacityError, match="weights of over take"):
+        check_weights_fit("over", (1 << 30) + 1, CPU)

@@ -1,0 +1,30 @@
+"""What the tables say of SLOs, on levels written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.records import RequestRecord
+from lmi_bench.report.slo_text import highest_meeting
+from lmi_bench.slo import parse_slo
+
+SLOS = (parse_slo("ttft_mean<=1s"),)
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "valid", "highest"),
+    [
+        ((0.5, 0.8, 1.5), (True, True, True), 2),
+        ((0.5, 1.5, 0.8), (True, True, True), 1),  # nothing beyond a miss
+        ((0.5, 1.5, 0.8), (True, False, True), 4),  # an invalid level says nothing
+        ((1.5, 0.5, 0.5), (True, True, True), None),
+    ],
+)
+def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, highest):
+    levels = [{"concurrency": n, "valid": v} for n, v in zip((4, 2, 1), valid[::-1], strict=True)]
+    records = [
+        [RequestRecord(i, 0.0, 0.0, (t, t + 1), (1, 1), 1, 2, ended_s=t + 1) for i in range(5)]
+        for t in ttft_s[::-1]
+    ]
+    found = highest_meeting(levels, records, SLOS)
+    assert (found and found["concurrency"]) == highest
