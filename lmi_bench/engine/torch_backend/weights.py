@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from lmi_bench.errors import InputError
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
-
+_SUMMED: Final = (torch.float32, torch.bfloat16, torch.float16)
+"""Formats that may hold a value that is no number and are stored as such, not scaled."""
 
 Progress = Callable[[int, int], None]
 """Told the bytes read so far and the bytes of all files."""
@@ -71,23 +73,34 @@ class Checkpoint:
         tensor = self._read(name, lambda file: file.get_tensor(name))
         if tuple(tensor.shape) != shape:
             raise self._misfit(name, tuple(tensor.shape), shape)
-        self._check_floats(name, tensor)
+        self._check_values(name, tensor)
         return tensor
 
     def part(self, name: str, side: int, start: int, stop: int) -> Tensor:
         """Rows (side 0) or columns (side 1) start .. stop of a tensor; nothing else is read."""
         rows = (slice(None),) * side + (slice(start, stop),)
         tensor = self._read(name, lambda file: file.get_slice(name)[rows])
-        self._check_floats(name, tensor)
+        self._check_values(name, tensor)
         return tensor
 
-    def _check_floats(self, name: str, tensor: Tensor) -> None:
-        """Whole numbers are weights only where a quantization gives them a name of their own."""
+    def _check_values(self, name: str, tensor: Tensor) -> None:
+        """Whole numbers are weights only where a quantization gives them a name of their own.
+
+        A weight that is no number would make every answer of the model nonsense, and silently so:
+        the likeliest of logits that are all NaN is a token like any other.
+        """
         if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
             raise InputError(
                 f"{self._folder}: tensor {name!r} holds {str(tensor.dtype).removeprefix('torch.')}"
                 " and no floats: the checkpoint is quantized in a way that its config.json does "
                 "not state"
+            )
+        where = _first_not_finite(tensor)
+        if where is not None:
+            raise InputError(
+                f"{self._folder}: tensor {name!r} holds {tensor[where].item()} at {list(where)}: "
+                "the file is damaged or the model was saved after its training diverged; download "
+                "it again or take an earlier checkpoint"
             )
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
@@ -128,6 +141,18 @@ class Checkpoint:
         """Everything wanted was read; what remains of the files is not needed."""
         if self._progress is not None:
             self._progress(self._total_bytes, self._total_bytes)
+
+
+def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
+    """Where a NaN or an infinity stands, if one does.
+
+    The sum is read first: it takes no memory, and only a tensor with such a value, or one whose sum
+    passes float32, has a sum that is not finite.
+    """
+    if tensor.dtype not in _SUMMED or bool(tensor.sum(dtype=torch.float32).isfinite()):
+        return None
+    places = (~tensor.isfinite()).nonzero()
+    return tuple(places[0].tolist()) if len(places) else None
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:

@@ -136,6 +136,24 @@ def test_whole_numbers_are_no_weights(folder):
         load(folder)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_weight_that_is_no_number_is_refused(folder, value):
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    tensors[name][2, 1] = value
+    save_file(tensors, path)
+    with pytest.raises(InputError, match=rf"{name}' holds {value} at \[2, 1\]"):
+        load(folder)
+
+
+def test_weights_whose_sum_passes_float32_are_still_weights(folder):
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    tensors[name][0, :2] = 3e38
+    save_file(tensors, path)
+    load(folder)
+
+
 def test_a_missing_shard_is_named(llama, tmp_path):
     llama.model.save_pretrained(tmp_path, max_shard_size="50KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
