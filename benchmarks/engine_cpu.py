@@ -7,8 +7,10 @@ included, and once as a bare loop over its step, which shows what serving costs.
 
 Beside each figure stands what it is of the machine: a batch is bound by arithmetic, so its GFLOP/s
 against the faster of oneDNN's float32 and bfloat16 products; a single stream is bound by reading
-weights, so its GB/s against a read probe. Probes are taken before and after every engine, since a
-shared machine drifts. Engines can be measured one call after another: results are kept in a file.
+weights, so its GB/s against a read probe. A shared machine drifts by a fifth within minutes, so
+the bundled engine pauses between steps for a probe, whose time is not counted; another's figures
+stand against probes before and after it. Engines can be measured one call after another: results
+are kept in a file.
 
     python benchmarks/engine_cpu.py run --shape 110m --engines native torch --results cpu.json
     python benchmarks/engine_cpu.py run --shape 110m --engines llama.cpp vllm transformers \\
@@ -37,12 +39,16 @@ PEERS = ROOT / "benchmarks" / "support" / "engine_peers.py"
 PREFILL_TOKENS = 1024
 TOKENS = 128
 SINGLE_TOKENS = 65
+PROBE_EVERY_S = 1.0
 NOTES = """\
 The GEMM peak is the faster of oneDNN's float32 and bfloat16 products of 512 x 2048 x 2048, the
-read probe a sum over 256 MiB in large pages; both stand before / after the engine. Where the
-processor lists no bfloat16 instructions, products run at the rate of float32 whatever weights are
-stored in: engines that leave bfloat16 to oneDNN (vLLM, transformers) lose most by that. The bars
-were set on a machine that lists avx512_bf16."""
+read probe a sum over 256 MiB in large pages, each the best of four calls in a process of its own.
+For the bundled engine they were taken between its steps, at most {every_s:g} s of work apart, the
+engine paused and the pause not counted: lowest - highest. The share is what was done of what the
+probes on both sides of each stretch of work say could have been done in it. For the others they
+stand before / after. Where the processor lists no bfloat16 instructions, products run at the rate
+of float32 whatever weights are stored in: engines that leave bfloat16 to oneDNN (vLLM,
+transformers) lose most by that. The bars were set on a machine that lists avx512_bf16."""
 
 
 @dataclass(frozen=True)
@@ -152,25 +158,68 @@ def open_executor(engine: str, folder: Path, dtype: str, threads: int) -> Any:
     return load(folder, settings)
 
 
-class Watched:
-    """A back end whose time in the step is summed."""
+class Prober:
+    """Runs probes while the engine is paused, in a process of its own: its threads stay out."""
 
-    def __init__(self, forward: Any) -> None:
-        self.inside_s = 0.0
-        self._forward = forward
+    def __init__(self, threads: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "prober", "--threads", str(threads)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.per_s("flop")
+
+    def per_s(self, kind: str) -> float:
+        """FLOP/s of the faster product, or bytes/s of the read."""
+        print(kind, file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Watched:
+    """A back end whose time in the step is summed, and which is paused for probes.
+
+    inside_s   in the step
+    probing_s  paused, to be taken from every time that is measured round it
+    offered    what the machine could have done meanwhile, in FLOP or bytes: each stretch of work at
+               the mean of the probes on both of its sides
+    """
+
+    def __init__(self, forward: Any, prober: Prober, kind: str) -> None:
+        self.inside_s = self.probing_s = self.offered = 0.0
+        self.probes: list[float] = []
+        self._forward, self._prober, self._kind = forward, prober, kind
+        self._resumed_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forward, name)
 
     def likeliest(self, sequences: Any) -> list[int]:
+        if not self.probes or time.perf_counter() - self._resumed_s > PROBE_EVERY_S:
+            self.probe()
         start_s = time.perf_counter()
         token_ids: list[int] = self._forward.likeliest(sequences)
         self.inside_s += time.perf_counter() - start_s
         return token_ids
 
+    def probe(self) -> None:
+        start_s = time.perf_counter()
+        self.probes.append(self._prober.per_s(self._kind))
+        if len(self.probes) > 1:
+            self.offered += (start_s - self._resumed_s) * statistics.mean(self.probes[-2:])
+        self._resumed_s = time.perf_counter()
+        self.probing_s += self._resumed_s - start_s
 
-async def served(executor: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]:
-    """All requests at once through scheduler and engine."""
+
+async def served(
+    executor: Any, prompts: list[list[int]], tokens: int, prober: Prober, kind: str
+) -> dict[str, Any]:
+    """All requests at once through scheduler and engine, beside probes of a kind."""
     from lmi_bench.engine.async_engine import AsyncEngine
     from lmi_bench.engine.scheduling.config import SchedulerConfig
     from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -183,18 +232,18 @@ async def served(executor: Any, prompts: list[list[int]], tokens: int) -> dict[s
         max_rolling_batch_size=len(prompts),
         max_rolling_batch_prefill_tokens=PREFILL_TOKENS,
     )
-    watched = Watched(executor._runner._forward)
+    watched = Watched(executor._runner._forward, prober, kind)
     executor._runner._forward = watched
     decode: list[float] = []
     outside: list[float] = []
-    ended_s = inside_s = 0.0
+    ended_s = inside_s = probing_s = 0.0
 
     def on_step(batch: Any, _start_s: float, end_s: float) -> None:
-        nonlocal ended_s, inside_s
+        nonlocal ended_s, inside_s, probing_s
         if not batch.shape.prefill_sequences and ended_s:
-            decode.append(end_s - ended_s)
-            outside.append(end_s - ended_s - (watched.inside_s - inside_s))
-        ended_s, inside_s = end_s, watched.inside_s
+            decode.append(end_s - ended_s - (watched.probing_s - probing_s))
+            outside.append(decode[-1] - (watched.inside_s - inside_s))
+        ended_s, inside_s, probing_s = end_s, watched.inside_s, watched.probing_s
 
     executor_close, executor.close = executor.close, _nothing
     try:
@@ -204,11 +253,12 @@ async def served(executor: Any, prompts: list[list[int]], tokens: int) -> dict[s
             running = [engine.submit(prompt, sampling) for prompt in prompts]
             for generation in running:
                 await generation.wait()
-            wall_s = time.perf_counter() - start_s
+            wall_s = time.perf_counter() - start_s - watched.probing_s
+        watched.probe()
     finally:
         executor.close = executor_close
         executor._runner._forward = watched._forward
-    found = {"wall_s": wall_s}
+    found = {"wall_s": wall_s, "offered": watched.offered, "probes": watched.probes}
     if decode:
         found["step_s"] = statistics.median(decode)
         found["overhead_frac"] = statistics.median(outside) / found["step_s"]
@@ -259,20 +309,27 @@ async def bundled(
     async def alone(call: Any, *arguments: Any) -> Any:
         return await loop.run_in_executor(executor._worker, call, *arguments)
 
+    prober = Prober(threads)
     await alone(bare, executor, prompts, 3)
-    runs = [await served(executor, prompts, TOKENS) for _ in range(order.repeats)]
+    runs = [await served(executor, prompts, TOKENS, prober, "flop") for _ in range(order.repeats)]
+    found["batch_offered_flop"] = [run["offered"] for run in runs]
+    found["between_flop_per_s"] = [probe for run in runs for probe in run["probes"]]
     found["batch_s"] = [run["wall_s"] for run in runs]
     found["overhead_frac"] = [run["overhead_frac"] for run in runs]
     found["step_s"] = [run["step_s"] for run in runs]
     found["bare_s"] = [await alone(bare, executor, prompts, TOKENS) for _ in range(order.bare)]
-    single, first = [], []
+    first, single = [], []
     for _ in range(order.repeats):
-        first.append((await served(executor, prompts[:1], 1))["wall_s"])
-        single.append((await served(executor, prompts[:1], SINGLE_TOKENS))["wall_s"])
-    found["token_s"] = [
-        (whole - one) / (SINGLE_TOKENS - 1) for whole, one in zip(single, first, strict=True)
-    ]
-    found["ttft_s"] = first
+        for tokens, kept in ((1, first), (SINGLE_TOKENS, single)):
+            kept.append(await served(executor, prompts[:1], tokens, prober, "bytes"))
+    for key, name in (("wall_s", "token_s"), ("offered", "token_offered_bytes")):
+        found[name] = [
+            (whole[key] - one[key]) / (SINGLE_TOKENS - 1)
+            for whole, one in zip(single, first, strict=True)
+        ]
+    found["between_bytes_per_s"] = [probe for run in single for probe in run["probes"]]
+    found["ttft_s"] = [run["wall_s"] for run in first]
+    prober.close()
     await executor.close()
     return found
 
@@ -280,32 +337,58 @@ async def bundled(
 # The rounds
 
 
-def probes(threads: int) -> dict[str, float]:
-    import torch
+class Probes:
+    """A float32 and a bfloat16 product and a read, on so many threads of this process."""
 
-    from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
-    from lmi_bench.engine.torch_backend.layers import make_linear
+    def __init__(self, threads: int) -> None:
+        import torch
 
-    torch.set_num_threads(threads)
+        from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
+        from lmi_bench.engine.torch_backend.layers import make_linear
 
-    def shortest_s(call: Any) -> float:
+        torch.set_num_threads(threads)
+        self._numbers = zeroed_bytes(256 << 20).view(torch.float32).fill_(1)
+        self._linears = []
+        for dtype in (torch.float32, torch.bfloat16):
+            linear = make_linear(torch.ones(2048, 2048, dtype=dtype))
+            self._linears.append((linear, torch.ones(512, 2048).to(dtype)))
+
+    def bytes_per_s(self) -> float:
+        read: float = self._numbers.nbytes / shortest_s(self._numbers.sum)
+        return read
+
+    def flop_per_s(self) -> float:
+        """Of the faster product; the slower is not tried again."""
+        found = [
+            2 * 512 * 2048**2 / shortest_s(lambda: linear(x))  # noqa: B023
+            for linear, x in self._linears
+        ]
+        self._linears = [self._linears[found.index(max(found))]]
+        return max(found)
+
+
+def shortest_s(call: Any) -> float:
+    """Of four calls after a first."""
+    call()
+    times_s = []
+    for _ in range(4):
+        start_s = time.perf_counter()
         call()
-        times_s = []
-        for _ in range(7):
-            start_s = time.perf_counter()
-            call()
-            times_s.append(time.perf_counter() - start_s)
-        return min(times_s)
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)
 
-    numbers = zeroed_bytes(256 << 20).view(torch.float32).fill_(1)
-    found = {"read_bytes_per_s": numbers.nbytes / shortest_s(numbers.sum)}
-    for name in ("float32", "bfloat16"):
-        dtype = getattr(torch, name)
-        linear, x = (
-            make_linear(torch.ones(2048, 2048, dtype=dtype)),
-            torch.ones(512, 2048).to(dtype),
-        )
-        found[f"{name}_flop_per_s"] = 2 * 512 * 2048**2 / shortest_s(lambda: linear(x))  # noqa: B023
+
+def probe_on_demand(threads: int) -> None:
+    """Answers a line "flop" or "bytes" with the figure a second."""
+    probes = Probes(threads)
+    for line in sys.stdin:
+        print(probes.flop_per_s() if line.strip() == "flop" else probes.bytes_per_s(), flush=True)
+
+
+def probe_apart(threads: int) -> dict[str, float]:
+    prober = Prober(threads)
+    found = {f"{kind}_per_s": prober.per_s(kind) for kind in ("bytes", "flop")}
+    prober.close()
     return found
 
 
@@ -358,20 +441,6 @@ def run(order: argparse.Namespace) -> None:
         print(json.dumps(found), flush=True)
 
 
-def probe_apart(threads: int) -> dict[str, float]:
-    """In a process of its own, so that no pool of threads stays behind."""
-    code = (
-        "import json; from benchmarks.engine_cpu import probes; "
-        f"print(json.dumps(probes({threads})))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def table(order: argparse.Namespace) -> None:
     results = json.loads(order.results.read_text())
     lines = [
@@ -388,7 +457,7 @@ def table(order: argparse.Namespace) -> None:
     ]
     for found in results:
         lines.append(row_of(found))
-    lines += ["", *bars_of(results), "", NOTES]
+    lines += ["", *bars_of(results), "", NOTES.format(every_s=PROBE_EVERY_S)]
     text = "\n".join(lines) + "\n"
     if order.out:
         order.out.write_text(text)
@@ -404,34 +473,41 @@ def row_of(found: dict[str, Any]) -> str:
     cells.append(f"{generated / statistics.median(bare):.0f}" if bare else "")
     cells += [f"{seen['token_s'] * 1e3:.1f}", f"{seen['read_frac']:.0%}"]
     cells.append(f"{seen['overhead_frac']:.1%}" if "overhead_frac" in seen else "")
-    cells.append(" / ".join(f"{p['read_bytes_per_s'] / 1e9:.1f}" for p in found["probes"]))
-    cells.append(" / ".join(f"{peak / 1e9:.0f}" for peak in peaks_of(found)))
+    for kind, digits in (("bytes", 1), ("flop", 0)):
+        around = [probe[f"{kind}_per_s"] / 1e9 for probe in found["probes"]]
+        between = [per_s / 1e9 for per_s in found.get(f"between_{kind}_per_s", ())]
+        ends, sign = ((min(between), max(between)), "-") if between else (around, "/")
+        cells.append(f" {sign} ".join(f"{end:.{digits}f}" for end in ends))
     return "| " + " | ".join(cells) + " |"
-
-
-def peaks_of(found: dict[str, Any]) -> list[float]:
-    return [max(p["float32_flop_per_s"], p["bfloat16_flop_per_s"]) for p in found["probes"]]
 
 
 def figures_of(found: dict[str, Any]) -> dict[str, float]:
     """Medians of one engine's runs, and what they are of the machine's probes."""
     shape = shape_of(folder_of(found["shape"]), found["requests"])
-    middle = {key: statistics.median(value) for key, value in found.items() if key.endswith("_s")}
+    middle = {key: statistics.median(found[key]) for key in ("batch_s", "token_s")}
     generated = rows = shape.requests * TOKENS
     flop = 2 * rows * shape.layer_weights + 2 * generated * shape.weights
     flop += shape.score_flop * shape.requests * (TOKENS**2 / 2 + TOKENS * TOKENS * 1.5)
     width = 2 if is_narrow(found) else 4
     read = width * (shape.weights + shape.context_values * (TOKENS + SINGLE_TOKENS / 2))
-    reads = statistics.mean(probe["read_bytes_per_s"] for probe in found["probes"])
     seen = {
         "batch_tokens_per_s": generated / middle["batch_s"],
-        "peak_frac": flop / middle["batch_s"] / statistics.mean(peaks_of(found)),
+        "peak_frac": share_of(found, flop, "batch", "flop"),
         "token_s": middle["token_s"],
-        "read_frac": read / middle["token_s"] / reads,
+        "read_frac": share_of(found, read, "token", "bytes"),
     }
     if found.get("overhead_frac"):
         seen["overhead_frac"] = statistics.median(found["overhead_frac"])
     return seen
+
+
+def share_of(found: dict[str, Any], done: float, what: str, kind: str) -> float:
+    """FLOP or bytes done, of what the machine's probes say could have been in that time."""
+    offered = found.get(f"{what}_offered_{kind}")
+    if offered is None:
+        around = statistics.mean(probe[f"{kind}_per_s"] for probe in found["probes"])
+        offered = [seconds * around for seconds in found[f"{what}_s"]]
+    return statistics.median(done / possible for possible in offered)
 
 
 def bars_of(results: list[dict[str, Any]]) -> list[str]:
@@ -516,8 +592,11 @@ def main() -> None:
         own.add_argument(f"--{name}")
     for name in ("threads", "repeats", "requests"):
         own.add_argument(f"--{name}", type=int)
+    kinds.add_parser("prober").add_argument("--threads", type=int)
     order = parser.parse_args()
-    if order.kind == "run":
+    if order.kind == "prober":
+        probe_on_demand(order.threads)
+    elif order.kind == "run":
         order.requests = order.requests or {"110m": 64, "1.1b": 16}[order.shape]
         run(order)
     elif order.kind == "table":

@@ -13,6 +13,7 @@ PACED = {"ttft_p50": 0.1, "ttft_p99": 0.5, "itl_p50": 0.1, "itl_p99": 0.5, "thro
 HARD = {"ttft_p99": 0.5, "itl_p99": 1.0}
 MANY_PER_S = 80_000
 SAME_PERCENTILES = 1.0
+PERCENTILES = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
 LOOSEST_BOUND_FRAC = 0.001
 
 Measured = Sequence[tuple[Any, Sequence[Any]]]
@@ -122,20 +123,26 @@ def bounds_tight(measured: Measured) -> Iterator[Verdict]:
 
 
 def two_workers(measured: Measured) -> Iterator[Verdict]:
+    """Beside one: as each reported, and each against what the server did in its own runs.
+
+    A server that was late in the one's runs and not in the two's has really sent other gaps.
+    """
     both = [results for row, results in measured if row.workers == 2]
     one = [results for row, results in measured if row.streams == 512 and not row.what]
     for results in both if one else ():
-        apart = {
-            name: 100 * (_reported(results, name) / _reported(one[0], name) - 1)
-            for name in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
-        }
-        yield (
-            "two workers beside one, 512 streams",
-            (f"TTFT and ITL p50, p99 within {SAME_PERCENTILES:g} %"),
-            ", ".join(f"{value:+.2f}" for value in apart.values()),
-            all(abs(value) <= SAME_PERCENTILES for value in apart.values()),
-        )
+        for what, of in (("as reported", _reported), ("each over its truth", _over_truth)):
+            apart = [100 * (of(results, name) / of(one[0], name) - 1) for name in PERCENTILES]
+            yield (
+                f"two workers beside one, 512 streams, {what}",
+                f"TTFT and ITL p50, p99 within {SAME_PERCENTILES:g} %",
+                ", ".join(f"{value:+.2f}" for value in apart),
+                all(abs(value) <= SAME_PERCENTILES for value in apart),
+            )
 
 
 def _reported(results: Sequence[Any], name: str) -> float:
     return statistics.median(result.reported_ms[name] for result in results)
+
+
+def _over_truth(results: Sequence[Any], name: str) -> float:
+    return statistics.median(result.reported_ms[name] / result.true_ms[name] for result in results)
