@@ -34,8 +34,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -57,7 +57,7 @@ from lmi_bench.workload import LevelSpec
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support.loadgen_verdicts import verdicts
+from support.loadgen_verdicts import IN_TURN, verdicts
 
 SUPPORT = Path(__file__).parent / "support"
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -474,22 +474,28 @@ def cells(results: list[Result]) -> list[str]:
     return shown
 
 
-def runs_of(row: Row, options: argparse.Namespace) -> tuple[list[Result], int]:
-    """The runs that count, and how many did not, because too much of the machine was stolen.
+def runs_of(rows: Sequence[Row], options: argparse.Namespace) -> Iterator[tuple[list[Result], int]]:
+    """Of each row the runs that count, and how many did not: too much of the machine was stolen.
 
     What a hypervisor takes from the client for longer than a token's gap merges tokens, whatever
-    the client does. After twice as many as are wanted, whatever comes counts.
+    the client does. After twice as many as are wanted, whatever comes counts. Several rows are
+    measured in turn, since the machine drifts between one row and the next.
     """
-    results: list[Result] = []
-    left_out = 0
-    repeat = options.repeat or row.repeat
-    while len(results) < repeat:
-        result = measure(options.port, row, row.rounds, options)
-        if result.steal > options.max_steal and left_out < 2 * repeat:
-            left_out += 1
-        else:
-            results.append(result)
-    return results, left_out
+    results: list[list[Result]] = [[] for _ in rows]
+    left_out = [0 for _ in rows]
+    repeat = options.repeat or rows[0].repeat
+    while any(len(kept) < repeat for kept in results):
+        for index, row in enumerate(rows):
+            if len(results[index]) == repeat:
+                continue
+            cores = (CLIENT_CORE,) if row.workers == 1 else (SERVER_CORE, CLIENT_CORE)
+            take_cores(*cores, realtime=options.realtime)
+            result = measure(options.port, row, row.rounds, options)
+            if result.steal > options.max_steal and left_out[index] < 2 * repeat:
+                left_out[index] += 1
+            else:
+                results[index].append(result)
+    return zip(results, left_out, strict=True)
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
@@ -557,16 +563,16 @@ def main() -> None:
         for row in rows_of(options):
             here = argparse.Namespace(**vars(options))
             here.realtime = options.realtime and not row.ordinary
-            cores = (CLIENT_CORE,) if row.workers == 1 else (SERVER_CORE, CLIENT_CORE)
-            take_cores(*cores, realtime=here.realtime)
+            rows = (row, replace(row, what=IN_TURN, workers=1)) if row.workers == 2 else (row,)
             with (
                 truth_server(row.server, Path(folder), here.port, here),
                 burnt_core(row.burn, here.realtime),
             ):
-                results, left_out = runs_of(row, here)
-            shown = [str(row.streams), row.what, *cells(results), str(len(results)), str(left_out)]
-            page.add("| " + " | ".join(shown) + " |")
-            measured.append((row, results))
+                runs = list(runs_of(rows, here))
+            for part, (results, left_out) in zip(rows, runs, strict=True):
+                shown = [str(part.streams), part.what, *cells(results)]
+                page.add("| " + " | ".join([*shown, str(len(results)), str(left_out)]) + " |")
+                measured.append((part, results))
     for row, results in measured:
         for reason in sorted({result.reason for result in results if result.reason}):
             page.add(f"\nInvalid: {row.streams} {row.what}: {reason}.")
