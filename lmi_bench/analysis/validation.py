@@ -19,6 +19,7 @@ from lmi_bench.analysis.cells import (
     Metric,
     can_run,
     capacity_tokens_per_s,
+    marks_of,
     predict_cell,
     regime_of,
     slots_for,
@@ -212,6 +213,7 @@ def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
         models={cell.shape.name for cell in cells},
         accelerators={cell.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
+        marks=marks_of(cells),
     )
 
 

@@ -15,7 +15,7 @@ from lmi_bench.analysis.builtin_profiles import (
     prior_of_engine,
 )
 from lmi_bench.analysis.calibrate import profile_of_fit
-from lmi_bench.analysis.cells import Cell, Metric, can_run
+from lmi_bench.analysis.cells import Cell, Metric, can_run, marks_of
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import Fit, fit_cells, prior_fit
@@ -172,6 +172,7 @@ def _add_table(source: Path, gathered: _Gathered) -> None:
         models={cell.shape.name for cell in cells},
         accelerators={cell.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
+        marks=marks_of(cells),
     )
 
 
