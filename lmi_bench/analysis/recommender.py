@@ -20,6 +20,7 @@ from lmi_bench.analysis.availability import NO_SPARES
 from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
 from lmi_bench.analysis.decisive import MOST_MACHINES, decisive_probes
+from lmi_bench.analysis.fit import UNSEEN_SETUP
 from lmi_bench.analysis.fleet_attainment import LongLook, fleet_of
 from lmi_bench.analysis.held_limits import held_slos
 from lmi_bench.analysis.layouts import (
@@ -259,7 +260,8 @@ def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
     transfer = 0.0
     if layout.instance.accelerator.name not in request.profile.accelerators:
         transfer = _UNSEEN_DEVICE_LOG_SD
-    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer)
+    setup = UNSEEN_SETUP if request.profile.fitted_cells else 0.0  # others' cells, none of these
+    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer, setup)
 
 
 def best_engines(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:

@@ -22,7 +22,7 @@ from lmi_bench.cli.console import print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
-from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.profile_files import planned_profile
 from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import Scenario, parse_scenario
@@ -278,7 +278,7 @@ def _profile(question: Question) -> EngineProfile:
     """The named profile; without a name that of the machine's usual engine."""
     if question.profile is None and question.instance == LOCAL_NAME:
         return BUNDLED_CPU_PRIOR
-    return find_profile(question.profile)
+    return planned_profile(question.profile)
 
 
 def _machine(name: str, profile: EngineProfile) -> Instance:

@@ -10,8 +10,10 @@ from lmi_bench.analysis.builtin_profiles import (
     TGI_2023,
     VLLM_0_12,
     VLLM_0_19,
+    VLLM_V0_PRIOR,
 )
 from lmi_bench.analysis.profiles import EngineProfile, profile_from_json
+from lmi_bench.cli.console import note
 from lmi_bench.errors import InputError
 
 SHIPPED = {
@@ -20,7 +22,18 @@ SHIPPED = {
     "vllm-0.19": VLLM_0_19,
     "eager-prior": EAGER_GPU_PRIOR,
     "graph-prior": GRAPH_GPU_PRIOR,
+    "vllm-v0-prior": VLLM_V0_PRIOR,
 }
+
+
+def planned_profile(name: str | None) -> EngineProfile:
+    """`find_profile` of a plan that rests on nothing else; says which engine it took for none."""
+    if name is None:
+        note(
+            f"no --profile: planned for {TGI_2023.label}, whose host is slower than that of "
+            "today's engines; for vLLM add --profile vllm-0.19"
+        )
+    return find_profile(name)
 
 
 def find_profile(name: str | None) -> EngineProfile:

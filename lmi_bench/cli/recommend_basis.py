@@ -27,7 +27,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note
 from lmi_bench.cli.money import Money
 from lmi_bench.cli.planned_workload import read_workload
-from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.profile_files import find_profile, planned_profile
 from lmi_bench.cli.recommend_axes import AxisFlags
 from lmi_bench.errors import InputError
 from lmi_bench.run_store import Run, load_run
@@ -99,7 +99,7 @@ def basis_of(question: Question) -> Basis:
         raise InputError(f"{question.workload} names no model: add --model")
     else:
         base = Basis(
-            find_profile(question.profile),
+            planned_profile(question.profile),
             _machines(question, default=None),
             Workload(find_model(model), "float16", 1, 1),
         )
@@ -139,7 +139,7 @@ def _from_profile(question: Question) -> Basis:
         question.input_tokens,
         question.output_tokens,
     )
-    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
+    return Basis(planned_profile(question.profile), _machines(question, default=None), workload)
 
 
 def _measured(question: Question, runs: list[Run]) -> Basis:
