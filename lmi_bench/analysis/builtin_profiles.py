@@ -41,7 +41,7 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         gap_per_layer_s=50e-6,
         request_overhead_s=10e-3,
         moe_share=0.6,
-        narrow_share=0.6,
+        narrow_share=0.45,  # kernels of 2023; those of the priors below have been reworked
     ),
     log_sd={
         "bandwidth_share": 0.15,
@@ -83,6 +83,7 @@ GRAPH_GPU_PRIOR: Final = replace(
         host_per_prompt_token_s=1e-6,
         nvlink_latency_s=8e-6,
         request_overhead_s=30e-3,
+        narrow_share=0.65,
     ),
     log_sd={
         **EAGER_GPU_PRIOR.log_sd,
@@ -114,7 +115,12 @@ VLLM_V0_PRIOR: Final = replace(
     name="vLLM",
     version="before 0.8",
     fitted_on="nothing yet: prior of a server with CUDA graphs whose host works between the steps",
-    parameters=replace(GRAPH_GPU_PRIOR.parameters, gap_per_layer_s=150e-6),
+    parameters=replace(
+        GRAPH_GPU_PRIOR.parameters,
+        gap_per_layer_s=150e-6,
+        host_per_sequence_s=0.15e-3,
+        narrow_share=0.55,
+    ),
     max_batch_size=256,
 )
 

@@ -40,6 +40,7 @@ from lmi_bench.analysis.discrepancy import (
 )
 from lmi_bench.analysis.error_scales import OUTLIER, UNSCALED, ErrorScales, find_scales
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
+from lmi_bench.analysis.unmeasured import unmeasured_sd
 from lmi_bench.analysis.weights import weight_format
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import CapacityError, InputError
@@ -60,9 +61,6 @@ _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # of the sequences, on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
 _UNSEEN_KIND = 0.12  # mixtures beside dense models, weights of few bits beside wide ones
-# Before anything of a set-up is measured: hosts, drivers, builds and harnesses of the same names
-# differ by so much (published tables that no profile was fitted to).
-UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
 _STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
 _HOST_PREFIX = "host_factor:"
@@ -160,7 +158,9 @@ class Fit:
         full = _cache_full(self.profile, cell)
         guessed = _limit_is_guessed(self.profile, cell, predicted)
         transfer = self._transfer_sd(cell)
-        unmeasured = self._unmeasured_sd(cell, predicted, metrics)
+        unmeasured = [0.0] * len(metrics)
+        if not self.cells:
+            unmeasured = unmeasured_sd(self.profile, cell, predicted, metrics)
         scales = self.scales.of(wanted)
         estimates = {}
         for index, item in enumerate(wanted):
@@ -188,29 +188,6 @@ class Fit:
             known = np.linalg.solve(within, error_covariance(self.observations, right))
             remains = remains - error_covariance(left, self.observations) @ known
         return np.asarray(np.outer(self.scales.of(left), self.scales.of(right)) * remains)
-
-    def _unmeasured_sd(
-        self, cell: Cell, predicted: CellPrediction, metrics: Sequence[Metric]
-    ) -> list[float]:
-        """What not having measured this set-up at all adds to each figure.
-
-        Answers of one length keep users in step, so that their prompts wait for each other;
-        others spread them out. No load says which it will be, so the interval reaches as far as
-        the other of the two.
-        """
-        if self.cells:
-            return [0.0] * len(metrics)
-        together = predicted
-        if cell.rate_per_s is None:
-            together = predict_cell(self.profile, cell, smooth=True)
-        apart = [
-            abs(math.log(together.value(metric) / predicted.value(metric))) / Z80
-            for metric in metrics
-        ]
-        setup = [
-            _UNSEEN_SETUP_TTFT if metric == "ttft_mean_s" else UNSEEN_SETUP for metric in metrics
-        ]
-        return [math.hypot(*pair) for pair in zip(apart, setup, strict=True)]
 
     def _transfer_sd(self, cell: Cell) -> float:
         """What carrying over to a model or a device that no cell was of adds."""

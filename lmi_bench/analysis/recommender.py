@@ -20,7 +20,6 @@ from lmi_bench.analysis.availability import NO_SPARES
 from lmi_bench.analysis.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.candidates import Engine, build_candidate, machines_needed
 from lmi_bench.analysis.decisive import MOST_MACHINES, decisive_probes
-from lmi_bench.analysis.fit import UNSEEN_SETUP
 from lmi_bench.analysis.fleet_attainment import LongLook, fleet_of
 from lmi_bench.analysis.held_limits import held_slos
 from lmi_bench.analysis.layouts import (
@@ -48,6 +47,7 @@ from lmi_bench.analysis.ranking import (
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
 from lmi_bench.analysis.requirements import NO_REQUIREMENTS
+from lmi_bench.analysis.unmeasured import UNSEEN_SETUP
 from lmi_bench.units import s_to_ms
 
 Progress = Callable[[str, float], None]

@@ -25,7 +25,7 @@ from lmi_bench.analysis.cells import (
     slots_for,
 )
 from lmi_bench.analysis.experiment_design import choose_cells
-from lmi_bench.analysis.fit import Estimate, Fit, fit_cells, fit_of_profile, prior_fit
+from lmi_bench.analysis.fit import Estimate, Fit, fit_of_profile, prior_fit
 from lmi_bench.analysis.measured_tables import (
     TableRow,
     requests_of_open_loop,
@@ -33,6 +33,7 @@ from lmi_bench.analysis.measured_tables import (
 )
 from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.unstated import as_fitted, fit_unstated
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.units import s_to_ms
 
@@ -132,7 +133,8 @@ def validate(
         known = [
             row for row in known if row.cell is not None and can_run(started.profile, row.cell)
         ]
-        fit = fit_cells(base, _cells(known)) if known else started
+        fit = fit_unstated(base, _cells(known)) if known else started
+        group = [_as_fitted(fit, row) for row in group]
         if calibrate_on is None:  # a line that repeats another has not been chosen with it
             chosen = {row.number for row in known}
         else:
@@ -190,6 +192,10 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     except InputError:
         return row  # it will say why when it is judged
     return row
+
+
+def _as_fitted(fit: Fit, row: TableRow) -> TableRow:
+    return row if row.cell is None else replace(row, cell=as_fitted(fit, row.cell))
 
 
 def _cells(rows: Sequence[TableRow]) -> list[Cell]:
