@@ -13,7 +13,6 @@ from lmi_bench.analysis.builtin_profiles import (
     VLLM_V0_PRIOR,
 )
 from lmi_bench.analysis.profiles import EngineProfile, profile_from_json
-from lmi_bench.cli.console import note
 from lmi_bench.errors import InputError
 
 SHIPPED = {
@@ -26,14 +25,14 @@ SHIPPED = {
 }
 
 
-def planned_profile(name: str | None) -> EngineProfile:
-    """`find_profile` of a plan that rests on nothing else; says which engine it took for none."""
-    if name is None:
-        note(
-            f"no --profile: planned for {TGI_2023.label}, whose host is slower than that of "
-            "today's engines; for vLLM add --profile vllm-0.19"
-        )
-    return find_profile(name)
+def default_note(name: str | None) -> str | None:
+    """What a plan without a profile's name rests on, for people; None where one was named."""
+    if name is not None:
+        return None
+    return (
+        f"no --profile: planned for {TGI_2023.label}, whose host is slower than that of today's "
+        "engines; for vLLM add --profile vllm-0.19"
+    )
 
 
 def find_profile(name: str | None) -> EngineProfile:
