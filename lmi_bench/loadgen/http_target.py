@@ -150,6 +150,7 @@ class HttpTarget:
         _allow_descriptors(connections)
         if self._connections == "per-request":
             return
+        await asyncio.sleep(0)  # one look at the sockets: the server may have closed some meanwhile
         self._idle = [connection for connection in self._idle if connection.reusable]
         missing = connections - len(self._idle)
         gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
