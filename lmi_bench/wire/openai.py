@@ -103,10 +103,17 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
 
 
 class OpenAiChatFormat(_OpenAiFormat):
-    """`/v1/chat/completions`: all that was said; the server adds its template."""
+    """`/v1/chat/completions`: all that was said; the server adds its template.
+
+    length_field  name of the number of tokens to generate: OpenAI's newer models take the default
+                  alone, llama-cpp-python and its like know `max_tokens` alone
+    """
 
     name: ClassVar[str] = "openai-chat"
     path: ClassVar[str] = "/v1/chat/completions"
+
+    def __init__(self, *, length_field: str = "max_completion_tokens") -> None:
+        self.length_field = length_field
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST. Raises InputError without a text."""
@@ -118,7 +125,7 @@ class OpenAiChatFormat(_OpenAiFormat):
         said = request.messages or (("user", request.prompt_text),)
         messages = [{"role": role, "content": text} for role, text in said]
         return orjson.dumps(
-            {"model": model, "messages": messages, "max_completion_tokens": request.output_tokens}
+            {"model": model, "messages": messages, self.length_field: request.output_tokens}
             | _generation_fields(request, stream=stream)
         )
 
@@ -178,13 +185,21 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
 
 
 def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
-    """What a choice adds: its reasoning, and its text, or content and tool calls."""
+    """What a choice adds: its reasoning, and its text, or content, refusal and calls of tools.
+
+    The choice that ends an answer may come without a delta.
+    """
     if "text" in choice:
         return "", choice["text"] or ""
-    message = choice["delta"] if "delta" in choice else choice["message"]
+    message = choice.get("delta") or choice.get("message")
+    if message is None:
+        if "delta" in choice or choice.get("finish_reason"):
+            return "", ""
+        raise KeyError("delta")
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
-    text = message.get("content") or ""
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        text += (function.get("name") or "") + (function.get("arguments") or "")
+    text = message.get("content") or message.get("refusal") or ""
+    calls = [call.get("function") for call in message.get("tool_calls") or ()]
+    for function in (message.get("function_call"), *calls):
+        if function:
+            text += (function.get("name") or "") + (function.get("arguments") or "")
     return thought, text

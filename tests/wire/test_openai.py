@@ -76,6 +76,30 @@ def test_a_chat_stream_counts_no_role_only_chunk():
     assert events[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"index": 0, "finish_reason": "stop"},
+        {"index": 0, "delta": None, "finish_reason": "stop"},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
+    ],
+)
+def test_the_last_choice_of_a_chat_may_lack_its_delta(choice):
+    event = CHAT.parse(json.dumps({"choices": [choice]}).encode())
+    assert (event.num_tokens, event.finish_reason) == (0, "stop")
+
+
+def test_a_refusal_and_a_call_of_the_older_kind_are_what_the_model_said():
+    deltas = (
+        {"refusal": "I can't", "content": None},
+        {"function_call": {"name": "look", "arguments": ""}, "content": None},
+        {"function_call": {"arguments": "{}"}},
+    )
+    events = [CHAT.parse(chat_chunk(delta)) for delta in deltas]
+    assert [event.num_tokens for event in events] == [1, 1, 1]
+    assert [event.text for event in events] == ["I can't", "look", "{}"]
+
+
 def test_an_empty_chunk_is_no_token_but_ids_make_one():
     """Incomplete characters and held-back stop strings give chunks without text."""
     empty = b'{"object":"text_completion","choices":[{"index":0,"text":"","finish_reason":null}]}'
