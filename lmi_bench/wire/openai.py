@@ -20,6 +20,12 @@ from lmi_bench.workload import PlannedRequest
 
 DONE = b"[DONE]"
 _PLAIN_DELTA = {"content", "role"}
+_ERROR_NAMES: Mapping[str, str] = {
+    "rate_limit_exceeded": "throttled",
+    "insufficient_quota": "throttled",
+    "overloaded_error": "overloaded",
+    "invalid_request_error": "client_error",
+}
 
 
 class _OpenAiFormat:
@@ -144,9 +150,21 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
 def _error_event(chunk: dict[str, Any]) -> WireEvent:
     """An error in the middle of a stream, under status 200."""
     inner = chunk["error"] if isinstance(chunk.get("error"), dict) else chunk
-    code = inner.get("code", inner.get("http_status_code"))
-    kind = status_kind(code) if isinstance(code, int) else "server_error"
-    return WireEvent(error=find_message(chunk), error_kind=kind, end=True)
+    return WireEvent(error=find_message(chunk), error_kind=_error_kind(inner), end=True)
+
+
+def _error_kind(error: dict[str, Any]) -> str:
+    """The bucket of an error event: by its status, which may be written as text, else by its name.
+
+    Names are those of OpenAI's API; others that wrap a server use them, too.
+    """
+    code = error.get("code", error.get("http_status_code"))
+    if isinstance(code, int):
+        return status_kind(code)
+    if isinstance(code, str) and code.isdecimal():
+        return status_kind(int(code))
+    named = [error.get(key) for key in ("code", "type")]
+    return next((kind for name, kind in _ERROR_NAMES.items() if name in named), "server_error")
 
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:

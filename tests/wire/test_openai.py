@@ -152,6 +152,10 @@ def test_the_body_of_an_unstreamed_answer_is_one_event():
         (b'{"error":{"message":"boom","http_status_code":422}}', "client_error"),
         (b'{"object":"error","message":"boom","code":400}', "client_error"),
         (b'{"error":"boom"}', "server_error"),
+        (b'{"error":{"message":"boom","code":"503"}}', "overloaded"),
+        (b'{"error":{"message":"boom","code":"rate_limit_exceeded"}}', "throttled"),
+        (b'{"error":{"message":"boom","code":null,"type":"overloaded_error"}}', "overloaded"),
+        (b'{"error":{"message":"boom","code":{"a":[]},"type":[]}}', "server_error"),
     ],
 )
 def test_an_error_event_under_status_200_is_an_error(payload, kind):
