@@ -192,16 +192,16 @@ def add_words(writer: Any, tokenizer_file: str) -> None:
 
     Each word begins with a space, and what is left of it without its last letter is a word, too:
     merged letter by letter, a text ends in the tokens that the tokenizer's own pattern finds. The
-    last 128 give way to the bytes of ASCII, without which other letters end llama.cpp.
+    last 256 give way to the bytes, without which any other text ends llama.cpp.
     """
     import gguf
 
     with open(tokenizer_file) as file:
         places = json.load(file)["model"]["vocab"]
     tokens = sorted(places, key=places.__getitem__)
-    tokens[-128:] = [f"<0x{byte:02X}>" for byte in range(128)]
+    tokens[-256:] = [f"<0x{byte:02X}>" for byte in range(256)]
     kinds = {"<unk>": gguf.TokenType.UNKNOWN}
-    kinds |= dict.fromkeys(tokens[-128:], gguf.TokenType.BYTE)
+    kinds |= dict.fromkeys(tokens[-256:], gguf.TokenType.BYTE)
     kinds |= dict.fromkeys(("<s>", "</s>"), gguf.TokenType.CONTROL)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([token.replace(" ", "\u2581") for token in tokens])
