@@ -93,8 +93,8 @@ def takes_token_ids(
 ) -> bool:
     """Whether `/v1/completions` takes a prompt of token ids, by asking for one token.
 
-    False only where the same request with a text is answered: what refuses both says why when it
-    is measured. Raises InputError where nothing answers.
+    False only where the same request with a text is answered: what refuses both, or answers
+    neither, says why when it is measured. Raises InputError where nothing answers.
     """
     probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     wire_format = find_format("openai", stream=stream)
@@ -104,11 +104,14 @@ def takes_token_ids(
 
     def status(request: PlannedRequest) -> int:
         body = wire_format.request_body(request, model=model, stream=stream)
-        return probe.post(wire_format, body).status
+        return probe.post(wire_format, body, whole=False).status
 
-    if status(replace(text, prompt_token_ids=(1,))) not in (*REFUSED_FIELDS, 500):
+    try:
+        if status(replace(text, prompt_token_ids=(1,))) not in (*REFUSED_FIELDS, 500):
+            return True
+        return not 200 <= status(text) < 300
+    except UnansweredError:
         return True
-    return not 200 <= status(text) < 300
 
 
 def _known_models(probe: Probe) -> list[str]:

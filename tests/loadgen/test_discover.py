@@ -314,6 +314,7 @@ def test_a_stream_without_an_end_is_told_of_and_then_refused(monkeypatch):
 def test_a_server_that_streams_on_is_accepted_where_protocol_and_model_are_stated():
     with endless() as url:
         assert accepts(url, protocol="openai", model="m") == Accepted()
+        assert takes_token_ids(url, model="m")
 
 
 def test_a_server_that_answers_in_time_is_waited_for_in_silence():
