@@ -18,13 +18,14 @@ from lmi_bench.loadgen.two_tokens import (
     length_notes,
     wants_key,
 )
+from lmi_bench.redaction import redact_text
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
 from lmi_bench.workload import PlannedRequest
 
 TIMEOUT_S = 10.0
-_MAY_PASS = (408, 409, 424, 425, 429, 499)
-"""Statuses below 500 that the same request may not meet a second time."""
+_MAY_PASS = (408, 409, 425)
+"""Statuses of a client's mistake that the same request may not meet a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,10 @@ def accepts(
         return Accepted()
     if reply.status in WANTS_KEY:
         raise wants_key(probe, wire_format, reply)
-    if 300 <= reply.status < 500 and reply.status not in _MAY_PASS:
-        said = str(wire_format.error(reply.status, reply.body)).rstrip(".")
+    error = wire_format.error(reply.status, reply.body)
+    mistaken = error.kind == "client_error" and reply.status not in _MAY_PASS
+    if mistaken or 300 <= reply.status < 400:
+        said = redact_text(str(error), probe.keys).rstrip(".")
         known = _known_models(probe)
         others = f" (it has {', '.join(known)})" if known and model not in known else ""
         raise InputError(

@@ -95,7 +95,8 @@ class Probe:
     def get(self, path: str) -> Reply:
         """GET a path of the API that the URL lies in; status 0 where nothing comes of it."""
         try:
-            return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
+            with self._told_of(f"GET {path}", GET_TIMEOUT_S):
+                return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
         except (TimeoutError, ConnectionError, http.client.HTTPException, _OverrunError):
             return Reply(0)
 
@@ -108,7 +109,7 @@ class Probe:
         """
         path = parse_endpoint(self._asked_url, wire_format).path
         try:
-            with self._told_of(path):
+            with self._told_of(f"POST {path}", self._timeout_s):
                 return self._ask("POST", path, body, self._timeout_s, whole=whole)
         except TimeoutError as exc:
             raise UnansweredError(
@@ -126,9 +127,9 @@ class Probe:
             ) from exc
 
     @contextlib.contextmanager
-    def _told_of(self, path: str) -> Iterator[None]:
+    def _told_of(self, what: str, limit_s: float) -> Iterator[None]:
         """Say what is waited for if the block takes long."""
-        text = f"waiting for {self.authority} to answer POST {path}, {self._timeout_s:g} s at most"
+        text = f"waiting for {self.authority} to answer {what}, {limit_s:g} s at most"
         timer = threading.Timer(TELL_AFTER_S, self._tell, (text,))
         timer.daemon = True
         timer.start()

@@ -64,6 +64,26 @@ def test_of_two_connections_the_third_request_waits_for_one():
     assert held[2] >= ANSWER_S * 0.9
 
 
+def test_the_address_is_looked_up_once_for_all_connections():
+    """A look-up may try several addresses of a host: not with every connection at once."""
+
+    class Counting(HttpTarget):
+        looked_up = 0
+
+        async def _resolve(self):
+            self.looked_up += 1
+            return await super()._resolve()
+
+    async def main():
+        async with serving(lambda _: [good_answer()]) as server:
+            url = f"http://localhost:{server.port}"
+            async with Counting(url, find_format("openai"), model="m") as target:
+                await target.open_level(16)
+                return target.looked_up
+
+    assert run_on_sockets(main()) == 1
+
+
 def _hanging_up(listener, opened, hang_up, hung_up):
     """Answers each connection once; the first two are closed when they are told to be."""
 

@@ -317,6 +317,23 @@ def test_a_server_that_streams_on_is_accepted_where_protocol_and_model_are_state
         assert takes_token_ids(url, model="m")
 
 
+def test_a_server_that_says_nothing_is_told_of_at_each_question(monkeypatch):
+    monkeypatch.setattr(probe, "TELL_AFTER_S", 0.02)
+    monkeypatch.setattr(probe, "GET_TIMEOUT_S", 0.2)
+    told = []
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(InputError, match=r"no whole answer to POST .* within 0\.3 s"):
+            discover(url, timeout_s=0.3, tell=told.append)
+    asked = [line.split("to answer ")[1] for line in told]
+    assert asked == [
+        "GET /info, 0.2 s at most",
+        "GET /v1/models, 0.2 s at most",
+        "GET /ping, 0.2 s at most",
+        "POST /v1/completions, 0.3 s at most",
+    ]
+
+
 def test_a_server_that_answers_in_time_is_waited_for_in_silence():
     told = []
     with playing({("POST", "/v1/completions"): good_completions}) as (url, _):
@@ -347,6 +364,18 @@ def test_what_may_pass_is_left_to_be_measured(status):
     routes = {("POST", "/v1/completions"): says({"error": "busy"}, status)}
     with playing(routes) as (url, _):
         assert accepts(url, protocol="openai", model="m") == Accepted()
+
+
+def test_a_container_that_had_no_slot_in_time_is_busy_although_it_says_400():
+    said = {"code": 400, "type": "TranslateException", "message": "Time out in: 60000"}
+    with playing({("POST", "/invocations"): says(said, 400)}) as (url, _):
+        assert accepts(url, protocol="lmi", model="m") == Accepted()
+
+
+def test_a_redirect_is_not_measured():
+    routes = {("POST", "/v1/completions"): says({}, 308)}
+    with playing(routes) as (url, _), pytest.raises(InputError, match="is the address right"):
+        accepts(url, protocol="openai", model="m")
 
 
 def test_a_stated_server_that_refuses_a_forced_length_is_found_out():
