@@ -216,8 +216,23 @@ def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
         raise KeyError("delta")
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
     text = message.get("content") or message.get("refusal") or ""
+    if isinstance(text, list):
+        thought, text = _of_parts(text)
     calls = [call.get("function") for call in message.get("tool_calls") or ()]
     for function in (message.get("function_call"), *calls):
         if function:
             text += (function.get("name") or "") + (function.get("arguments") or "")
+    return thought, text
+
+
+def _of_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Thought and text of a content in parts, as Mistral's reasoning models send it."""
+    thought = text = ""
+    for part in parts:
+        if part.get("type") == "thinking":
+            inner = part.get("thinking") or ""
+            whole = isinstance(inner, str)
+            thought += inner if whole else "".join(each.get("text") or "" for each in inner)
+        else:
+            text += part.get("text") or ""
     return thought, text

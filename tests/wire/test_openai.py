@@ -89,6 +89,11 @@ def test_the_last_choice_of_a_chat_may_lack_its_delta(choice):
     assert (event.num_tokens, event.finish_reason) == (0, "stop")
 
 
+def test_a_content_in_parts_is_read_to_its_text():
+    parts = [{"type": "thinking", "thinking": [{"text": "h"}, {"text": "m"}]}, {"text": " Yes"}]
+    assert CHAT.parse(chat_chunk({"content": parts})) == WireEvent(text="hm Yes")
+
+
 def test_a_refusal_and_a_call_of_the_older_kind_are_what_the_model_said():
     deltas = (
         {"refusal": "I can't", "content": None},
@@ -248,6 +253,9 @@ def test_an_unknown_protocol_names_the_known_ones():
         ({"content": "Yes"}, False),
         ({"tool_calls": [{"index": 0, "function": {"name": "f"}}]}, False),
         ({"role": "assistant", "content": ""}, False),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}, True),
+        ({"content": [{"type": "text", "text": "Yes"}]}, False),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, {"text": "Yes"}]}, False),
     ],
 )
 def test_a_chunk_of_thought_alone_is_reasoning(delta, reasoning):
