@@ -231,8 +231,10 @@ def _of_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
     for part in parts:
         if part.get("type") == "thinking":
             inner = part.get("thinking") or ""
-            whole = isinstance(inner, str)
-            thought += inner if whole else "".join(each.get("text") or "" for each in inner)
+            if isinstance(inner, str):
+                thought += inner
+            else:
+                thought += "".join(each.get("text") or "" for each in inner)
         else:
             text += part.get("text") or ""
     return thought, text
