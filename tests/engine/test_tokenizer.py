@@ -86,6 +86,27 @@ def test_any_stream_joins_to_the_decoded_whole(tokenizer, text):
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+def test_a_space_behind_a_special_token_is_kept(tmp_path):
+    """An end token that is ignored shows nothing, and the words round it stay two words."""
+    tokenizer = byte_fallback(tmp_path)
+    words = [tokenizer.encode(word, add_special_tokens=False) for word in ("one", "two")]
+    pieces = stream(tokenizer, [*words[0], 2, 2, *words[1]])
+    assert "".join(pieces) == "one two"
+
+
+@pytest.mark.parametrize("text", ["one two", "日本 語", "a  b"])
+def test_a_stream_goes_on_from_the_prompt(tokenizer, text):
+    """Prompt and pieces joined are the text, wherever it was cut into prompt and stream."""
+    ids = tokenizer.encode(text)
+    for cut in range(2, len(ids)):
+        prompt = tokenizer.decode(ids[:cut])
+        if "�" in prompt:
+            continue
+        detokenizer = tokenizer.detokenizer(ids[:cut])
+        pieces = [*(detokenizer.push([i]) for i in ids[cut:]), detokenizer.finish()]
+        assert prompt + "".join(pieces) == text
+
+
 def test_half_a_surrogate_pair_is_no_failure(tokenizer):
     assert tokenizer.decode(tokenizer.encode(json.loads(r'"a\ud800b"'))) == "a?b"
 

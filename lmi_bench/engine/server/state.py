@@ -68,7 +68,7 @@ class ServerState:
                 "new ones): shorten the prompt or ask for fewer tokens"
             )
         generation = self.engine.submit(prompt.token_ids, prompt.sampling)
-        return Answer(generation, prompt, self.codec.detokenizer())
+        return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def count(self, answer: Answer) -> None:
         """Count a request that came to its end."""
