@@ -97,7 +97,9 @@ async def _serve(
             engine,
             codec,
             model_name=parts.shape.name,
-            max_model_len=parts.config.max_model_len,
+            # a chat that names no length asks for all that is left, and a cache may hold less
+            max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
+            vocab_size=parts.shape.vocab_size,
             signature_check=check,
             lmi_reply=LMI_REPLIES[lmi_replies],
             formatters=formatters,

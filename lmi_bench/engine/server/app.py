@@ -57,6 +57,7 @@ def build_app(
     *,
     model_name: str,
     max_model_len: int,
+    vocab_size: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     signature_check: SignatureCheck | None = None,
     lmi_reply: type[RollingBatchReply] = RollingBatchReply,
@@ -64,11 +65,12 @@ def build_app(
 ) -> web.Application:
     """Every route over a running engine, which the caller enters before and leaves after.
 
+    vocab_size       of the model; None: the codec's
     signature_check  of what comes over SageMaker's paths; None lets everything in
     lmi_reply        the version of djl-serving whose replies are imitated
     formatters       what changes the bodies of the LMI routes
     """
-    state = ServerState(engine, codec, model_name, max_model_len)
+    state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
     )

@@ -125,5 +125,4 @@ class OpenAiRoutes:
             return await self._state.encode(self._chat_template(call.messages))
         if isinstance(call.prompt, str):
             return await self._state.encode(call.prompt)
-        self._state.check_token_ids(call.prompt)
         return call.prompt

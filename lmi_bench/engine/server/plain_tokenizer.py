@@ -30,7 +30,7 @@ class PlainTokenizer:
         """The words of the ids, a space before each."""
         return "".join([f" t{token_id}" for token_id in token_ids])
 
-    def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:  # noqa: ARG002
+    def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:
         """A decoder for one stream, whatever is before it."""
         return PlainDetokenizer(self)
 

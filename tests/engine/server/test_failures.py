@@ -226,3 +226,26 @@ def test_fields_that_mean_nothing_here_are_named_in_the_reply(serve_toy, caplog)
     assert lmi["X-Ignored-Parameters"] == "typical"
     assert openai["X-Ignored-Parameters"] == "x%0D%0Ay"
     assert "typical" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": "t31999"}),
+        (OPENAI, {"prompt": "t31999"}),
+        (OPENAI, {"prompt": [31_999]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "t31999"}]}),
+    ],
+)
+def test_a_token_that_the_model_lacks_is_refused_before_it_harms_anybody(serve_toy, path, body):
+    """A tokenizer may have tokens (a pad token, say) that the embedding has no row for."""
+
+    async def main():
+        async with serve_toy(app_options={"vocab_size": 31_990}) as server:
+            refused = await server.post(path, body)
+            return refused, await server.post("/invocations", {"inputs": "a"})
+
+    refused, other = asyncio.run(main())
+    assert refused[0] == 400
+    assert b"ids go from 0 to 31989" in refused[2]
+    assert other[0] == 200
