@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 from lmi_bench.catalog.models import find_model
@@ -15,6 +17,7 @@ from lmi_bench.cli.console import note, say, warn
 from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
+from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.server.app import Listening, build_app, check_address, serve
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.formatters import (
@@ -23,10 +26,13 @@ from lmi_bench.engine.server.formatters import (
     load_formatters,
 )
 from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
+from lmi_bench.engine.server.openai_request import Message
+from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.step_trace import StepTrace
+from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
 
@@ -86,6 +92,7 @@ async def _serve(
     formatters: Formatters,
 ) -> None:
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
+    encode_chat = None if parts.tokenizer is None else chat_encoder(parts.tokenizer)
 
     def on_ready(where: Listening) -> None:
         if where.warning is not None:
@@ -103,6 +110,7 @@ async def _serve(
             signature_check=check,
             lmi_reply=LMI_REPLIES[lmi_replies],
             formatters=formatters,
+            encode_chat=encode_chat,
         )
         await serve(app, host, port, on_ready=on_ready, engine=engine)
         engine.audit()
@@ -113,3 +121,16 @@ async def _serve(
         )
         for line in count_notes(parts.executors):
             note(line)
+
+
+def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:
+    """How the model of a tokenizer's folder wants a chat; None where it has no template."""
+    template = None if tokenizer.folder is None else ChatTemplate.from_folder(tokenizer.folder)
+    if template is None:
+        return None
+
+    def encode(messages: Sequence[Message]) -> list[int]:
+        text = template.render([asdict(message) for message in messages])
+        return tokenizer.encode(text, add_special_tokens=False)  # the template has them
+
+    return encode

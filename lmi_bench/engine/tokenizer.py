@@ -18,10 +18,16 @@ class Tokenizer:
 
     vocab_size     ids are below it
     eos_token_ids  ids that end a generation, as the folder's generation settings state them
+    folder         None where it was read from elsewhere
     """
 
-    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, eos_token_ids: Iterable[int] = (), folder: Path | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        tokenizer.no_truncation()  # a tokenizer that was saved while training may cut or fill up
+        tokenizer.no_padding()
+        self.folder = folder
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         self._special_ids: frozenset[int] = frozenset(
@@ -48,7 +54,7 @@ class Tokenizer:
             raise
         except Exception as exc:  # the library raises bare Exception for any broken file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
-        return cls(tokenizer, _eos_token_ids(folder))
+        return cls(tokenizer, _eos_token_ids(folder), folder)
 
     @classmethod
     def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> Tokenizer:

@@ -139,6 +139,17 @@ def test_special_tokens_are_kept_out_unless_wanted(tmp_path):
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith("<s>")
 
 
+def test_what_training_left_in_the_file_neither_cuts_nor_fills_a_prompt(tmp_path):
+    """transformers resets both before each call as well."""
+    byte_level(tmp_path)
+    trained = FastTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    trained.enable_truncation(4)
+    trained.enable_padding(length=12)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert [len(tokenizer.encode("x" * count)) for count in (2, 9)] == [2, 9]
+
+
 def test_the_vocabulary_counts_added_tokens(tmp_path):
     assert byte_level(tmp_path).vocab_size == 259
 

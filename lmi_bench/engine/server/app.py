@@ -21,7 +21,7 @@ from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.metrics import MetricsRoute
-from lmi_bench.engine.server.openai_routes import OpenAiRoutes
+from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import SageMakerRoutes
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.server.state import ServerState
@@ -62,19 +62,21 @@ def build_app(
     signature_check: SignatureCheck | None = None,
     lmi_reply: type[RollingBatchReply] = RollingBatchReply,
     formatters: Formatters = NO_FORMATTERS,
+    encode_chat: ChatEncoder | None = None,
 ) -> web.Application:
     """Every route over a running engine, which the caller enters before and leaves after.
 
     vocab_size       of the model; None: the codec's
     signature_check  of what comes over SageMaker's paths; None lets everything in
     lmi_reply        the version of djl-serving whose replies are imitated
+    encode_chat      how the model wants a chat; None: the contents, a line each
     formatters       what changes the bodies of the LMI routes
     """
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
     )
-    lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state)
+    lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
     sagemaker = SageMakerRoutes(lmi, openai, model_name=model_name, check=signature_check)
     lmi.add_to(app)
     openai.add_to(app)

@@ -50,6 +50,11 @@ class Fields:
         """A whole number or None."""
         return None if self.raw(name) is None else self.integer(name, 0, minimum=minimum)
 
+    def seed(self, name: str) -> int | None:
+        """Any whole number; -1 asks for another one each time, as in vLLM."""
+        value = self.optional_integer(name)
+        return None if value == -1 else value
+
     def number(self, name: str, default: float) -> float:
         """A number."""
         value = self.raw(name)

@@ -131,7 +131,7 @@ def _read_call(
         top_p=top.number("top_p", 1.0),
         repetition_penalty=top.number("repetition_penalty", 1.0),
         min_tokens=min_tokens,
-        seed=top.optional_integer("seed", minimum=0),
+        seed=top.seed("seed"),
         logprobs=num_logprobs is not None,
         top_logprobs=num_logprobs or 0,
     )

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from lmi_bench.engine.server.lmi_request import read_lmi_call
+from lmi_bench.engine.server.openai_request import read_completion_call
 from lmi_bench.wire.format import find_format
 
 LMI = "/invocations"
@@ -41,7 +43,7 @@ def post_raw(serve_toy, path, body, **settings):
         (b'{"inputs": "a", "parameters": {"top_p": 0.0}}', "top_p must be above 0"),
         (b'{"inputs": "a", "parameters": {"stop_sequences": [""]}}', "stop_sequences must be"),
         (b'{"inputs": "a", "parameters": {"n": 2}}', "n=2 is not supported by this server"),
-        (b'{"inputs": "a", "parameters": {"seed": -1}}', "seed must be at least 0"),
+        (b'{"inputs": "a", "parameters": {"seed": 0.5}}', "seed must be an integer"),
     ],
 )
 def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
@@ -249,3 +251,11 @@ def test_a_token_that_the_model_lacks_is_refused_before_it_harms_anybody(serve_t
     assert refused[0] == 400
     assert b"ids go from 0 to 31989" in refused[2]
     assert other[0] == 200
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(-(2**63), -(2**63)), (-1, None), (0, 0)])
+def test_a_seed_may_be_any_whole_number_and_minus_one_is_none(seed, expected):
+    """As vLLM and OpenAI's clients have it: 64 bits with a sign."""
+    completion = read_completion_call(json.dumps({"prompt": "a", "seed": seed}).encode(), ())
+    lmi = read_lmi_call({"inputs": "a", "parameters": {"seed": seed}}, ())
+    assert (completion.sampling.seed, lmi.sampling.seed) == (expected, expected)
