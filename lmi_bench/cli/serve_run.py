@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compiling import count_notes
@@ -69,16 +70,15 @@ def run(
     if instance is None and follow_launcher(settings):
         return
     check_address(host, port)  # a large model is minutes to load
-    with loading_deadline(model, loading_timeout_s):
-        if instance is None:
-            parts = open_torch_engine(model, settings)
-        else:
-            longest = find_model(model).max_positions
-            parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
-    for line in parts.notes:
-        note(line)
-    tracer = None if trace is None else StepTrace(trace)
-    with tracer or nullcontext():
+    with nullcontext() if trace is None else StepTrace(trace) as tracer:
+        with loading_deadline(model, loading_timeout_s):
+            if instance is None:
+                parts = open_torch_engine(model, settings)
+            else:
+                longest = find_model(model).max_positions
+                parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
+        for line in parts.notes:
+            note(line)
         asyncio.run(_serve(parts, host, port, lmi_replies, check, tracer, formatters))
 
 
@@ -129,8 +129,8 @@ def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:
     if template is None:
         return None
 
-    def encode(messages: Sequence[Message]) -> list[int]:
-        text = template.render([asdict(message) for message in messages])
+    def encode(messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
+        text = template.render([asdict(message) for message in messages], options)
         return tokenizer.encode(text, add_special_tokens=False)  # the template has them
 
     return encode

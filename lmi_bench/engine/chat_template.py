@@ -58,18 +58,25 @@ class ChatTemplate:
             return None
         return cls(stated, _special_tokens(folder, config), where=str(folder / _CONFIG))
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+    ) -> str:
         """The prompt of a chat up to where the answer begins, special tokens in it as text.
+
+        options  what the template itself asks for, such as Qwen3's enable_thinking
 
         Raises InputError where the template refuses the messages.
         """
         try:
             return self._template.render(
-                messages=messages,
-                tools=None,  # some templates ask whether it is none, which an absent name is not
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
+                {
+                    "tools": None,  # templates ask whether it is none, which an absent name is not
+                    "documents": None,
+                    "add_generation_prompt": True,
+                    **self._special_tokens,
+                    **(options or {}),
+                    "messages": messages,
+                }
             )
         except Exception as exc:  # a program that came with the model; its request alone fails
             raise InputError(f"the model's chat template refuses these messages: {exc}") from exc

@@ -18,6 +18,7 @@ from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
+from lmi_bench.engine.server.http_log import connection_logger
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.metrics import MetricsRoute
@@ -105,6 +106,7 @@ async def listening(
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,
         handle_signals=False,
+        logger=connection_logger(),
     )
     await runner.setup()
     try:

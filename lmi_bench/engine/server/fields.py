@@ -27,13 +27,13 @@ class Fields:
     """The fields of one JSON object. A null counts as left out."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+        self.values = values
         self._read: set[str] = set()
 
     def raw(self, name: str) -> Any:
         """The value as it came, None if it was left out."""
         self._read.add(name)
-        return self._values.get(name)
+        return self.values.get(name)
 
     def integer(self, name: str, default: int, *, minimum: int | None = None) -> int:
         """A whole number, at least `minimum`."""
@@ -115,7 +115,7 @@ class Fields:
 
     def unread(self) -> list[str]:
         """Names that nothing has read: the request asked for something unknown."""
-        return [name for name in self._values if name not in self._read]
+        return [name for name in self.values if name not in self._read]
 
 
 def _show(value: Any) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from aiohttp import web
 
@@ -20,8 +21,9 @@ from lmi_bench.engine.server.openai_request import (
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream
 
-ChatEncoder = Callable[[Sequence[Message]], list[int]]
-"""A chat's prompt as token ids. Raises InputError for messages that the template refuses."""
+ChatEncoder = Callable[[Sequence[Message], Mapping[str, Any]], list[int]]
+"""A chat's prompt as token ids, with options of the model's template. Raises InputError for
+messages that the template refuses."""
 
 
 def plain_chat(messages: Sequence[Message]) -> str:
@@ -125,7 +127,7 @@ class OpenAiRoutes:
 
     async def _token_ids(self, call: OpenAiCall) -> list[int]:
         if call.messages and self._encode_chat is not None:
-            return await asyncio.to_thread(self._encode_chat, call.messages)
+            return await asyncio.to_thread(self._encode_chat, call.messages, call.chat_options)
         if call.messages:
             return await self._state.encode(plain_chat(call.messages))
         if isinstance(call.prompt, str):

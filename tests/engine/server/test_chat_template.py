@@ -81,7 +81,7 @@ def test_a_chat_becomes_the_tokens_that_transformers_gives(tmp_path, template, c
     text = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert ChatTemplate.from_folder(folder).render(chat) == text
     tokenizer = Tokenizer.from_folder(folder)
-    assert chat_encoder(tokenizer)([Message(**message) for message in chat]) == expected
+    assert chat_encoder(tokenizer)([Message(**message) for message in chat], {}) == expected
 
 
 @pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json"])
@@ -98,6 +98,24 @@ def test_of_several_templates_the_default_one_is_taken(tmp_path):
 def test_a_folder_without_a_template_has_none(tmp_path):
     assert ChatTemplate.from_folder(tmp_path) is None
     assert chat_encoder(Tokenizer.from_folder(folder_with(tmp_path, None))) is None
+
+
+def test_a_request_may_set_what_the_template_asks_for(tmp_path, serve_toy):
+    """`chat_template_kwargs`, as vLLM has it; without a template it means nothing."""
+    template = "{{ '' if enable_thinking is defined and not enable_thinking else 'think' }}!"
+    encode = chat_encoder(Tokenizer.from_folder(folder_with(tmp_path, template)))
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+    async def main():
+        async with serve_toy(app_options={"encode_chat": encode}) as server:
+            replies = [
+                await server.post("/v1/chat/completions", body | more)
+                for more in ({}, {"chat_template_kwargs": {"enable_thinking": False}})
+            ]
+            wrong = await server.post("/v1/chat/completions", body | {"chat_template_kwargs": 1})
+        return [json.loads(reply[2])["usage"]["prompt_tokens"] for reply in replies], wrong[0]
+
+    assert asyncio.run(main()) == ([len("think!"), len("!")], 400)
 
 
 def test_what_a_template_refuses_is_a_bad_request(tmp_path, serve_toy):

@@ -259,3 +259,59 @@ def test_a_seed_may_be_any_whole_number_and_minus_one_is_none(seed, expected):
     completion = read_completion_call(json.dumps({"prompt": "a", "seed": seed}).encode(), ())
     lmi = read_lmi_call({"inputs": "a", "parameters": {"seed": seed}}, ())
     assert (completion.sampling.seed, lmi.sampling.seed) == (expected, expected)
+
+
+@pytest.mark.parametrize("path", [LMI, OPENAI, "/endpoints/any/invocations"])
+def test_a_body_that_is_not_packed_as_it_says_gets_400(serve_toy, caplog, path):
+    async def main():
+        async with serve_toy() as server:
+            headers = {"Content-Encoding": "gzip"}
+            async with server.client.post(path, data=b"{}", headers=headers) as response:
+                text = await response.text()
+            return response.status, text, (await server.post(LMI, {"inputs": "a"}))[0]
+
+    status, text, other = asyncio.run(main())
+    assert (status, other) == (400, 200)
+    assert "the body cannot be read: Can not decode content-encoding: gzip" in text
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET /%zz\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /ping HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 20_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_and_not_logged_as_a_bug(serve_toy, caplog, sent):
+    async def main():
+        async with serve_toy() as server:
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            line = await reader.readline()
+            writer.close()
+            return line, (await server.post(LMI, {"inputs": "a"}))[0]
+
+    line, other = asyncio.run(main())
+    assert b" 400 " in line
+    assert other == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_bug_of_the_server_is_logged_with_its_traceback(serve_toy, caplog):
+    async def broken(request):
+        raise KeyError("a bug")
+
+    async def main():
+        async with (
+            serve_toy(extend=lambda app: app.router.add_get("/broken", broken)) as server,
+            server.client.get("/broken") as response,
+        ):
+            return response.status
+
+    assert asyncio.run(main()) == 500
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info[0] is KeyError
