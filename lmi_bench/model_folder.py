@@ -23,6 +23,11 @@ def is_model_folder(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
+def folder_name(folder: Path) -> str:
+    """What a model is called after its folder: the name it was given by, `.` and `..` resolved."""
+    return folder.name if folder.name not in ("", "..") else folder.resolve().name
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; InputError where it is absent or broken."""
     if not folder.is_dir():

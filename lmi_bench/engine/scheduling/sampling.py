@@ -51,6 +51,8 @@ class SamplingParams:
             raise InputError(f"temperature must be 0 or more, got {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
+        if min(self.stop_token_ids, default=0) < 0:
+            raise InputError(f"a token id is 0 or more, got {min(self.stop_token_ids)}")
         if self.top_k < 0:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if not 0 < self.repetition_penalty < math.inf:

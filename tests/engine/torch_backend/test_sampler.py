@@ -124,8 +124,15 @@ def test_a_temperature_near_nothing_takes_the_likeliest_token(temperature):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"top_p": float("nan")}]
+    ("wrong", "says"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"stop_token_ids": (7, -5)}, "token id is 0 or more, got -5"),
+    ],
 )
-def test_what_is_no_number_is_no_setting(wrong):
-    with pytest.raises(InputError, match=next(iter(wrong))):
+def test_what_cannot_be_meant_is_refused(wrong, says):
+    with pytest.raises(InputError, match=says):
         SamplingParams(**wrong)
