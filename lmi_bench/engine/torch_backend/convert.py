@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -81,7 +82,8 @@ def _read(files: list[Path], progress: Progress | None) -> Iterator[tuple[str, T
     total_bytes, read_bytes = sum(path.stat().st_size for path in files), 0
     for path in files:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 is read whole
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as exc:
             first = str(exc).splitlines()[0]
             raise InputError(f"{path} is no file of tensors alone: {first}") from exc
