@@ -20,7 +20,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import read_config
+from lmi_bench.model_folder import make_new_folder, read_config
 
 _INDEX: Final = "pytorch_model.bin.index.json"
 _SINGLE: Final = "pytorch_model.bin"
@@ -38,7 +38,7 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> str
         raise InputError(f"{out} exists: name a folder that does not")
     read_config(folder)
     files = _pickles(folder)
-    out.mkdir(parents=True)
+    make_new_folder(out)
     writer, digests = ShardWriter(out), {}
     for name, tensor in _read(files, progress):
         digests[name] = _digest(name, tensor)
