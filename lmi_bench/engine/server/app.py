@@ -23,7 +23,7 @@ from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.metrics import MetricsRoute
 from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
-from lmi_bench.engine.server.sagemaker_routes import SageMakerRoutes
+from lmi_bench.engine.server.sagemaker_routes import UNARY_TIMEOUT_S, SageMakerRoutes
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.errors import InputError
@@ -64,6 +64,7 @@ def build_app(
     lmi_reply: type[RollingBatchReply] = RollingBatchReply,
     formatters: Formatters = NO_FORMATTERS,
     encode_chat: ChatEncoder | None = None,
+    unary_timeout_s: float = UNARY_TIMEOUT_S,
 ) -> web.Application:
     """Every route over a running engine, which the caller enters before and leaves after.
 
@@ -72,13 +73,20 @@ def build_app(
     lmi_reply        the version of djl-serving whose replies are imitated
     encode_chat      how the model wants a chat; None: the contents, a line each
     formatters       what changes the bodies of the LMI routes
+    unary_timeout_s  after which SageMaker's InvokeEndpoint gives up
     """
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
     )
     lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
-    sagemaker = SageMakerRoutes(lmi, openai, model_name=model_name, check=signature_check)
+    sagemaker = SageMakerRoutes(
+        lmi,
+        openai,
+        model_name=model_name,
+        check=signature_check,
+        unary_timeout_s=unary_timeout_s,
+    )
     lmi.add_to(app)
     openai.add_to(app)
     sagemaker.add_to(app)

@@ -36,6 +36,7 @@ VARIANT = {"x-Amzn-Invoked-Production-Variant": "AllTraffic"}
 _CONTAINER_TYPE = "X-Amzn-SageMaker-Content-Type"
 _ERROR_TYPE = "x-amzn-ErrorType"
 
+_AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
 
@@ -74,14 +75,13 @@ class SageMakerRoutes:
         app.router.add_post(path + "-response-stream", self.invoke_with_response_stream)
 
     async def invoke(self, request: web.Request) -> web.StreamResponse:
-        """The container's whole answer."""
+        """The container's whole answer, of a stream too."""
         try:
             async with asyncio.timeout(self._unary_timeout_s):
-                response = await self._answer(request)
+                response = await self._answer(request, _AT_ONCE)
         except TimeoutError:
             return _model_error(0, b"", "Model container did not answer in time.")
-        if not response.prepared:
-            response.headers.update(VARIANT)
+        response.headers.update(VARIANT)
         return response
 
     async def invoke_with_response_stream(self, request: web.Request) -> web.StreamResponse:
@@ -94,7 +94,7 @@ class SageMakerRoutes:
             return web.Response(body=payload_part(body), headers=headers)
         return response
 
-    async def _answer(self, request: web.Request, envelope: Envelope = PLAIN) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, envelope: Envelope) -> web.StreamResponse:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge as exc:

@@ -1,0 +1,38 @@
+"""InvokeEndpoint's own rules: one whole answer, and sixty seconds for it."""
+
+import asyncio
+import json
+
+INVOKE = "/endpoints/any/invocations"
+
+
+def streamed(num_tokens):
+    return {"prompt": [5, 6, 7], "max_tokens": num_tokens, "stream": True}
+
+
+def test_a_stream_is_answered_whole_with_its_length(serve_toy, scripted):
+    async def main():
+        async with serve_toy(executor=scripted([11, 12])) as server:
+            return await server.post(INVOKE, streamed(2))
+
+    status, headers, body = asyncio.run(main())
+    assert status == 200
+    assert headers["Content-Length"] == str(len(body))
+    assert headers["Content-Type"].startswith("text/event-stream")
+    assert "x-Amzn-Invoked-Production-Variant" in headers
+    *chunks, end, nothing = body.decode().split("\n\n")
+    texts = [json.loads(chunk[len("data: ") :])["choices"][0]["text"] for chunk in chunks]
+    assert (texts, end, nothing) == ([" t11", " t12"], "data: [DONE]", "")
+
+
+def test_a_stream_that_takes_too_long_is_an_error_and_nothing_else(serve_toy, slow_steps):
+    async def main():
+        options = {"unary_timeout_s": 0.2}
+        async with serve_toy(executor=slow_steps, app_options=options) as server:
+            answer = await server.post(INVOKE, streamed(400))
+            await server.until(lambda: server.scheduler.num_running == 0)
+            return answer
+
+    status, headers, body = asyncio.run(main())
+    assert (status, headers["x-amzn-ErrorType"]) == (424, "ModelError")
+    assert json.loads(body)["OriginalStatusCode"] == 0
