@@ -39,7 +39,7 @@ PEERS = ROOT / "benchmarks" / "support" / "engine_peers.py"
 PREFILL_TOKENS = 1024
 TOKENS = 128
 SINGLE_TOKENS = 65
-PROBE_EVERY_S = 1.0
+PROBE_EVERY_S = 3.0
 NOTES = """\
 The GEMM peak is the faster of oneDNN's float32 and bfloat16 products of 512 x 2048 x 2048, the
 read probe a sum over 256 MiB in large pages, each the best of four calls in a process of its own.
@@ -164,7 +164,10 @@ class Prober:
     def __init__(self, threads: int) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__, "prober", "--threads", str(threads)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
+            # its threads sleep as soon as they are done: the engine goes on at once
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+            | {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,10 +2,12 @@
 
     python benchmarks/real_servers.py sweep --vllm PATH/TO/python
     python benchmarks/real_servers.py compare --vllm PATH/TO/python --repeats 3
-    python benchmarks/real_servers.py sweep --llama PATH/TO/python --gguf FILE
+    python benchmarks/real_servers.py sweep --llama PATH/TO/python
+    python benchmarks/real_servers.py compare --llama PATH/TO/python --vllm PATH/TO/python
     python benchmarks/real_servers.py sweep --url http://127.0.0.1:8200
 
-`--vllm` is a Python that has vLLM (its CPU build), `--llama` one that has llama-cpp-python[server].
+`--vllm` is a Python that has vLLM (its CPU build), `--llama` one that has llama-cpp-python[server]
+and gguf, with which the checkpoint is made for it once (`--gguf FILE` serves another).
 `sweep` gives `lmi-bench sweep URL` no other option and prints what it says. `compare` measures one
 and four users alternately with `lmi-bench sweep` and `vllm bench serve` (64 tokens in, 64 out) and
 prints medians and ranges; the two agree where the ranges overlap.
@@ -26,14 +28,34 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from real_engine import PORT, vllm_server
-from support.loadgen_peers import VLLM
 
+from lmi_bench.cli.compose import model_folder
 from lmi_bench.host import host_facts
 from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.run_store import load_run
 
 MODEL, TOKENS = "demo-15m", 64
+TOOLS = {"ours": "lmi-bench sweep", "vllm": "vllm bench serve"}
+MAKE_GGUF = "import sys; from engine_peers import gguf_of; print(gguf_of(sys.argv[1], words=True))"
+BENCH = """
+import argparse, uuid
+from vllm.benchmarks.serve import add_cli_args, main
+
+
+class Uuids(str):
+    def __add__(self, number):
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, number))
+
+
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+options = parser.parse_args()
+options.request_id_prefix = Uuids()
+main(options)
+"""
+"""`vllm bench serve`, whose requests have a UUID in their header `x-request-id` instead of a name
+and a number: llama-cpp-python's server answers 400 to everything else."""
 METRICS = (
     ("TTFT p50, ms", lambda line: line["ttft_ms"]["p50"]),
     ("ITL p50, ms", lambda line: line["itl_ms"]["p50"]),
@@ -41,11 +63,20 @@ METRICS = (
 )
 
 
+class PeerFailed(Exception):
+    """A tool measured nothing to compare with."""
+
+
 @contextmanager
-def llama_server(python: str, gguf: str) -> Iterator[str]:
-    """llama.cpp's server by its Python package, one thread a core."""
+def llama_server(python: str, gguf: str | None) -> Iterator[str]:
+    """llama.cpp's server by its Python package.
+
+    A request waits for the one before it: as set up by default it would cut that one short.
+    """
+    gguf = gguf or words_gguf(python)
     command = [python, "-m", "llama_cpp.server", "--model", gguf, "--port", str(PORT)]
     command += ["--host", "127.0.0.1", "--n_ctx", "2048", "--model_alias", MODEL]
+    command += ["--interrupt_requests", "False"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline_s = time.monotonic() + 60
@@ -62,6 +93,20 @@ def llama_server(python: str, gguf: str) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(30)
+
+
+def words_gguf(python: str) -> str:
+    """The demo model for llama.cpp, with the words of its own tokenizer."""
+    support = Path(__file__).parent / "support"
+    done = subprocess.run(
+        [python, "-c", MAKE_GGUF, str(model_folder(MODEL))],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(support)},
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{python} made no GGUF: {last_line(done.stderr)}")
+    return done.stdout.split()[-1]
 
 
 @contextmanager
@@ -94,52 +139,74 @@ def sweep(url: str) -> None:
 
 
 def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
+    """What `lmi-bench sweep` measured. Raises PeerFailed where that is nothing."""
     out = folder / "run"
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "lmi_bench", "sweep", url, "--concurrency", str(users),
          "--requests-per-level", str(options.requests), "--input-tokens", str(TOKENS),
          "--output-tokens", str(TOKENS), "--out", str(out)],
-        check=True, capture_output=True,
+        capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
     )  # fmt: skip
+    if done.returncode != 0:
+        raise PeerFailed(f"exit status {done.returncode}: {last_line(done.stderr)}")
     return load_run(out).levels[0]
 
 
 def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
-    from lmi_bench.cli.compose import model_folder
-
+    """What `vllm bench serve` measured. Raises PeerFailed where that is nothing."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
-    subprocess.run(
-        [options.vllm, "-c", VLLM, "--backend", "openai", "--base-url", url,
+    done = subprocess.run(
+        [options.vllm, "-c", BENCH, "--backend", "openai", "--base-url", url,
          "--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer",
          str(model_folder(MODEL)), "--dataset-name", "random",
          "--random-input-len", str(TOKENS), "--random-output-len", str(TOKENS),
          "--num-prompts", str(options.requests), "--max-concurrency", str(users), "--ignore-eos",
          "--save-result", "--result-dir", str(folder), "--result-filename", "v.json",
          "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"],
-        check=True, capture_output=True, env=environment,
+        capture_output=True, text=True, env=environment,
     )  # fmt: skip
+    if done.returncode != 0:
+        raise PeerFailed(f"exit status {done.returncode}: {last_line(done.stderr)}")
+    result = json.loads((folder / "v.json").read_text())
+    if result["completed"] != options.requests:
+        errors = sorted({error for error in result.get("errors", ()) if error})
+        raise PeerFailed(
+            f"{result['completed']} of {options.requests} requests answered; "
+            f"{errors[0] if errors else 'no error is told'}"
+        )
     return read_results(folder / "v.json", Load(concurrency=users)).levels[0].line
 
 
+def last_line(text: str) -> str:
+    return next(
+        (line for line in reversed(text.splitlines()) if "error" in line.lower()),
+        "no error is told",
+    )
+
+
 def compare(url: str, options: argparse.Namespace) -> None:
+    """Both tools in turn; a peer that fails is named and ends it."""
     print("| users | metric | lmi-bench | range | vllm bench serve | range | difference | ranges |")
     print("|---:|---|---:|---:|---:|---:|---:|---|")
     for users in map(int, options.users.split(",")):
         lines: dict[str, list[dict]] = {"ours": [], "vllm": []}
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
-                lines["ours"].append(ours(url, users, Path(folder), options))
-                lines["vllm"].append(vllms(url, users, Path(folder), options))
-        for name, read in METRICS:
+                for name, tool in (("ours", ours), ("vllm", vllms)):
+                    try:
+                        lines[name].append(tool(url, users, Path(folder), options))
+                    except PeerFailed as exc:
+                        raise SystemExit(f"{TOOLS[name]}, {users} users: {exc}") from exc
+        for metric, read in METRICS:
             cells, spans = [], []
-            for tool in ("ours", "vllm"):
-                values = [read(line) for line in lines[tool]]
+            for measured in lines.values():
+                values = [read(line) for line in measured]
                 spans.append((min(values), max(values)))
                 cells.append(statistics.median(values))
             apart = max(spans[0][0], spans[1][0]) > min(spans[0][1], spans[1][1])
-            print(f"| {users} | {name} | {cells[0]:.2f} | {spans[0][0]:.2f}-{spans[0][1]:.2f} | "
+            print(f"| {users} | {metric} | {cells[0]:.2f} | {spans[0][0]:.2f}-{spans[0][1]:.2f} | "
                   f"{cells[1]:.2f} | {spans[1][0]:.2f}-{spans[1][1]:.2f} | "
                   f"{100 * (cells[0] / cells[1] - 1):+.1f} % | "
                   f"{'apart' if apart else 'overlap'} |", flush=True)  # fmt: skip
@@ -151,11 +218,13 @@ def main() -> None:
     parser.add_argument("--vllm", help="a Python that has vLLM; for compare in any case")
     parser.add_argument("--url", help="of such a server that runs already: none is started")
     parser.add_argument("--llama", help="a Python that has llama-cpp-python[server]")
-    parser.add_argument("--gguf", help="the checkpoint that llama.cpp serves")
+    parser.add_argument("--gguf", help="what llama.cpp serves instead of demo-15m")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--users", default="1,4")
     parser.add_argument("--requests", type=int, default=32)
     options = parser.parse_args()
+    if options.requests < 5:
+        parser.error("--requests: a median needs 5")
     start_s = time.monotonic()
     with server_of(options) as (name, url):
         facts = json.dumps({"cpu": host_facts()["cpu"], "cores": os.cpu_count()})

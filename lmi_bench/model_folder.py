@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 from lmi_bench.hf_config import shape_from_hf_config
 from lmi_bench.model_shape import ModelShape
 
@@ -21,6 +21,19 @@ _ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
 def is_model_folder(path: Path) -> bool:
     """Whether there is a folder with a config.json."""
     return (path / "config.json").is_file()
+
+
+def folder_name(folder: Path) -> str:
+    """What a model is called after its folder: the name it was given by, `.` and `..` resolved."""
+    return folder.name if folder.name not in ("", "..") else folder.resolve().name
+
+
+def make_new_folder(path: Path) -> None:
+    """Make a folder and those above it; InputError where it exists or cannot be made."""
+    try:
+        path.mkdir(parents=True)
+    except OSError as exc:
+        raise InputError(f"{path} cannot be made: {file_reason(exc)}; name another folder") from exc
 
 
 def read_config(folder: Path) -> dict[str, Any]:

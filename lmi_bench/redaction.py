@@ -28,7 +28,8 @@ _FLAG_WITH_VALUE = re.compile(rf"(--?(?:{_NAME})=).+", re.IGNORECASE | re.DOTALL
 _HEADER = re.compile(rf"(?i)\b((?:{_HEADER_NAME})\s*:\s*)(?=\S)[^\r\n\"']+")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 _URL_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
-_URL_QUERY = re.compile(rf"([?&](?:{_NAME})=)[^&\s#\"']+", re.IGNORECASE)
+_QUERY_NAME = rf"{_NAME}|sig|code|auth"  # as gateways and Azure name them
+_URL_QUERY = re.compile(rf"([?&](?:{_QUERY_NAME})=)[^&\s#\"']+", re.IGNORECASE)
 _KNOWN_SHAPE = re.compile(r"\b(?:sk-[A-Za-z0-9_-]{12,}|hf_[A-Za-z0-9]{12,}|A[SK]IA[A-Z0-9]{16})\b")
 
 

@@ -171,8 +171,8 @@ class RunStore:
             append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
         except OSError as exc:
             raise LmiBenchError(
-                f"cannot write level {level} to {self.path}: {exc.strerror}; the levels before it "
-                "are safe: make room and continue with --resume"
+                f"cannot write level {level + 1} to {self.path}: {exc.strerror}; the levels before "
+                "it are safe: make room and continue with --resume"
             ) from exc
         self.levels.append(line)
         self._attempts[level] = max(attempt, self._attempts.get(level, 0))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import shape_from_hf_config, spec_from_hf_config
+from lmi_bench.model_folder import folder_name
 
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -201,3 +204,13 @@ def test_settings_that_a_file_leaves_out_have_the_values_of_transformers(family,
     assert (default.rope_parameters["rope_theta"], default.rms_norm_eps) == (theta, eps)
     assert spec.tied_embeddings == default.tie_word_embeddings
     assert spec.layer_windows[0] == getattr(default, "sliding_window", None)
+
+
+def test_a_model_served_from_within_its_folder_has_the_folders_name(tmp_path, monkeypatch):
+    """`serve --model .` named it with nothing, and no request could name it either."""
+    inside = tmp_path / "llama-x" / "inside"
+    inside.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "llama-x")
+    monkeypatch.chdir(inside)
+    names = [folder_name(Path(text)) for text in (".", "..", "../", str(tmp_path / "link"))]
+    assert names == ["inside", "llama-x", "llama-x", "link"]

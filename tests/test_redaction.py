@@ -34,3 +34,10 @@ def test_a_one_letter_key_is_still_hidden_where_it_is_named_as_one():
         "Authorization: <redacted>",
     ]
     assert redact({"api_key": "k"}, ["k"]) == {"api_key": "<redacted>"}
+
+
+@pytest.mark.parametrize("name", ["api_key", "sig", "code", "token"])
+def test_a_key_in_the_query_of_a_url_is_hidden_and_the_rest_is_not(name):
+    url = f"https://host/path?api-version=2024-06&{name}=abc/def%3D&top=1"
+    shown = f"https://host/path?api-version=2024-06&{name}=<redacted>&top=1"
+    assert redact_text(url) == shown

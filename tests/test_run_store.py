@@ -150,14 +150,15 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
 
 
 def test_a_full_disk_says_what_to_do_and_keeps_the_levels_before(tmp_path):
-    """/dev/full takes the file's place: every write to it fails with ENOSPC."""
+    """/dev/full takes the file's place: every write to it fails with ENOSPC. The files count
+    levels from 0, the message as the progress does, from 1: the second could not be written."""
     path = tmp_path / "run"
     with RunStore.create(path, _manifest()) as store:
         store.append_level([RECORD], _level(0))
         saved = (path / "requests.jsonl").read_bytes()
         (path / "requests.jsonl").unlink()
         (path / "requests.jsonl").symlink_to("/dev/full")
-        with pytest.raises(LmiBenchError, match="--resume"):
+        with pytest.raises(LmiBenchError, match=r"cannot write level 2 .*--resume"):
             store.append_level([RECORD], _level(1))
         assert [line["level"] for line in store.levels] == [0]
     (path / "requests.jsonl").unlink()

@@ -119,12 +119,15 @@ def llama_cpp(order: argparse.Namespace) -> Generate:
     return generate
 
 
-def gguf_of(folder: str) -> str:
-    """The checkpoint in llama.cpp's format, made once beside it: the same bfloat16 numbers."""
+def gguf_of(folder: str, *, words: bool = False) -> str:
+    """The checkpoint in llama.cpp's format, made once beside it: the same bfloat16 numbers.
+
+    words  with its vocabulary, so that llama.cpp reads and writes text; else it has none
+    """
     import gguf
     import numpy as np
 
-    path = os.path.join(folder, "bfloat16.gguf")
+    path = os.path.join(folder, "words.gguf" if words else "bfloat16.gguf")
     if os.path.exists(path):
         return path
     with open(os.path.join(folder, "config.json")) as file:
@@ -142,7 +145,10 @@ def gguf_of(folder: str) -> str:
     theta = config.get("rope_theta") or config.get("rope_parameters", {}).get("rope_theta", 1e4)
     writer.add_rope_freq_base(theta)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    if words:
+        add_words(writer, os.path.join(folder, "tokenizer.json"))
+    else:
+        writer.add_tokenizer_model("none")
     names = {
         "self_attn.q_proj": "attn_q",
         "self_attn.k_proj": "attn_k",
@@ -179,6 +185,34 @@ def gguf_of(folder: str) -> str:
     writer.close()
     os.replace(path + ".part", path)
     return path
+
+
+def add_words(writer: Any, tokenizer_file: str) -> None:
+    """A demo model's words as SentencePiece's pieces, which merge to the same tokens.
+
+    Each word begins with a space, and what is left of it without its last letter is a word, too:
+    merged letter by letter, a text ends in the tokens that the tokenizer's own pattern finds. The
+    last 256 give way to the bytes, without which any other text ends llama.cpp.
+    """
+    import gguf
+
+    with open(tokenizer_file) as file:
+        places = json.load(file)["model"]["vocab"]
+    tokens = sorted(places, key=places.__getitem__)
+    tokens[-256:] = [f"<0x{byte:02X}>" for byte in range(256)]
+    kinds = {"<unk>": gguf.TokenType.UNKNOWN}
+    kinds |= dict.fromkeys(tokens[-256:], gguf.TokenType.BYTE)
+    kinds |= dict.fromkeys(("<s>", "</s>"), gguf.TokenType.CONTROL)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([token.replace(" ", "\u2581") for token in tokens])
+    writer.add_token_scores([-float(place) for place in range(len(tokens))])
+    writer.add_token_types([kinds.get(token, gguf.TokenType.NORMAL) for token in tokens])
+    writer.add_unk_token_id(places["<unk>"])
+    writer.add_bos_token_id(places["<s>"])
+    writer.add_eos_token_id(places["</s>"])
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
 
 
 def safetensors_of(path: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ _DELIVERED_SHARE = 0.7
 OFFERED_TOLERANCE = 0.05
 LENGTH_TOLERANCE = 0.01
 PREFIX_HIT_TOLERANCE = 0.01
+FAILED_SHARE = 0.5
+"""Share of failed requests above which a level says nothing of the rest."""
 
 
 def check_levels(levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -65,12 +67,21 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
+def has_failed(line: Mapping[str, Any]) -> bool:
+    """Whether a level is no measurement: most of its requests failed, or too many to go on."""
+    errors, requests = line.get("errors") or 0, line.get("requests") or 0
+    return line.get("stopped_by") == "errors" or errors > FAILED_SHARE * requests
+
+
 def level_name(line: Mapping[str, Any]) -> str:
     """How people name a level: `concurrency 8`, `2.5 req/s`, `2 sessions/s`."""
     if line.get("concurrency") is not None:
         return f"concurrency {line['concurrency']}"
     rate, unit = line.get("rate_per_s"), "sessions/s" if line.get("sessions") else "req/s"
-    return f"{rate:g} {unit}" if rate is not None else f"level {line.get('level', '?')}"
+    if rate is not None:
+        return f"{rate:g} {unit}"
+    number = line.get("level")  # the files count from 0, people from 1
+    return f"level {'?' if number is None else number + 1}"
 
 
 def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:

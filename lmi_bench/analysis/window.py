@@ -53,7 +53,7 @@ def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:
     if not answered:
         return SteadyWindow(reason="no tokens arrived")
     times = np.concatenate([np.asarray(record.token_times_s) for record in answered])
-    counts = np.concatenate([np.asarray(record.token_counts) for record in answered])
+    counts = np.concatenate([_tokens_by_event(record) for record in answered])
     moments = int(np.unique(times).size)
     bins = min(_MAX_BINS, moments // _MOMENTS_PER_BIN)
     if bins < _MIN_BINS:
@@ -74,6 +74,17 @@ def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:
         half = _T_95 * float(rates.std(ddof=1)) / _BATCHES**0.5
         low, high = max(0.0, rate - half), rate + half
     return SteadyWindow(start_s, end_s, rate, low, high, (end - start) / bins)
+
+
+def _tokens_by_event(record: RequestRecord) -> NDArray[np.float64]:
+    """Tokens of each event; shape (events,).
+
+    Where the server states more or fewer than the events show (a chunk may hold several), its count
+    is shared out over them, so that the window's throughput is of the same tokens as the level's.
+    """
+    counts = np.asarray(record.token_counts, dtype=np.float64)
+    shown = counts.sum()
+    return counts * (record.output_tokens / shown) if shown and record.output_tokens else counts
 
 
 def _least_standard_error(values: NDArray[np.float64]) -> tuple[int, int]:

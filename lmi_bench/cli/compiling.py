@@ -28,8 +28,9 @@ def step_settings(
 
     out  folder to compile into; None: the user's cache
 
-    Raises InputError for settings that exclude each other.
+    Raises InputError for settings that exclude each other, and for a folder that cannot be written.
     """
+    from lmi_bench.engine.torch_backend.static.artefact import check_writable
     from lmi_bench.engine.torch_backend.static.build import StepSettings
     from lmi_bench.engine.torch_backend.static.shapes import parse_shapes
 
@@ -46,6 +47,8 @@ def step_settings(
             f"compiled steps are torch's; --backend {back_end.name} has its own: leave --compile "
             "and --artefact out, or take --backend torch"
         )
+    if out is not None:
+        check_writable(out)  # before the weights are loaded and minutes are spent on compiling
     kernels = None
     if back_end.name == "triton":
         from lmi_bench.engine.triton_backend.step import TritonStep

@@ -46,7 +46,7 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.host import usable_cores
-from lmi_bench.model_folder import read_config, shape_of_folder
+from lmi_bench.model_folder import folder_name, read_config, shape_of_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
@@ -175,7 +175,7 @@ def open_torch_engine(
             f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
             f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
         )
-    named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder.name
+    named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder_name(folder)
     shape = replace(loaded.model_shape, name=named)
     config = scheduler_config(
         settings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -79,8 +80,9 @@ class EngineParts:
                 on_step=None if trace is None else trace.on_step,
                 on_end=None if trace is None else trace.on_end,
                 memory_budget=self.memory_budget,
+                seq_ids=itertools.count(number, len(self.executors)),
             )
-            for executor in self.executors
+            for number, executor in enumerate(self.executors)
         ]
         return engines[0] if len(engines) == 1 else ReplicaGroup(engines, make_router(self.router))
 

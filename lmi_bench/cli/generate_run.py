@@ -149,8 +149,8 @@ def explain_end(totals: Totals, max_new_tokens: int, max_model_len: int) -> str:
 async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: Wish) -> Totals:
     """Print the text as it comes."""
     totals = Totals()
-    chain = _Chain(tokenizer, wish.stop_strings)
     token_ids = tokenizer.encode(text)
+    chain = _Chain(tokenizer, token_ids, wish.stop_strings)
     sampling = replace(wish.sampling, eos_token_ids=tokenizer.eos_token_ids)
     async with parts.engine() as engine:
         while True:
@@ -214,8 +214,10 @@ async def _one_request(
 class _Chain:
     """The text of all requests as one: a character or a stop text may lie across their borders."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...]) -> None:
-        self._decoder = tokenizer.detokenizer()
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop_strings: tuple[str, ...]
+    ) -> None:
+        self._decoder = tokenizer.detokenizer(prompt_ids)
         self._stops = StopStringFilter(stop_strings)
 
     @property

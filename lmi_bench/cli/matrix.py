@@ -25,6 +25,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmi_bench.errors import InputError, file_reason
+from lmi_bench.redaction import redact_text
 from lmi_bench.scenario import load_scenario, parse_scenario
 
 _OWN_OF_TARGETS = ("name", "instance", "price_per_hour", "api_key_env")
@@ -116,7 +117,7 @@ def _target(entry: str | dict[str, Any]) -> dict[str, Any]:
     fields = {"target": entry} if isinstance(entry, str) else dict(entry)
     if "target" not in fields:
         raise InputError(f"matrix: the target {fields.get('name', fields)} has no `target`")
-    fields.setdefault("name", fields["target"])
+    fields.setdefault("name", redact_text(str(fields["target"])))  # folders are called by it
     return fields
 
 

@@ -119,7 +119,7 @@ def _run_cell(
     each.state = _state(run_folder)
     each.slo_missed = outcome.slo_missed
     if outcome.failed:
-        each.state, each.error = "failed", "no request was answered"
+        each.state, each.error = "failed", "no level is usable"
     return outcome.interrupted
 
 

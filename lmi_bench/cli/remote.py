@@ -16,16 +16,23 @@ from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
+from lmi_bench.loadgen.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.cloudwatch import LevelSpan
-from lmi_bench.loadgen.discover import Discovery, discover, takes_token_ids
+from lmi_bench.loadgen.discover import Discovery, discover
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.retry import RetryingTarget
+from lmi_bench.redaction import redact_text
 from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
+
+_NOT_FORCED = (
+    "warning: the server cannot be told to ignore the end of the text, so answers may be shorter "
+    "than planned"
+)
 
 
 def http_bench(scenario: Scenario, access: Access) -> Bench:
@@ -34,18 +41,26 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
     Raises InputError where nothing that is known here answers, or the workload does not fit.
     """
     scenario = _with_levels(scenario)
-    notes: tuple[str, ...] = ()
     found = None
     if AUTO in (scenario.protocol, scenario.model):
         found = _discover(scenario, access)
         scenario, notes = _resolved(scenario, found)
+        stated_format = found.wire_format
+    else:
+        taken = _accepted(scenario, access)
+        scenario, notes = _with_lengths_as_taken(scenario, taken)
+        stated_format = taken.wire_format
     tokenizers = (scenario.model, found.tokenizer if found else None)
     tokenizer = _first_tokenizer(tokenizers)
-    wire_format = find_format(scenario.protocol, stream=scenario.stream)
+    wire_format = stated_format or find_format(scenario.protocol, stream=scenario.stream)
     headers = access.all_headers()
     if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
         token_ids = takes_token_ids(
-            scenario.target, model=scenario.model, stream=scenario.stream, headers=headers
+            scenario.target,
+            model=scenario.model,
+            stream=scenario.stream,
+            headers=headers,
+            tell=note,
         )
         wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
         if not token_ids:
@@ -80,7 +95,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
             native=receive.library,
             count_tokens=None if tokenizer is None else TextCounter(tokenizer),
         ),
-        title=f"{scenario.target}, {scenario.protocol}, {scenario.model}",
+        title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,
         tokenizers=tokenizers,
         notes=notes,
@@ -197,7 +212,29 @@ def _discover(scenario: Scenario, access: Access) -> Discovery:
         model=None if scenario.model == AUTO else scenario.model,
         stream=scenario.stream,
         headers=access.all_headers(),
+        tell=note,
     )
+
+
+def _accepted(scenario: Scenario, access: Access) -> Accepted:
+    """How the server takes a request of the stated protocol and model."""
+    return accepts(
+        scenario.target,
+        protocol=scenario.protocol,
+        model=scenario.model,
+        stream=scenario.stream,
+        ignore_eos=scenario.workload.ignore_eos,
+        headers=access.all_headers(),
+        tell=note,
+    )
+
+
+def _with_lengths_as_taken(scenario: Scenario, taken: Accepted) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario with lengths that are forced only where the server does so, and what to tell."""
+    if not scenario.workload.ignore_eos or taken.forces_length:
+        return scenario, taken.notes
+    plain = scenario.with_overrides({"workload.ignore_eos": False})
+    return plain, (*taken.notes, _NOT_FORCED)
 
 
 def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str, ...]]:
@@ -207,17 +244,14 @@ def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str
     overrides: dict[str, Any] = {"protocol": found.protocol, "model": found.model}
     if scenario.workload.ignore_eos and not found.forces_length:
         overrides["workload.ignore_eos"] = False
-        notes.append(
-            "warning: the server cannot be told to ignore the end of the text, so answers may be "
-            "shorter than planned"
-        )
+        notes.append(_NOT_FORCED)
     if found.max_model_len is not None and scenario.workload.dataset is None:
         longest = longest_request(scenario)
         if longest > found.max_model_len:
             raise InputError(
-                f"{scenario.target} takes {found.max_model_len:,} tokens a request, but the "
-                f"workload has up to {longest:,}, input and output: lower --input-tokens or "
-                "--output-tokens"
+                f"{redact_text(scenario.target)} takes {found.max_model_len:,} tokens a request, "
+                f"but the workload has up to {longest:,}, input and output: lower --input-tokens "
+                "or --output-tokens"
             )
     return scenario.with_overrides(overrides), tuple(notes)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.compiling import count_notes
@@ -15,6 +18,7 @@ from lmi_bench.cli.console import note, say, warn
 from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
+from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.server.app import Listening, build_app, check_address, serve
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.formatters import (
@@ -23,10 +27,13 @@ from lmi_bench.engine.server.formatters import (
     load_formatters,
 )
 from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
+from lmi_bench.engine.server.openai_request import Message
+from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.step_trace import StepTrace
+from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
 
@@ -63,16 +70,15 @@ def run(
     if instance is None and follow_launcher(settings):
         return
     check_address(host, port)  # a large model is minutes to load
-    with loading_deadline(model, loading_timeout_s):
-        if instance is None:
-            parts = open_torch_engine(model, settings)
-        else:
-            longest = find_model(model).max_positions
-            parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
-    for line in parts.notes:
-        note(line)
-    tracer = None if trace is None else StepTrace(trace)
-    with tracer or nullcontext():
+    with nullcontext() if trace is None else StepTrace(trace) as tracer:
+        with loading_deadline(model, loading_timeout_s):
+            if instance is None:
+                parts = open_torch_engine(model, settings)
+            else:
+                longest = find_model(model).max_positions
+                parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
+        for line in parts.notes:
+            note(line)
         asyncio.run(_serve(parts, host, port, lmi_replies, check, tracer, formatters))
 
 
@@ -86,6 +92,7 @@ async def _serve(
     formatters: Formatters,
 ) -> None:
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
+    encode_chat = None if parts.tokenizer is None else chat_encoder(parts.tokenizer)
 
     def on_ready(where: Listening) -> None:
         if where.warning is not None:
@@ -97,10 +104,13 @@ async def _serve(
             engine,
             codec,
             model_name=parts.shape.name,
-            max_model_len=parts.config.max_model_len,
+            # a chat that names no length asks for all that is left, and a cache may hold less
+            max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
+            vocab_size=parts.shape.vocab_size,
             signature_check=check,
             lmi_reply=LMI_REPLIES[lmi_replies],
             formatters=formatters,
+            encode_chat=encode_chat,
         )
         await serve(app, host, port, on_ready=on_ready, engine=engine)
         engine.audit()
@@ -111,3 +121,16 @@ async def _serve(
         )
         for line in count_notes(parts.executors):
             note(line)
+
+
+def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:
+    """How the model of a tokenizer's folder wants a chat; None where it has no template."""
+    template = None if tokenizer.folder is None else ChatTemplate.from_folder(tokenizer.folder)
+    if template is None:
+        return None
+
+    def encode(messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
+        text = template.render([asdict(message) for message in messages], options)
+        return tokenizer.encode(text, add_special_tokens=False)  # the template has them
+
+    return encode

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.checks import check_levels, level_name
+from lmi_bench.analysis.checks import check_levels, has_failed, level_name
 from lmi_bench.analysis.knee import Knee, find_knees
 from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
@@ -77,7 +77,12 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """How a sweep ended, for the exit code. `failed`: no request was answered."""
+    """How a sweep ended, for the exit code.
+
+    slo_missed  no level meets what was asked
+    failed      no request was answered, or every level had mostly failures and no SLO was missed:
+                there is no measurement
+    """
 
     interrupted: bool = False
     slo_missed: bool = False
@@ -172,11 +177,11 @@ def _conclude(
     """Print what was measured."""
     run = load_run(folder)
     if run.levels and all(line["requests"] == line["errors"] for line in run.levels):
-        _print_levels(run.levels)
         fail(f"no request was answered{_first_error(folder)}; the records are in {folder}")
         return SweepOutcome(failed=True)
+    failed = bool(run.levels) and answer is None and all(map(has_failed, run.levels))
     pooled = pooled_run(run)
-    _print_measured(pooled.levels, knees)
+    _print_measured(pooled.levels, [] if failed else knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
     missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], options.slo)
     if answer is not None:
@@ -184,10 +189,17 @@ def _conclude(
         missed = answer.value is None
         if doubtful := _invalid_beside(answer, run.levels):
             warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
-    if pooled.levels:
+    if pooled.levels and not failed:
         say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
-    return SweepOutcome(slo_missed=missed)
+    if failed and not missed:
+        fail(f"no level is usable: {_failures(run.levels)}{_first_error(folder)}")
+    return SweepOutcome(slo_missed=missed, failed=failed and not missed)
+
+
+def _failures(levels: Sequence[Mapping[str, Any]]) -> str:
+    errors, requests = (sum(line[key] for line in levels) for key in ("errors", "requests"))
+    return f"{errors:,} of {requests:,} requests failed"
 
 
 def _invalid_beside(answer: SloAnswer, levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -373,7 +385,7 @@ def _find_knees(folder: Path, bench: Bench) -> list[Knee]:
 
 
 def _first_error(folder: Path) -> str:
-    """The first failed request's message, as the middle of a sentence."""
+    """The first failed request's message, as the rest of a sentence."""
     for records in load_run(folder).records:
         for record in records:
             if not record.ok:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 
@@ -156,6 +157,8 @@ class AsyncEngine:
     on_step        called after each step with its batch, its start and its end on the loop's clock
     on_end         called with each request that ended
     memory_budget  follows the machine's free memory with the KV blocks in use; None: all may be
+    seq_ids        numbers of the requests, none twice; unseeded draws hang on them, so that several
+                   engines with the same weights want different ones
     """
 
     def __init__(
@@ -166,6 +169,7 @@ class AsyncEngine:
         on_step: OnStep | None = None,
         on_end: OnEnd | None = None,
         memory_budget: MemoryBudget | None = None,
+        seq_ids: Iterator[int] | None = None,
     ) -> None:
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
@@ -178,7 +182,7 @@ class AsyncEngine:
         self._on_end = on_end
         self._memory_budget = memory_budget
         self._generations: dict[int, Generation] = {}
-        self._next_seq_id = 0
+        self._seq_ids = itertools.count() if seq_ids is None else seq_ids
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: EngineError | None = None
@@ -218,8 +222,7 @@ class AsyncEngine:
         if self._task is None:
             raise EngineError("the engine is not running: enter it with `async with`")
         now_s = asyncio.get_running_loop().time()
-        seq_id = self._next_seq_id
-        self._next_seq_id += 1
+        seq_id = next(self._seq_ids)
         self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()

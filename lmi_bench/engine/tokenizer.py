@@ -10,6 +10,7 @@ from typing import Any, Final
 from lmi_bench.errors import InputError
 
 _UNFINISHED: Final = "�"  # what `tokenizers` decodes bytes to that are not (yet) UTF-8
+_CONTEXT_TOKENS: Final = 6  # of a prompt: enough for a whole character and the word before it
 
 
 class Tokenizer:
@@ -17,12 +18,23 @@ class Tokenizer:
 
     vocab_size     ids are below it
     eos_token_ids  ids that end a generation, as the folder's generation settings state them
+    folder         None where it was read from elsewhere
     """
 
-    def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, eos_token_ids: Iterable[int] = (), folder: Path | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        tokenizer.no_truncation()  # a tokenizer that was saved while training may cut or fill up
+        tokenizer.no_padding()
+        self.folder = folder
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
+        self._special_ids: frozenset[int] = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -42,7 +54,7 @@ class Tokenizer:
             raise
         except Exception as exc:  # the library raises bare Exception for any broken file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
-        return cls(tokenizer, _eos_token_ids(folder))
+        return cls(tokenizer, _eos_token_ids(folder), folder)
 
     @classmethod
     def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
@@ -72,9 +84,13 @@ class Tokenizer:
         ours: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return bool(ours == other._tokenizer.get_vocab(with_added_tokens=True))
 
-    def detokenizer(self) -> Detokenizer:
-        """A decoder for one stream of tokens."""
-        return Detokenizer(self)
+    def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer:
+        """A decoder for one stream of tokens, which go on from those of `behind`."""
+        return Detokenizer(self, self._shown(behind[-_CONTEXT_TOKENS:]))
+
+    def _shown(self, token_ids: Iterable[int]) -> list[int]:
+        """Without the special tokens, which `decode` passes over."""
+        return [token_id for token_id in token_ids if token_id not in self._special_ids]
 
 
 class Detokenizer:
@@ -82,18 +98,20 @@ class Detokenizer:
 
     A character may be spread over several tokens, and whether a token starts with a space may
     depend on the one before it. So new tokens are decoded behind those of the last piece, and
-    kept back while they end in half a character. The pieces joined are the decoded whole.
+    kept back while they end in half a character. The pieces joined are what decoding all tokens
+    adds to the text before them: the whole, where there is none.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, behind: list[int]) -> None:
+        """behind  the tokens just before the stream, no special ones among them"""
         self._tokenizer = tokenizer
-        self._context: list[int] = []  # the last piece; starts where a character does
+        self._context = behind  # then the last piece, which starts where a character does
+        self._context_text = tokenizer.decode(behind) if behind else ""
         self._pending: list[int] = []  # not emitted yet
-        self._context_text = ""
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; empty while a character is unfinished."""
-        self._pending.extend(token_ids)
+        self._pending.extend(self._tokenizer._shown(token_ids))
         return self._emit(at_end=False)
 
     def finish(self) -> str:

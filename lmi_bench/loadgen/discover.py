@@ -7,15 +7,22 @@ shows whether the server states token counts, and whether it lets a length be fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_bench.errors import InputError, TargetError
-from lmi_bench.loadgen.probe import Probe, Reply
+from lmi_bench.loadgen.probe import Probe
+from lmi_bench.loadgen.two_tokens import (
+    OLD_LENGTH,
+    WANTS_KEY,
+    ask_for_two,
+    events_of,
+    length_notes,
+    wants_key,
+)
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import FORMAT_NAMES, find_format
-from lmi_bench.workload import PlannedRequest
 
 _SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("openai-chat",),
@@ -27,7 +34,6 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
 }
 """Ends of a path that say what it is; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)
-_REFUSED_FIELDS = (400, 422, 424)
 _UNNAMED: Final = "an OpenAI-compatible server"
 _NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
 _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
@@ -42,6 +48,7 @@ class Discovery:
     max_model_len  most tokens of a request, both ways; None: not stated
     states_counts  whether answers come with the server's own token counts
     forces_length  whether it takes `ignore_eos`
+    wire_format    what to send, where it is not the protocol's usual one
     """
 
     protocol: str
@@ -52,6 +59,7 @@ class Discovery:
     states_counts: bool = False
     forces_length: bool = True
     notes: tuple[str, ...] = ()
+    wire_format: WireFormat | None = None
 
     def token_source(self, *, tokenizer: bool) -> str:
         """Who counts tokens: server, tokenizer (of this model, at hand here) or chunks."""
@@ -94,28 +102,29 @@ def discover(
     stream: bool = True,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Discovery:
     """Find out what answers at `url`; a protocol or model that is given is kept.
 
     timeout_s  of the request that generates; the others have 5 s
+    tell       called with what is waited for, if that takes long
 
     Raises InputError where nothing answers, a key is needed, or no protocol fits.
     """
-    probe = Probe(url, headers or {}, timeout_s=timeout_s)
+    probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     by_path = next((names for end, names in _SUFFIXES.items() if _path_ends(probe, end)), ())
     hints = _ask(probe)
-    name = _pick_model(model, hints, url)
+    name = _pick_model(model, hints, probe.url)
     tried: list[tuple[str, str]] = []
     for candidate in _candidates(protocol, by_path, hints):
-        wire_format = find_format(candidate, stream=stream)
-        reply, forced = _generate(probe, wire_format, name, stream=stream)
+        wire_format, reply, forced = ask_for_two(
+            probe, find_format(candidate, stream=stream), name, stream=stream
+        )
         if reply.status in _NOT_THIS_PATH:
             tried.append((candidate, f"HTTP {reply.status}"))
             continue
-        if reply.status in (401, 403):
-            raise InputError(
-                f"{url} wants a key (HTTP {reply.status}): give --api-key, or -H 'Name: value'"
-            )
+        if reply.status in WANTS_KEY:
+            raise wants_key(probe, wire_format, reply)
         if not 200 <= reply.status < 300:
             tried.append((candidate, str(wire_format.error(reply.status, reply.body))))
             continue
@@ -123,7 +132,7 @@ def discover(
             tried.append((candidate, f"a web page: {reply.body[:80].decode(errors='replace')!r}"))
             continue
         try:
-            events = list(_events(wire_format, reply, stream=stream))
+            events = list(events_of(wire_format, reply, stream=stream))
             _check(events)
         except TargetError as exc:
             tried.append((candidate, str(exc)))
@@ -136,41 +145,14 @@ def discover(
             max_model_len=hints.max_model_len,
             states_counts=any(event.output_tokens is not None for event in events),
             forces_length=forced and candidate != "tgi",
-            notes=_notes(model, hints, name),
+            notes=_notes(model, hints, name) + length_notes(wire_format),
+            wire_format=wire_format if wire_format is OLD_LENGTH else None,
         )
     raise InputError(
-        f"{url} answers, but in no protocol known here ({_by_reason(tried)}). Is the address "
+        f"{probe.url} answers, but in no protocol known here ({_by_reason(tried)}). Is the address "
         "right? The whole path of the API, such as http://host:8000/v1/chat/completions, or "
         "--protocol says what to ask"
     )
-
-
-def takes_token_ids(
-    url: str,
-    *,
-    model: str,
-    stream: bool = True,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 60.0,
-) -> bool:
-    """Whether `/v1/completions` takes a prompt of token ids, by asking for one token.
-
-    False only where the same request with a text is answered: what refuses both says why when it
-    is measured. Raises InputError where nothing answers.
-    """
-    probe = Probe(url, headers or {}, timeout_s=timeout_s)
-    wire_format = find_format("openai", stream=stream)
-    text = PlannedRequest(
-        0, 0.0, input_tokens=1, output_tokens=1, prompt_text="Hello", ignore_eos=False
-    )
-
-    def status(request: PlannedRequest) -> int:
-        body = wire_format.request_body(request, model=model, stream=stream)
-        return probe.post(wire_format, body).status
-
-    if status(replace(text, prompt_token_ids=(1,))) not in (*_REFUSED_FIELDS, 500):
-        return True
-    return not 200 <= status(text) < 300
 
 
 def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
@@ -206,10 +188,8 @@ def _ask(probe: Probe) -> _Hints:
     entries = reply.json_object().get("data")
     if isinstance(entries, list) and entries and isinstance(entries[0], dict):
         return _from_models([entry for entry in entries if isinstance(entry, dict)])
-    if reply.status in (401, 403):
-        raise InputError(
-            f"{probe.url} wants a key (HTTP {reply.status}): give --api-key, or -H 'Name: value'"
-        )
+    if reply.status in WANTS_KEY:
+        raise wants_key(probe, find_format("openai"), reply)
     if probe.get("/ping").status == 200:
         return _Hints(server="a SageMaker container (LMI)", protocols=("lmi",))
     return _Hints()
@@ -247,33 +227,6 @@ def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
     if wanted is None and len(hints.models) > 1:
         return (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
     return ()
-
-
-def _generate(
-    probe: Probe, wire_format: WireFormat, model: str, *, stream: bool
-) -> tuple[Reply, bool]:
-    """One request of two tokens, and whether its length was forced.
-
-    A server that knows no `ignore_eos` may refuse the field; it is asked again without.
-    """
-    request = PlannedRequest(0, 0.0, input_tokens=1, output_tokens=2, prompt_text="Hello")
-    body = wire_format.request_body(request, model=model, stream=stream)
-    reply = probe.post(wire_format, body)
-    if reply.status not in _REFUSED_FIELDS:
-        return reply, True
-    plain = replace(request, ignore_eos=False)
-    again = probe.post(wire_format, wire_format.request_body(plain, model=model, stream=stream))
-    return (again, False) if 200 <= again.status < 300 else (reply, True)
-
-
-def _events(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterator[WireEvent]:
-    kind = reply.content_type
-    if not stream or kind == "application/json":
-        yield wire_format.parse(reply.body)
-        return
-    splitter = wire_format.new_splitter()
-    for payload in (*splitter.feed(reply.body), *splitter.close()):
-        yield wire_format.parse(payload)
 
 
 def _check(events: Sequence[WireEvent]) -> None:

@@ -79,6 +79,28 @@ def ttft_bound(
     return quantile_bound(values, values - late, values, q)
 
 
+def mean_bound(ttft_s: Sequence[float], bounds_s: Sequence[float | None]) -> QuantileBound | None:
+    """Likewise of the mean, over the answers whose bound is known; None if there is none.
+
+    A TTFT is never below zero, however late its read was.
+    """
+    known = [
+        (ttft, late)
+        for ttft, late in zip(ttft_s, bounds_s, strict=True)
+        if late is not None and math.isfinite(late)
+    ]
+    if not known:
+        return None
+    mean = sum(ttft for ttft, _ in known) / len(known)
+    low = sum(max(0.0, ttft - late) for ttft, late in known) / len(known)
+    return QuantileBound(mean, low, mean)
+
+
+def supported_quantile(n: int) -> float:
+    """The highest of p50, p90, p95 and p99 that n values can support: q ** n <= 0.05 above p50."""
+    return next((q for q in (0.99, 0.95, 0.9) if q**n <= 0.05), 0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """Gaps between the token events of each stream, with what is known of them; shape (gaps,)."""

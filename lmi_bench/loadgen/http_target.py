@@ -150,8 +150,12 @@ class HttpTarget:
         _allow_descriptors(connections)
         if self._connections == "per-request":
             return
+        await asyncio.sleep(0)  # one look at the sockets: the server may have closed some meanwhile
         self._idle = [connection for connection in self._idle if connection.reusable]
         missing = connections - len(self._idle)
+        if missing > 0 and self._address is None:
+            with contextlib.suppress(TargetError):
+                self._address = await self._resolve()  # once, not by each of them
         gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
 
         async def one() -> None:

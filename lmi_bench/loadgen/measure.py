@@ -121,6 +121,8 @@ async def measure(
     finally:
         if guard is not None:
             guard.ended(limit, loop.time() - sent_s)
+    if record.status == "timeout":  # it had its place until now, whenever its last byte came
+        record = replace(record, ended_s=loop.time())
     return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
 
 

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 
 from lmi_bench.errors import TargetError
 from lmi_bench.loadgen.http_target import HttpTarget
-from lmi_bench.loadgen.measure import Answer
+from lmi_bench.loadgen.measure import Answer, keep_partial
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.records import Exchange
 from lmi_bench.workload import PlannedRequest
@@ -106,6 +106,9 @@ class RetryingTarget:
         while True:
             try:
                 result = await attempt()
+            except asyncio.CancelledError as exc:
+                _keep_retries(exc, first_s, retries)
+                raise
             except TargetError as exc:
                 if not retries and isinstance(exc.exchange, Exchange):
                     first_s = exc.exchange.sent_s
@@ -116,7 +119,11 @@ class RetryingTarget:
             else:
                 self._quota.give(retries)
                 return result, first_s, retries
-            await asyncio.sleep(min(self._draw() * 2**retries, MAX_BACK_OFF_S))
+            try:
+                await asyncio.sleep(min(self._draw() * 2**retries, MAX_BACK_OFF_S))
+            except asyncio.CancelledError as exc:
+                _keep_retries(exc, first_s, retries)
+                raise
             retries += 1
 
 
@@ -129,6 +136,13 @@ def _is_transient(exc: TargetError) -> bool:
 
 def _from_first(exchange: Exchange, first_s: float, retries: int) -> Exchange:
     return replace(exchange, sent_s=first_s, retries=retries) if retries else exchange
+
+
+def _keep_retries(exc: asyncio.CancelledError, first_s: float, retries: int) -> None:
+    """Let the record of a request that is given up count its retries, too."""
+    if retries:
+        known = getattr(exc, "exchange", None) or Exchange(first_s)
+        keep_partial(exc, _from_first(known, first_s, retries))
 
 
 def _mark(exc: TargetError, first_s: float, retries: int) -> None:

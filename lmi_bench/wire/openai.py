@@ -20,6 +20,12 @@ from lmi_bench.workload import PlannedRequest
 
 DONE = b"[DONE]"
 _PLAIN_DELTA = {"content", "role"}
+_ERROR_NAMES: Mapping[str, str] = {
+    "rate_limit_exceeded": "throttled",
+    "insufficient_quota": "throttled",
+    "overloaded_error": "overloaded",
+    "invalid_request_error": "client_error",
+}
 
 
 class _OpenAiFormat:
@@ -103,10 +109,17 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
 
 
 class OpenAiChatFormat(_OpenAiFormat):
-    """`/v1/chat/completions`: all that was said; the server adds its template."""
+    """`/v1/chat/completions`: all that was said; the server adds its template.
+
+    length_field  name of the number of tokens to generate: OpenAI's newer models take the default
+                  alone, llama-cpp-python and its like know `max_tokens` alone
+    """
 
     name: ClassVar[str] = "openai-chat"
     path: ClassVar[str] = "/v1/chat/completions"
+
+    def __init__(self, *, length_field: str = "max_completion_tokens") -> None:
+        self.length_field = length_field
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST. Raises InputError without a text."""
@@ -118,7 +131,7 @@ class OpenAiChatFormat(_OpenAiFormat):
         said = request.messages or (("user", request.prompt_text),)
         messages = [{"role": role, "content": text} for role, text in said]
         return orjson.dumps(
-            {"model": model, "messages": messages, "max_completion_tokens": request.output_tokens}
+            {"model": model, "messages": messages, self.length_field: request.output_tokens}
             | _generation_fields(request, stream=stream)
         )
 
@@ -137,9 +150,21 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
 def _error_event(chunk: dict[str, Any]) -> WireEvent:
     """An error in the middle of a stream, under status 200."""
     inner = chunk["error"] if isinstance(chunk.get("error"), dict) else chunk
-    code = inner.get("code", inner.get("http_status_code"))
-    kind = status_kind(code) if isinstance(code, int) else "server_error"
-    return WireEvent(error=find_message(chunk), error_kind=kind, end=True)
+    return WireEvent(error=find_message(chunk), error_kind=_error_kind(inner), end=True)
+
+
+def _error_kind(error: dict[str, Any]) -> str:
+    """The bucket of an error event: by its status, which may be written as text, else by its name.
+
+    Names are those of OpenAI's API; others that wrap a server use them, too.
+    """
+    code = error.get("code", error.get("http_status_code"))
+    if isinstance(code, int):
+        return status_kind(code)
+    if isinstance(code, str) and code.isdecimal():
+        return status_kind(int(code))
+    named = [error.get(key) for key in ("code", "type")]
+    return next((kind for name, kind in _ERROR_NAMES.items() if name in named), "server_error")
 
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
@@ -178,13 +203,38 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
 
 
 def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
-    """What a choice adds: its reasoning, and its text, or content and tool calls."""
+    """What a choice adds: its reasoning, and its text, or content, refusal and calls of tools.
+
+    The choice that ends an answer may come without a delta.
+    """
     if "text" in choice:
         return "", choice["text"] or ""
-    message = choice["delta"] if "delta" in choice else choice["message"]
+    message = choice.get("delta") or choice.get("message")
+    if message is None:
+        if "delta" in choice or choice.get("finish_reason"):
+            return "", ""
+        raise KeyError("delta")
     thought: str = message.get("reasoning") or message.get("reasoning_content") or ""
-    text = message.get("content") or ""
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        text += (function.get("name") or "") + (function.get("arguments") or "")
+    text = message.get("content") or message.get("refusal") or ""
+    if isinstance(text, list):
+        thought, text = _of_parts(text)
+    calls = [call.get("function") for call in message.get("tool_calls") or ()]
+    for function in (message.get("function_call"), *calls):
+        if function:
+            text += (function.get("name") or "") + (function.get("arguments") or "")
+    return thought, text
+
+
+def _of_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Thought and text of a content in parts, as Mistral's reasoning models send it."""
+    thought = text = ""
+    for part in parts:
+        if part.get("type") == "thinking":
+            inner = part.get("thinking") or ""
+            if isinstance(inner, str):
+                thought += inner
+            else:
+                thought += "".join(each.get("text") or "" for each in inner)
+        else:
+            text += part.get("text") or ""
     return thought, text

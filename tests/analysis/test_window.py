@@ -45,6 +45,13 @@ def test_tokens_are_counted_not_events():
     assert steady_window([bundled]).throughput_tokens_per_s == pytest.approx(30, rel=0.02)
 
 
+def test_the_servers_count_wins_over_the_events_as_it_does_for_the_level():
+    """Ten events a second that show one token each, of which the server counted 3 a piece."""
+    times = tuple(np.arange(0.1, 30, 0.1))
+    record = RequestRecord(0, 0.0, 0.0, times, output_tokens=3 * len(times))
+    assert steady_window([record]).throughput_tokens_per_s == pytest.approx(30, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("records", "reason"),
     [

@@ -39,6 +39,13 @@ def test_every_payload_meets_every_target(tmp_path):
     assert [cell.folder for cell in cells][2:] == ["http-b-1-v1--short", "http-b-1-v1--long"]
 
 
+def test_credentials_in_an_address_name_neither_folder_nor_cell(tmp_path):
+    url = "http://me:hidden@b:1/v1?sig=alsohidden"
+    (cell,) = read_matrix(matrix_file(tmp_path, [url], [SHORT]))
+    assert "hidden" not in cell.folder + cell.title
+    assert cell.fields["target"] == url
+
+
 def test_the_target_wins_over_the_payload_and_the_payload_over_the_defaults(tmp_path):
     target = {"name": "a", **SIMULATED, "load": {"warmup_requests": 3}}
     payload = {**SHORT, "load": {"concurrency": [8], "warmup_requests": 2}}

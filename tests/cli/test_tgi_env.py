@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -92,20 +93,48 @@ def test_a_budget_above_the_cache_is_refused_with_both_numbers():
 def test_a_server_keeps_the_limits_of_its_environment():
     """One request at a time, 40 tokens at most, 30 of them in the prompt."""
     limits = {"MAX_CONCURRENT_REQUESTS": "1", "MAX_TOTAL_TOKENS": "40", "MAX_INPUT_LENGTH": "30"}
+    with serving(limits) as (ask, notes):
+
+        def generate(num_words, max_new_tokens):
+            body = {"inputs": words(num_words), "parameters": {"max_new_tokens": max_new_tokens}}
+            return ask("/invocations", body)
+
+        assert generate(10, 5)[0] == 200
+        status, text = generate(31, 2)
+        assert (status, "31 input tokens" in text) == (400, True)
+        status, text = generate(20, 21)
+        assert (status, "maximum context length is 40" in text) == (400, True)
+    assert "MAX_INPUT_LENGTH=30 from the environment" in notes[0]
+
+
+def test_a_chat_without_a_length_asks_for_no_more_than_the_cache_holds():
+    """Two blocks of 16 tokens for requests of up to 40: the answer ends with the cache."""
+    limits = {"MAX_TOTAL_TOKENS": "40", "MAX_BATCH_TOTAL_TOKENS": "32"}
+    with serving(limits) as (ask, _):
+        chat = {"messages": [{"role": "user", "content": words(12)}]}
+        status, text = ask("/v1/chat/completions", chat)
+    assert status == 200, text
+    assert json.loads(text)["usage"]["total_tokens"] == 32
+
+
+def words(count):
+    return " ".join(["word"] * count)
+
+
+@contextmanager
+def serving(limits):
+    """(post a body to a path, what the server said on its way out)."""
     serve = [sys.executable, "-m", "lmi_bench", "serve", "--port", "0"]
     serve += ["--executor", "simulated", "--model", "llama-2-7b", "--instance", "ml.g5.2xlarge"]
+    notes = []
     with subprocess.Popen(
         serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | limits
     ) as server:
         try:
             url = re.search(r"http://\S+", server.stdout.readline()).group()
 
-            def ask(num_words, max_new_tokens):
-                body = {
-                    "inputs": " ".join(["word"] * num_words),
-                    "parameters": {"max_new_tokens": max_new_tokens},
-                }
-                request = urllib.request.Request(f"{url}/invocations", json.dumps(body).encode())
+            def ask(path, body):
+                request = urllib.request.Request(url + path, json.dumps(body).encode())
                 try:
                     with urllib.request.urlopen(request, timeout=60) as reply:
                         return reply.status, reply.read().decode()
@@ -113,12 +142,7 @@ def test_a_server_keeps_the_limits_of_its_environment():
                     with exc:
                         return exc.code, exc.read().decode()
 
-            assert ask(10, 5)[0] == 200
-            status, text = ask(31, 2)
-            assert (status, "31 input tokens" in text) == (400, True)
-            status, text = ask(20, 21)
-            assert (status, "maximum context length is 40" in text) == (400, True)
+            yield ask, notes
         finally:
             server.terminate()
-            _, notes = server.communicate(timeout=60)
-    assert "MAX_INPUT_LENGTH=30 from the environment" in notes
+            notes.append(server.communicate(timeout=60)[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from lmi_bench.catalog.published import jumpstart_concurrency
 from tests.end_to_end.commands import command, environment, lmi_bench
+from tests.loadgen.test_discover import good_completions, playing, says
 
 SMALL = ("--input-tokens", "8", "--output-tokens", "8", "--warmup-requests", "0")
 
@@ -166,10 +168,54 @@ def test_an_slo_that_no_level_meets_exits_99(tmp_path):
     lmi_bench(*args, *load, "--slo", "itl_p90<=1ms", "--out", tmp_path / "missed", expect=99)
 
 
-def test_an_endpoint_that_answers_nothing_fails_with_the_reason(tmp_path):
+def test_an_endpoint_that_is_not_there_is_one_line_although_protocol_and_model_are_stated(tmp_path):
     """Port 9 (discard) has no listener here: every connection is refused."""
     run = tmp_path / "run"
     target = ("http://127.0.0.1:9", "--protocol", "openai", "--model", "m", "--concurrency", "1")
-    done = lmi_bench("sweep", *target, *SMALL, "--out", run, expect=1)
-    assert "no request was answered: connect" in done.stderr
-    assert (run / "requests.jsonl").read_text().count("connect") >= 1
+    done = lmi_bench("sweep", *target, *SMALL, "--out", run, expect=2)
+    assert "nothing answers at http://127.0.0.1:9: Connection refused" in done.stderr
+    assert not run.exists()
+
+
+def _failing(share_of_ten):
+    """Completions of which so many of every ten are refused as overload."""
+    numbers = itertools.count()
+
+    def route(body):
+        if next(numbers) % 10 < share_of_ten:
+            return says({"error": {"message": "queue full"}}, 503)(body)
+        return good_completions(body)
+
+    return playing({("POST", "/v1/completions"): route})
+
+
+STATED = ("--protocol", "openai", "--model", "m", "--concurrency", "2")
+TWENTY = ("--requests-per-level", "20", "--osl", "2", "--warmup-requests", "0")
+
+
+@pytest.mark.parametrize(
+    ("share_of_ten", "slo", "code", "said"),
+    [
+        (
+            10,
+            (),
+            1,
+            "error: no request was answered: overloaded: HTTP 503: queue full; the records",
+        ),
+        (8, (), 1, "requests failed: overloaded: HTTP 503: queue full"),
+        (8, ("--slo", "ttft_mean<=100s"), 1, "error: no level is usable"),
+        (8, ("--slo", "ttft_mean<=0.001ms"), 99, "requests failed ("),
+        (3, (), 0, "6 of 20 requests failed (6 overloaded: HTTP 503: queue full)"),
+    ],
+)
+def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_always(
+    tmp_path, share_of_ten, slo, code, said
+):
+    run = tmp_path / "run"
+    with _failing(share_of_ten) as (url, _):
+        done = lmi_bench("sweep", url, *STATED, *TWENTY, *slo, "--out", run, expect=code)
+    assert said in done.stderr
+    if share_of_ten == 10:
+        assert done.stdout == "", "no table of nothing"
+    assert ("Serving Benchmark Result" in done.stdout) is (share_of_ten == 3)
+    assert (run / "requests.jsonl").read_text().count("queue full") >= 6

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.replicas import ReplicaGroup
@@ -15,6 +16,7 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.errors import EngineError, InputError
+from lmi_bench.scenario import EngineSection
 
 
 class Tenth:
@@ -99,3 +101,20 @@ def test_a_replica_that_dies_fails_the_group_with_its_error():
 def test_a_group_of_none_is_refused():
     with pytest.raises(InputError, match="at least 1"):
         ReplicaGroup([], RoundRobin())
+
+
+def test_requests_of_two_replicas_have_different_numbers():
+    """The draws of a request without a seed hang on its number: else the first of one replica
+    would say what the first of the other says."""
+    parts = open_simulated_engine(
+        "llama-2-7b", "ml.g5.12xlarge", EngineSection(replicas=3), max_total_tokens=64
+    )
+
+    async def main():
+        async with parts.engine() as group:
+            running = [group.submit(range(4), ask(2)) for _ in range(7)]
+            for generation in running:
+                await generation.wait()
+            return [generation.seq_id for generation in running]
+
+    assert len(set(run_virtual(main()))) == 7

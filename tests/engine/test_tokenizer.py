@@ -86,6 +86,27 @@ def test_any_stream_joins_to_the_decoded_whole(tokenizer, text):
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+def test_a_space_behind_a_special_token_is_kept(tmp_path):
+    """An end token that is ignored shows nothing, and the words round it stay two words."""
+    tokenizer = byte_fallback(tmp_path)
+    words = [tokenizer.encode(word, add_special_tokens=False) for word in ("one", "two")]
+    pieces = stream(tokenizer, [*words[0], 2, 2, *words[1]])
+    assert "".join(pieces) == "one two"
+
+
+@pytest.mark.parametrize("text", ["one two", "日本 語", "a  b"])
+def test_a_stream_goes_on_from_the_prompt(tokenizer, text):
+    """Prompt and pieces joined are the text, wherever it was cut into prompt and stream."""
+    ids = tokenizer.encode(text)
+    for cut in range(2, len(ids)):
+        prompt = tokenizer.decode(ids[:cut])
+        if "�" in prompt:
+            continue
+        detokenizer = tokenizer.detokenizer(ids[:cut])
+        pieces = [*(detokenizer.push([i]) for i in ids[cut:]), detokenizer.finish()]
+        assert prompt + "".join(pieces) == text
+
+
 def test_half_a_surrogate_pair_is_no_failure(tokenizer):
     assert tokenizer.decode(tokenizer.encode(json.loads(r'"a\ud800b"'))) == "a?b"
 
@@ -116,6 +137,17 @@ def test_special_tokens_are_kept_out_unless_wanted(tmp_path):
     assert tokenizer.encode("hi", add_special_tokens=False) == ids[1:]
     assert tokenizer.decode(ids) == "hi"
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith("<s>")
+
+
+def test_what_training_left_in_the_file_neither_cuts_nor_fills_a_prompt(tmp_path):
+    """transformers resets both before each call as well."""
+    byte_level(tmp_path)
+    trained = FastTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    trained.enable_truncation(4)
+    trained.enable_padding(length=12)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert [len(tokenizer.encode("x" * count)) for count in (2, 9)] == [2, 9]
 
 
 def test_the_vocabulary_counts_added_tokens(tmp_path):

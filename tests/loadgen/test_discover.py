@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lmi_bench.errors import InputError
-from lmi_bench.loadgen.discover import discover, takes_token_ids
+from lmi_bench.loadgen import probe
+from lmi_bench.loadgen.accepted import Accepted, accepts, takes_token_ids
+from lmi_bench.loadgen.discover import discover
 from tests.loadgen.runtime_server import runtime_server
 
 MODELS = {"data": [{"id": "org/model", "owned_by": "vllm", "root": "/m", "max_model_len": 4096}]}
@@ -262,3 +264,168 @@ def test_an_answer_that_never_ends_is_given_up():
     routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): slow}
     with playing(routes) as (url, _), pytest.raises(InputError, match=r"within 0\.1 s"):
         discover(url, timeout_s=0.1)
+
+
+@contextmanager
+def endless():
+    """A completions server that goes on when its tokens are spent, until the client hangs up."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(404)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while not stopped.wait(0.001):
+                    self.wfile.write(events(completion("a"), done=False))
+
+        def log_message(self, *args):
+            pass
+
+    stopped = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        stopped.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_stream_without_an_end_is_told_of_and_then_refused(monkeypatch):
+    """Long before the time-out of 60 s, and with the way to measure such a server all the same."""
+    monkeypatch.setattr(probe, "TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(probe, "OVERRUN_S", 0.3)
+    told = []
+    with endless() as url, pytest.raises(InputError, match="does not end its answer") as caught:
+        discover(url, tell=told.append)
+    assert "With --protocol and --model" in str(caught.value)
+    (line,) = told
+    assert line.endswith("to answer POST /v1/completions, 60 s at most")
+
+
+def test_a_server_that_streams_on_is_accepted_where_protocol_and_model_are_stated():
+    with endless() as url:
+        assert accepts(url, protocol="openai", model="m") == Accepted()
+        assert takes_token_ids(url, model="m")
+
+
+def test_a_server_that_says_nothing_is_told_of_at_each_question(monkeypatch):
+    monkeypatch.setattr(probe, "TELL_AFTER_S", 0.02)
+    monkeypatch.setattr(probe, "GET_TIMEOUT_S", 0.2)
+    told = []
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(InputError, match=r"no whole answer to POST .* within 0\.3 s"):
+            discover(url, timeout_s=0.3, tell=told.append)
+    asked = [line.split("to answer ")[1] for line in told]
+    assert asked == [
+        "GET /info, 0.2 s at most",
+        "GET /v1/models, 0.2 s at most",
+        "GET /ping, 0.2 s at most",
+        "POST /v1/completions, 0.3 s at most",
+    ]
+
+
+def test_a_server_that_answers_in_time_is_waited_for_in_silence():
+    told = []
+    with playing({("POST", "/v1/completions"): good_completions}) as (url, _):
+        discover(url, tell=told.append)
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "headers", "shown"),
+    [
+        (401, "no", {}, r"wants a key \(HTTP 401: no\): give --api-key"),
+        (403, "no", {"Authorization": "Bearer x"}, r"refuses the key that it is given .*: no\)"),
+        (404, "no m here.", {}, r"model 'm' \(it has org/model\): HTTP 404: no m here\. Leave"),
+        (400, "bad", {}, "refuses protocol openai with model 'm'.*HTTP 400: bad"),
+    ],
+)
+def test_what_every_request_would_be_refused_for_is_one_line_at_once(status, said, headers, shown):
+    routes = {
+        ("GET", "/v1/models"): says(MODELS),
+        ("POST", "/v1/completions"): says({"error": {"message": said}}, status),
+    }
+    with playing(routes) as (url, _), pytest.raises(InputError, match=shown):
+        accepts(url, protocol="openai", model="m", headers=headers)
+
+
+@pytest.mark.parametrize("status", [429, 499, 500, 503])
+def test_what_may_pass_is_left_to_be_measured(status):
+    routes = {("POST", "/v1/completions"): says({"error": "busy"}, status)}
+    with playing(routes) as (url, _):
+        assert accepts(url, protocol="openai", model="m") == Accepted()
+
+
+def test_a_container_that_had_no_slot_in_time_is_busy_although_it_says_400():
+    said = {"code": 400, "type": "TranslateException", "message": "Time out in: 60000"}
+    with playing({("POST", "/invocations"): says(said, 400)}) as (url, _):
+        assert accepts(url, protocol="lmi", model="m") == Accepted()
+
+
+def test_a_redirect_is_not_measured():
+    routes = {("POST", "/v1/completions"): says({}, 308)}
+    with playing(routes) as (url, _), pytest.raises(InputError, match="is the address right"):
+        accepts(url, protocol="openai", model="m")
+
+
+def test_a_stated_server_that_refuses_a_forced_length_is_found_out():
+    def route(body):
+        return good_completions(body) if "ignore_eos" not in json.loads(body) else (400, "x", b"")
+
+    with playing({("POST", "/v1/completions"): route}) as (url, asked):
+        assert not accepts(url, protocol="openai", model="m").forces_length
+        assert len(asked) == 2
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_chat_server_that_knows_only_the_older_length_is_asked_by_it(monkeypatch, end):
+    """llama-cpp-python: without `max_tokens` it goes on to the end of the context, or beyond it."""
+    monkeypatch.setattr(probe, "MAX_REPLY_BYTES", 20_000)
+
+    def route(body):
+        tokens = json.loads(body).get("max_tokens", 50 if end else 2_000)
+        chunks = [chat({"content": "a"}) for _ in range(tokens)]
+        return 200, "text/event-stream", events(*chunks, chat({}, "length"), done=end)
+
+    with playing({("POST", "/v1/chat/completions"): route}) as (url, asked):
+        found = discover(url, protocol="openai-chat")
+        taken = accepts(url, protocol="openai-chat", model="m")
+        assert found.wire_format is taken.wire_format
+        assert found.wire_format.length_field == "max_tokens"
+        assert "asked for as max_tokens" in found.notes[0]
+        assert json.loads(asked[-1][2])["max_tokens"] == 2
+
+
+def test_a_chat_server_that_keeps_to_the_newer_length_is_asked_by_it_alone():
+    """OpenAI's reasoning models refuse `max_tokens`."""
+    with playing({("POST", "/v1/chat/completions"): good_chat}) as (url, asked):
+        assert discover(url, protocol="openai-chat").wire_format is None
+    (body,) = [json.loads(each[2]) for each in asked if each[0] == "POST"]
+    assert body["max_completion_tokens"] == 2
+    assert "max_tokens" not in body
+
+
+def test_what_a_server_repeats_of_a_key_is_not_shown():
+    said = {"error": {"message": "wrong key abcdefghijklmnop"}}
+    routes = {("POST", "/v1/completions"): says(said, 401)}
+    key = {"Authorization": "Bearer abcdefghijklmnop"}
+    with playing(routes) as (url, _), pytest.raises(InputError, match="wrong key <redacted>"):
+        accepts(url, protocol="openai", model="m", headers=key)
+
+
+def test_credentials_in_a_url_are_sent_and_not_shown():
+    with playing({("POST", "/v1/completions"): says({}, 404)}) as (url, asked):
+        with pytest.raises(InputError) as caught:
+            accepts(url.replace("//", "//me:hidden@"), protocol="openai", model="m")
+        assert "Authorization" in asked[0][3]
+    assert "hidden" not in str(caught.value)

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
+from lmi_bench.analysis.latency import wall_time_s
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import TargetError
 from lmi_bench.loadgen.measure import Answer, keep_partial, measure
-from lmi_bench.records import Exchange
+from lmi_bench.records import Exchange, RequestRecord
 from lmi_bench.workload import PlannedRequest
 
 REQUEST = PlannedRequest(0, 0.0, 8, 4)
@@ -46,6 +47,24 @@ def test_a_time_out_keeps_the_tokens_that_came():
     record = run_virtual(measure(Endless(), REQUEST, 0.0, timeout_s=3.5)).record()
     assert record.token_times_s == pytest.approx((1.0, 2.0, 3.0))
     assert record.output_tokens == 3
+    assert record.ended_s == pytest.approx(3.5)
+
+
+def test_the_wall_of_a_level_holds_the_wait_for_an_answer_that_never_came():
+    """10 tokens in a second, then a minute of silence: 10 tokens in 61 s, not in one."""
+
+    class Mute:
+        async def send(self, request):
+            await asyncio.sleep(3600)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(1.0)
+        record = (await measure(Mute(), REQUEST, loop.time())).record()
+        answered = RequestRecord(1, 0.0, 0.0, (1.0,), (10,))
+        return wall_time_s([answered, record])
+
+    assert run_virtual(main()) == pytest.approx(61.0)
 
 
 def test_a_cancellation_passes_through():

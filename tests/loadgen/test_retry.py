@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import TargetError
-from lmi_bench.loadgen.measure import Answer, measure
+from lmi_bench.loadgen.measure import Answer, keep_partial, measure
 from lmi_bench.loadgen.retry import RetryingTarget
 from lmi_bench.records import Exchange
 from lmi_bench.workload import PlannedRequest
@@ -70,6 +70,28 @@ def test_what_another_attempt_cannot_mend_is_not_tried_again(error):
     server = Failing(error)
     assert _record(server).retries == 0
     assert len(server.sent_s) == 1
+
+
+@pytest.mark.parametrize("timeout_s", [1.2, 2.2])
+def test_a_request_that_is_given_up_counts_its_retries_from_its_first_send(timeout_s):
+    """After 1 s the first failure, after 1.5 s the retry: cut off in the back-off or in the retry,
+    of which the target itself keeps what came."""
+
+    class Cut(Failing):
+        async def send_undecoded(self, request):
+            now_s = asyncio.get_running_loop().time()
+            try:
+                return await super().send_undecoded(request)
+            except asyncio.CancelledError as exc:
+                keep_partial(exc, Exchange(now_s, (now_s + 0.5,)))
+                raise
+
+    server = Cut(TargetError("throttled", "HTTP 429"), TargetError("throttled", "HTTP 429"))
+    target = RetryingTarget(server, lambda: 0.5)
+    record = run_virtual(measure(target, REQUEST, 0.0, timeout_s=timeout_s)).record()
+    assert (record.status, record.sent_s, record.ended_s) == ("timeout", 0.0, timeout_s)
+    assert record.retries == len(server.sent_s) - 1 == (0 if timeout_s < 1.5 else 1)
+    assert record.token_times_s == (() if timeout_s < 1.5 else (2.0,))
 
 
 def test_a_first_try_that_succeeds_counts_none():

@@ -64,14 +64,52 @@ def _signals(streams, timestamps="kernel"):
     return signals
 
 
+def _judged(answers, hidden, late_s):
+    """The check of a level with a TTFT of 100 ms, but for `hidden` answers whose first token was
+    read `late_s` later, together with the second."""
+    records, streams = [], []
+    for number in range(answers):
+        late = late_s if number < hidden else 0.0
+        start_s = 0.1 * number
+        first_s = start_s + 0.1 + late
+        second_s = first_s if late else first_s + 0.02
+        times = (first_s, second_s)
+        records.append(RequestRecord(number, start_s, start_s, times, ttft_bound_s=late))
+        streams.append([(first_s, late), (second_s, 0.0)])
+    return check_level(CLOSED, records, LoopWatch(), _signals(streams))
+
+
 def test_first_tokens_that_a_late_read_hid_are_held_against_the_generator():
-    """One of ten streams: its first token came with the second, up to 30 ms before."""
-    clean = [[(1.0, 0.0), (1.1, 0.0)]] * 9
-    hidden = _signals([*clean, [(1.1, 0.03), (1.1, 0.0)]])
-    check = check_level(CLOSED, _records(0.0), LoopWatch(), hidden)
+    """Three of thirty came with the second token, up to 2 ms before."""
+    check = _judged(30, 3, 0.002)
     assert check.unsure_first_share == pytest.approx(0.1)
-    assert check.unsure_share == pytest.approx(1 / 20)
+    assert check.unsure_share == pytest.approx(3 / 60)
     assert check.reason.startswith("client: generator-limited: 10.0% of the first tokens")
+
+
+def test_one_hidden_first_token_of_twenty_is_judged_by_what_it_may_have_done():
+    """20 ms late of 120: the mean of 101 ms may be 1 ms too long, the p50 is exact, and the p99,
+    nearly the largest of so few, is 0.81 * 20 ms of 116 (14 %) too long at most."""
+    check = _judged(20, 1, 0.02)
+    assert check.valid
+    assert check.ttft_error_bound_frac == pytest.approx(16.2 / 116.2)
+    assert check.unsure_first_share == pytest.approx(0.05)
+
+
+def test_a_bound_that_is_really_large_is_never_passed_however_few_the_requests():
+    """60 ms late of 160: 0.81 * 60 of 148.6 ms."""
+    check = _judged(20, 1, 0.06)
+    assert check.reason.startswith("client: generator-limited: TTFT p99 may be 48.6 ms (33%) too")
+
+
+def test_a_p99_that_the_requests_support_is_held_to_the_narrow_limit():
+    """Four of 300, 15 ms late: the p99 is interpolated 0.01 from the 4th largest to the 3rd, so
+    all of 115 ms, of which 15 (13 %) may be the reader's; of 20 requests that would pass."""
+    few = [(0.1, 0.0)] * 296 + [(0.115, 0.015)] * 4
+    records = [RequestRecord(i, 0.0, 0.0, (t, t + 0.1), ttft_bound_s=b) for i, (t, b) in
+               enumerate(few)]  # fmt: skip
+    check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals("kernel"))
+    assert "TTFT p99 may be 15.0 ms (13%)" in check.reason
 
 
 def test_tokens_that_the_server_sent_at_once_are_its_own():

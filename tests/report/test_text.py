@@ -79,6 +79,11 @@ def test_a_rate_of_conversations_is_not_called_one_of_requests():
     assert next(iter(level_rows([line])[0])) == "Sessions begun a second"
 
 
+def test_a_level_of_an_unknown_load_is_called_by_its_number_from_1():
+    assert level_name({"level": 0}) == "level 1"
+    assert level_name({}) == "level ?"
+
+
 def test_console_rows_all_have_the_same_keys(sweep):
     rows = level_rows(sweep.levels)
     assert [row["Concurrent requests"] for row in rows] == ["1", "2", "4", "8", "16", "32", "64"]

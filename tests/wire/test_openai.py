@@ -76,6 +76,35 @@ def test_a_chat_stream_counts_no_role_only_chunk():
     assert events[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"index": 0, "finish_reason": "stop"},
+        {"index": 0, "delta": None, "finish_reason": "stop"},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
+    ],
+)
+def test_the_last_choice_of_a_chat_may_lack_its_delta(choice):
+    event = CHAT.parse(json.dumps({"choices": [choice]}).encode())
+    assert (event.num_tokens, event.finish_reason) == (0, "stop")
+
+
+def test_a_content_in_parts_is_read_to_its_text():
+    parts = [{"type": "thinking", "thinking": [{"text": "h"}, {"text": "m"}]}, {"text": " Yes"}]
+    assert CHAT.parse(chat_chunk({"content": parts})) == WireEvent(text="hm Yes")
+
+
+def test_a_refusal_and_a_call_of_the_older_kind_are_what_the_model_said():
+    deltas = (
+        {"refusal": "I can't", "content": None},
+        {"function_call": {"name": "look", "arguments": ""}, "content": None},
+        {"function_call": {"arguments": "{}"}},
+    )
+    events = [CHAT.parse(chat_chunk(delta)) for delta in deltas]
+    assert [event.num_tokens for event in events] == [1, 1, 1]
+    assert [event.text for event in events] == ["I can't", "look", "{}"]
+
+
 def test_an_empty_chunk_is_no_token_but_ids_make_one():
     """Incomplete characters and held-back stop strings give chunks without text."""
     empty = b'{"object":"text_completion","choices":[{"index":0,"text":"","finish_reason":null}]}'
@@ -128,6 +157,10 @@ def test_the_body_of_an_unstreamed_answer_is_one_event():
         (b'{"error":{"message":"boom","http_status_code":422}}', "client_error"),
         (b'{"object":"error","message":"boom","code":400}', "client_error"),
         (b'{"error":"boom"}', "server_error"),
+        (b'{"error":{"message":"boom","code":"503"}}', "overloaded"),
+        (b'{"error":{"message":"boom","code":"rate_limit_exceeded"}}', "throttled"),
+        (b'{"error":{"message":"boom","code":null,"type":"overloaded_error"}}', "overloaded"),
+        (b'{"error":{"message":"boom","code":{"a":[]},"type":[]}}', "server_error"),
     ],
 )
 def test_an_error_event_under_status_200_is_an_error(payload, kind):
@@ -220,6 +253,9 @@ def test_an_unknown_protocol_names_the_known_ones():
         ({"content": "Yes"}, False),
         ({"tool_calls": [{"index": 0, "function": {"name": "f"}}]}, False),
         ({"role": "assistant", "content": ""}, False),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}, True),
+        ({"content": [{"type": "text", "text": "Yes"}]}, False),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, {"text": "Yes"}]}, False),
     ],
 )
 def test_a_chunk_of_thought_alone_is_reasoning(delta, reasoning):

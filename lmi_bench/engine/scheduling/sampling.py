@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +10,9 @@ from lmi_bench.errors import InputError
 
 MOST_TOP_LOGPROBS: Final = 20
 """Of one token, as vLLM and OpenAI allow."""
+
+LEAST_TEMPERATURE: Final = 1e-5
+"""Anything below counts as 0, as in vLLM: logits divided by less overflow float32."""
 
 Ranked = tuple[tuple[int, float], ...]
 """The likeliest tokens of one place with their natural log-probabilities, the likeliest first."""
@@ -19,7 +23,7 @@ class SamplingParams:
     """Generation settings of one request; the defaults are greedy decoding.
 
     max_new_tokens  most tokens generated; ends with finish reason `length`
-    temperature     0.0 is greedy; above it the logits are divided by it
+    temperature     below LEAST_TEMPERATURE greedy; from there the logits are divided by it
     top_k           keep the k likeliest tokens, 0 keeps all; top_p: smallest set of that mass
     logprobs        return the log-probability of each generated token
     top_logprobs    and those of so many of the likeliest tokens in its place
@@ -43,13 +47,15 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise InputError(f"temperature must be 0 or more, got {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
+        if min(self.stop_token_ids, default=0) < 0:
+            raise InputError(f"a token id is 0 or more, got {min(self.stop_token_ids)}")
         if self.top_k < 0:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < math.inf:
             raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise InputError(
@@ -66,4 +72,4 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE

@@ -18,10 +18,11 @@ from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
+from lmi_bench.engine.server.http_log import connection_logger
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.metrics import MetricsRoute
-from lmi_bench.engine.server.openai_routes import OpenAiRoutes
+from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import SageMakerRoutes
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.server.state import ServerState
@@ -57,22 +58,26 @@ def build_app(
     *,
     model_name: str,
     max_model_len: int,
+    vocab_size: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     signature_check: SignatureCheck | None = None,
     lmi_reply: type[RollingBatchReply] = RollingBatchReply,
     formatters: Formatters = NO_FORMATTERS,
+    encode_chat: ChatEncoder | None = None,
 ) -> web.Application:
     """Every route over a running engine, which the caller enters before and leaves after.
 
+    vocab_size       of the model; None: the codec's
     signature_check  of what comes over SageMaker's paths; None lets everything in
     lmi_reply        the version of djl-serving whose replies are imitated
+    encode_chat      how the model wants a chat; None: the contents, a line each
     formatters       what changes the bodies of the LMI routes
     """
-    state = ServerState(engine, codec, model_name, max_model_len)
+    state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
     )
-    lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state)
+    lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
     sagemaker = SageMakerRoutes(lmi, openai, model_name=model_name, check=signature_check)
     lmi.add_to(app)
     openai.add_to(app)
@@ -101,6 +106,7 @@ async def listening(
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,
         handle_signals=False,
+        logger=connection_logger(),
     )
     await runner.setup()
     try:

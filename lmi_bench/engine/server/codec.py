@@ -39,6 +39,6 @@ class Codec(Protocol):
         """The text of a whole sequence."""
         ...
 
-    def detokenizer(self) -> StreamDecoder:
-        """A decoder for one stream."""
+    def detokenizer(self, behind: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder for one stream, whose tokens go on from those of `behind`."""
         ...

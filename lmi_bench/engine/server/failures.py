@@ -81,6 +81,8 @@ def failure_middleware(model_name: str) -> Middleware:
         except web.HTTPRequestEntityTooLarge as exc:
             status = 413
             body = _body(openai, status, f"the body is too large: {exc.text}")
+        except web.RequestPayloadError as exc:
+            return closing(json_response(_body(openai, 400, unreadable(exc)), status=400))
         except web.HTTPNotFound:
             status, body = 404, _body(openai, 404, f"no such path: {request.path}")
         except web.HTTPMethodNotAllowed as exc:
@@ -89,6 +91,18 @@ def failure_middleware(model_name: str) -> Middleware:
         return json_response(body, status=status)
 
     return answer_failure
+
+
+def unreadable(exc: web.RequestPayloadError) -> str:
+    """What is wrong with a body that is not packed as its headers say."""
+    reason = " ".join(str(exc).removeprefix("400, message:").split())
+    return f"the body cannot be read: {reason}"
+
+
+def closing(response: web.Response) -> web.Response:
+    """The same as the last of its connection: what follows such a body cannot be told from it."""
+    response.force_close()
+    return response
 
 
 def json_response(

@@ -27,13 +27,13 @@ class Fields:
     """The fields of one JSON object. A null counts as left out."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
+        self.values = values
         self._read: set[str] = set()
 
     def raw(self, name: str) -> Any:
         """The value as it came, None if it was left out."""
         self._read.add(name)
-        return self._values.get(name)
+        return self.values.get(name)
 
     def integer(self, name: str, default: int, *, minimum: int | None = None) -> int:
         """A whole number, at least `minimum`."""
@@ -49,6 +49,11 @@ class Fields:
     def optional_integer(self, name: str, *, minimum: int | None = None) -> int | None:
         """A whole number or None."""
         return None if self.raw(name) is None else self.integer(name, 0, minimum=minimum)
+
+    def seed(self, name: str) -> int | None:
+        """Any whole number; -1 asks for another one each time, as in vLLM."""
+        value = self.optional_integer(name)
+        return None if value == -1 else value
 
     def number(self, name: str, default: float) -> float:
         """A number."""
@@ -110,7 +115,7 @@ class Fields:
 
     def unread(self) -> list[str]:
         """Names that nothing has read: the request asked for something unknown."""
-        return [name for name in self._values if name not in self._read]
+        return [name for name in self.values if name not in self._read]
 
 
 def _show(value: Any) -> str:

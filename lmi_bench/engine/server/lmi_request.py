@@ -110,7 +110,7 @@ def _read_sampling(
         top_p=parameters.number("top_p", 1.0),
         repetition_penalty=parameters.number("repetition_penalty", 1.0),
         min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
-        seed=parameters.optional_integer("seed", minimum=0),
+        seed=parameters.seed("seed"),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )

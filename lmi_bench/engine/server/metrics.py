@@ -55,14 +55,14 @@ def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
         ("spec_decode_num_draft_tokens", "counter", stats.drafted_tokens, "Tokens drafted."),
         ("spec_decode_num_accepted_tokens", "counter", stats.accepted_tokens, "Drafts that held."),
     ):
-        suffix = "_total" if kind == "counter" else ""
-        yield from _head(name, kind, help_text)
-        yield f"vllm:{name}{suffix}{{{label}}} {value:.10g}"
+        full = f"{name}_total" if kind == "counter" else name
+        yield from _head(full, kind, help_text)
+        yield f"vllm:{full}{{{label}}} {value:.10g}"
 
 
 def _request_lines(state: ServerState, label: str) -> Iterator[str]:
     totals = state.totals
-    yield from _head("request_success", "counter", "Requests that ended, by reason.")
+    yield from _head("request_success_total", "counter", "Requests that ended, by reason.")
     for reason, count in sorted(totals.finished.items()):
         yield f'vllm:request_success_total{{{label},finished_reason="{_escape(reason)}"}} {count}'
     histograms: tuple[tuple[str, Histogram, str], ...] = (

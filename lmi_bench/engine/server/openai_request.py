@@ -50,6 +50,7 @@ class OpenAiCall:
     """One request.
 
     prompt            text or token ids; a chat has messages instead
+    chat_options      for the model's chat template
     max_tokens        None: to the end of the context
     sampling          all but the length, which waits for the prompt's
     include_usage     one more chunk with the token counts; continuous_usage: counts on every chunk
@@ -61,6 +62,7 @@ class OpenAiCall:
     model: str | None
     prompt: str | list[int]
     messages: tuple[Message, ...]
+    chat_options: Mapping[str, Any]
     max_tokens: int | None
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
@@ -96,7 +98,10 @@ def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
     num_logprobs = top.integer("top_logprobs", 0, minimum=0)
     wants_logprobs = top.flag("logprobs", False)
     num_wanted = num_logprobs if wants_logprobs else None
-    return _read_call(top, "", messages, max_tokens, num_wanted, eos_token_ids)
+    options = top.section("chat_template_kwargs").values
+    return _read_call(
+        top, "", messages, max_tokens, num_wanted, eos_token_ids, chat_options=options
+    )
 
 
 def _read_call(
@@ -106,6 +111,8 @@ def _read_call(
     max_tokens: int | None,
     num_logprobs: int | None,
     eos_token_ids: tuple[int, ...],
+    *,
+    chat_options: Mapping[str, Any] | None = None,
 ) -> OpenAiCall:
     """What both have in common.
 
@@ -131,7 +138,7 @@ def _read_call(
         top_p=top.number("top_p", 1.0),
         repetition_penalty=top.number("repetition_penalty", 1.0),
         min_tokens=min_tokens,
-        seed=top.optional_integer("seed", minimum=0),
+        seed=top.seed("seed"),
         logprobs=num_logprobs is not None,
         top_logprobs=num_logprobs or 0,
     )
@@ -139,6 +146,7 @@ def _read_call(
         model=model,
         prompt=prompt,
         messages=messages,
+        chat_options=chat_options or {},
         max_tokens=max_tokens,
         sampling=sampling,
         stop_strings=top.strings("stop", at_most=MAX_STOP_STRINGS),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from aiohttp import web
 
@@ -19,11 +21,13 @@ from lmi_bench.engine.server.openai_request import (
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream
 
-ChatTemplate = Callable[[Sequence[Message]], str]
+ChatEncoder = Callable[[Sequence[Message], Mapping[str, Any]], list[int]]
+"""A chat's prompt as token ids, with options of the model's template. Raises InputError for
+messages that the template refuses."""
 
 
 def plain_chat(messages: Sequence[Message]) -> str:
-    """The template of a model that has none: the contents, a line each.
+    """The prompt of a model without a template: the contents, a line each.
 
     Nothing is added, so a single message has as many tokens as its text.
     """
@@ -33,9 +37,10 @@ def plain_chat(messages: Sequence[Message]) -> str:
 class OpenAiRoutes:
     """Handlers over one served model."""
 
-    def __init__(self, state: ServerState, chat_template: ChatTemplate = plain_chat) -> None:
+    def __init__(self, state: ServerState, encode_chat: ChatEncoder | None = None) -> None:
+        """encode_chat  None: `plain_chat`"""
         self._state = state
-        self._chat_template = chat_template
+        self._encode_chat = encode_chat
 
     def add_to(self, app: web.Application) -> None:
         """Register the routes."""
@@ -121,9 +126,10 @@ class OpenAiRoutes:
         return Prompt(token_ids, sampling, call.stop_strings)
 
     async def _token_ids(self, call: OpenAiCall) -> list[int]:
+        if call.messages and self._encode_chat is not None:
+            return await asyncio.to_thread(self._encode_chat, call.messages, call.chat_options)
         if call.messages:
-            return await self._state.encode(self._chat_template(call.messages))
+            return await self._state.encode(plain_chat(call.messages))
         if isinstance(call.prompt, str):
             return await self._state.encode(call.prompt)
-        self._state.check_token_ids(call.prompt)
         return call.prompt

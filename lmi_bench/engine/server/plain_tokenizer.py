@@ -30,8 +30,8 @@ class PlainTokenizer:
         """The words of the ids, a space before each."""
         return "".join([f" t{token_id}" for token_id in token_ids])
 
-    def detokenizer(self) -> PlainDetokenizer:
-        """A decoder for one stream."""
+    def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:
+        """A decoder for one stream, whatever is before it."""
         return PlainDetokenizer(self)
 
     def _word_id(self, word: str) -> int:

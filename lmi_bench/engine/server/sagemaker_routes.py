@@ -16,7 +16,14 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from lmi_bench.engine.server.failures import FAILURES, json_response, lmi_failure, openai_failure
+from lmi_bench.engine.server.failures import (
+    FAILURES,
+    closing,
+    json_response,
+    lmi_failure,
+    openai_failure,
+    unreadable,
+)
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.sigv4 import SignatureCheck, SignatureError, SignedRequest
@@ -92,6 +99,8 @@ class SageMakerRoutes:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge as exc:
             return _aws_error(400, "ValidationError", f"the body is too large: {exc.text}")
+        except web.RequestPayloadError as exc:
+            return closing(_aws_error(400, "ValidationError", unreadable(exc)))
         if self._check is not None:
             try:
                 self._check.verify(_as_signed(request, body))

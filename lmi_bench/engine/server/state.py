@@ -27,6 +27,8 @@ class ServerState:
     """One served model.
 
     max_model_len    most tokens (prompt + output) of one request
+    vocab_size       token ids of the model are below it: its embedding may be larger, or smaller,
+                     than the tokenizer's vocabulary
     created          Unix time at which the server started, as `/v1/models` shows it
     totals           the requests that ended
     """
@@ -35,6 +37,7 @@ class ServerState:
     codec: Codec
     model_name: str
     max_model_len: int
+    vocab_size: int
     created: int = field(default_factory=lambda: int(time.time()))
     totals: RequestTotals = field(default_factory=RequestTotals)
     _names_logged: set[str] = field(default_factory=set)
@@ -45,12 +48,13 @@ class ServerState:
             return await asyncio.to_thread(self.codec.encode, text)
         return self.codec.encode(text)
 
-    def check_token_ids(self, token_ids: Sequence[int]) -> None:
-        """Refuse ids that the model does not have."""
-        if token_ids and max(token_ids) >= self.codec.vocab_size:
+    def _check_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Refuse ids that the model does not have: a step with one would end the engine."""
+        highest = max(token_ids)
+        if highest >= self.vocab_size:
             raise InputError(
-                f"token id {max(token_ids)} is not in the vocabulary: "
-                f"ids go from 0 to {self.codec.vocab_size - 1}"
+                f"token id {highest} is not in the vocabulary: "
+                f"ids go from 0 to {self.vocab_size - 1}"
             )
 
     def submit(self, prompt: Prompt) -> Answer:
@@ -61,6 +65,7 @@ class ServerState:
         num_prompt, num_new = len(prompt.token_ids), prompt.sampling.max_new_tokens
         if num_prompt == 0:
             raise InputError("the prompt has no tokens: send at least one")
+        self._check_token_ids(prompt.token_ids)
         if num_prompt + num_new > self.max_model_len:
             raise CapacityError(
                 f"this model's maximum context length is {self.max_model_len} tokens, but "
@@ -68,7 +73,7 @@ class ServerState:
                 "new ones): shorten the prompt or ask for fewer tokens"
             )
         generation = self.engine.submit(prompt.token_ids, prompt.sampling)
-        return Answer(generation, prompt, self.codec.detokenizer())
+        return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def count(self, answer: Answer) -> None:
         """Count a request that came to its end."""

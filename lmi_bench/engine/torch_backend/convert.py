@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import read_config
+from lmi_bench.model_folder import make_new_folder, read_config
 
 _INDEX: Final = "pytorch_model.bin.index.json"
 _SINGLE: Final = "pytorch_model.bin"
@@ -37,7 +38,7 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> str
         raise InputError(f"{out} exists: name a folder that does not")
     read_config(folder)
     files = _pickles(folder)
-    out.mkdir(parents=True)
+    make_new_folder(out)
     writer, digests = ShardWriter(out), {}
     for name, tensor in _read(files, progress):
         digests[name] = _digest(name, tensor)
@@ -81,7 +82,8 @@ def _read(files: list[Path], progress: Progress | None) -> Iterator[tuple[str, T
     total_bytes, read_bytes = sum(path.stat().st_size for path in files), 0
     for path in files:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 is read whole
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as exc:
             first = str(exc).splitlines()[0]
             raise InputError(f"{path} is no file of tensors alone: {first}") from exc

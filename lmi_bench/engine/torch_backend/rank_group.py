@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import pickle
 import tempfile
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -35,6 +36,23 @@ def usual_transport(degree: int, device: str) -> Transport:
     return Transport.GLOO
 
 
+class ExitCodes:
+    """How processes ended, asked by one thread at a time.
+
+    Python reads the code once, from a pipe; of two threads that join at the same time the later
+    one finds nothing there, and both then take it for 255.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
+
+    def of(self, process: ForkServerProcess) -> int | None:
+        """The exit code of a process that ends within some seconds, else None."""
+        with self._one_at_a_time:
+            process.join(_STOP_S)
+            return process.exitcode
+
+
 class RankGroup:
     """`degree` rank processes that can reach each other."""
 
@@ -55,6 +73,7 @@ class RankGroup:
         self._segment: SegmentOwner | None = None
         self._connections: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
+        self._exits = ExitCodes()
         atexit.register(self.close)  # before multiprocessing, which would wait for its processes
         try:
             self._start(threads, first_device)
@@ -100,11 +119,9 @@ class RankGroup:
         if self._segment is not None:
             self._segment.abort()  # for one that waits inside a step
         for process in self._processes:
-            process.join(_STOP_S)
-            if process.exitcode is None:
+            if self._exits.of(process) is None:
                 process.terminate()
-                process.join(_STOP_S)
-            if process.exitcode is None:
+            if self._exits.of(process) is None:
                 process.kill()
                 process.join()
             process.close()
@@ -180,8 +197,7 @@ class RankGroup:
     def end_of(self, rank: int) -> EngineError:
         """What is said of a rank that has ended, or is about to."""
         process = self._processes[rank]
-        process.join(_STOP_S)
-        code = process.exitcode
+        code = self._exits.of(process)
         if code is None:
             how = "closed its pipe"
         elif code < 0:

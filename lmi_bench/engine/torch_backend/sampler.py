@@ -66,7 +66,7 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
 def probabilities(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
     """The distribution that each row draws from, shape (rows, vocab), float32.
 
-    Every row needs a temperature above 0.
+    No row may be greedy.
     """
     scores = _penalised(logits.float(), rows)
     scores = scores / _column([row.sampling.temperature for row in rows], scores)

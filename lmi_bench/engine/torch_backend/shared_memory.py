@@ -160,15 +160,16 @@ class SharedMemoryCollectives:
     def gather_columns(self, x: Tensor) -> Tensor:
         """The ranks' columns side by side. Raises EngineError when the group was called off."""
         rows, columns = x.shape
+        whole = (rows, self._degree * columns)  # a step of prompt chunks alone has no row here
         out = torch.empty((rows, self._degree, columns), dtype=x.dtype)
         most_rows = REGION_BYTES // x.element_size() // columns
         if most_rows == 0:  # one row is larger than a region
-            return self._gather_long_rows(x, out).view(rows, -1)
+            return self._gather_long_rows(x, out).view(whole)
         for start in range(0, rows, most_rows):
             piece = x[start : start + most_rows]
             for rank, part in enumerate(self._exchange(piece.reshape(-1))):
                 out[start : start + most_rows, rank] = part.view(piece.shape)
-        return out.view(rows, -1)
+        return out.view(whole)
 
     def _gather_long_rows(self, x: Tensor, out: Tensor) -> Tensor:
         most = REGION_BYTES // x.element_size()

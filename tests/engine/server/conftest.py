@@ -77,7 +77,7 @@ class ByteCodec:
     def decode(self, token_ids):
         return bytes(i for i in token_ids if i).decode(errors="replace")
 
-    def detokenizer(self):
+    def detokenizer(self, behind=()):
         return ByteDecoder()
 
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from lmi_bench.cli.serve_run import run
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -21,6 +22,7 @@ from lmi_bench.engine.server.app import (
 )
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.errors import InputError
+from lmi_bench.scenario import EngineSection
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -81,6 +83,14 @@ def test_an_address_is_checked_before_anything_is_loaded_for_it():
         check_address("127.0.0.1", 99_999)
     with pytest.raises(InputError, match="choose another --host"):
         check_address("192.0.2.1", 0)  # TEST-NET-1: of no machine
+
+
+def test_a_trace_is_opened_before_anything_is_loaded_for_it(tmp_path):
+    missing = tmp_path / "missing" / "trace.json"
+    with pytest.raises(InputError, match="--step-trace: cannot write"):
+        run(
+            "no-such-model", EngineSection(), instance=None, host="127.0.0.1", port=0, trace=missing
+        )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

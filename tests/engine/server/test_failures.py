@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from lmi_bench.engine.server.lmi_request import read_lmi_call
+from lmi_bench.engine.server.openai_request import read_completion_call
 from lmi_bench.wire.format import find_format
 
 LMI = "/invocations"
@@ -41,7 +43,7 @@ def post_raw(serve_toy, path, body, **settings):
         (b'{"inputs": "a", "parameters": {"top_p": 0.0}}', "top_p must be above 0"),
         (b'{"inputs": "a", "parameters": {"stop_sequences": [""]}}', "stop_sequences must be"),
         (b'{"inputs": "a", "parameters": {"n": 2}}', "n=2 is not supported by this server"),
-        (b'{"inputs": "a", "parameters": {"seed": -1}}', "seed must be at least 0"),
+        (b'{"inputs": "a", "parameters": {"seed": 0.5}}', "seed must be an integer"),
     ],
 )
 def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
@@ -226,3 +228,90 @@ def test_fields_that_mean_nothing_here_are_named_in_the_reply(serve_toy, caplog)
     assert lmi["X-Ignored-Parameters"] == "typical"
     assert openai["X-Ignored-Parameters"] == "x%0D%0Ay"
     assert "typical" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": "t31999"}),
+        (OPENAI, {"prompt": "t31999"}),
+        (OPENAI, {"prompt": [31_999]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "t31999"}]}),
+    ],
+)
+def test_a_token_that_the_model_lacks_is_refused_before_it_harms_anybody(serve_toy, path, body):
+    """A tokenizer may have tokens (a pad token, say) that the embedding has no row for."""
+
+    async def main():
+        async with serve_toy(app_options={"vocab_size": 31_990}) as server:
+            refused = await server.post(path, body)
+            return refused, await server.post("/invocations", {"inputs": "a"})
+
+    refused, other = asyncio.run(main())
+    assert refused[0] == 400
+    assert b"ids go from 0 to 31989" in refused[2]
+    assert other[0] == 200
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(-(2**63), -(2**63)), (-1, None), (0, 0)])
+def test_a_seed_may_be_any_whole_number_and_minus_one_is_none(seed, expected):
+    """As vLLM and OpenAI's clients have it: 64 bits with a sign."""
+    completion = read_completion_call(json.dumps({"prompt": "a", "seed": seed}).encode(), ())
+    lmi = read_lmi_call({"inputs": "a", "parameters": {"seed": seed}}, ())
+    assert (completion.sampling.seed, lmi.sampling.seed) == (expected, expected)
+
+
+@pytest.mark.parametrize("path", [LMI, OPENAI, "/endpoints/any/invocations"])
+def test_a_body_that_is_not_packed_as_it_says_gets_400(serve_toy, caplog, path):
+    async def main():
+        async with serve_toy() as server:
+            headers = {"Content-Encoding": "gzip"}
+            async with server.client.post(path, data=b"{}", headers=headers) as response:
+                text = await response.text()
+            return response.status, text, (await server.post(LMI, {"inputs": "a"}))[0]
+
+    status, text, other = asyncio.run(main())
+    assert (status, other) == (400, 200)
+    assert "the body cannot be read: Can not decode content-encoding: gzip" in text
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET /%zz\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /ping HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 20_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_and_not_logged_as_a_bug(serve_toy, caplog, sent):
+    async def main():
+        async with serve_toy() as server:
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            line = await reader.readline()
+            writer.close()
+            return line, (await server.post(LMI, {"inputs": "a"}))[0]
+
+    line, other = asyncio.run(main())
+    assert b" 400 " in line
+    assert other == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_bug_of_the_server_is_logged_with_its_traceback(serve_toy, caplog):
+    async def broken(request):
+        raise KeyError("a bug")
+
+    async def main():
+        async with (
+            serve_toy(extend=lambda app: app.router.add_get("/broken", broken)) as server,
+            server.client.get("/broken") as response,
+        ):
+            return response.status
+
+    assert asyncio.run(main()) == 500
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info[0] is KeyError

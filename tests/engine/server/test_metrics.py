@@ -47,6 +47,27 @@ def test_counts_after_two_requests(serve_toy):
     assert {name: samples[name] for name in expected} == expected
 
 
+def test_every_sample_belongs_to_a_type_of_its_own_name(serve_toy):
+    """Prometheus reads a sample whose name no TYPE line has as untyped: a counter's line names
+    it with its `_total`, a histogram's without `_bucket`, `_sum` and `_count`."""
+
+    async def main():
+        async with serve_toy() as server:
+            await server.post("/invocations", {"inputs": "a b c"})
+            async with server.client.get("/metrics") as response:
+                return await response.text()
+
+    lines = asyncio.run(main()).splitlines()
+    kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
+    for line in lines:
+        if line.startswith("#"):
+            continue
+        name = line.partition("{")[0]
+        base, _, part = name.rpartition("_")
+        assert name in kinds or (part in ("bucket", "sum", "count") and kinds[base] == "histogram")
+        assert (kinds.get(name) == "counter") == name.endswith("_total")
+
+
 def test_the_parts_of_a_request_add_up(serve_toy, slow_steps):
     """Steps of 20 ms: prefill takes one, decode four, the whole at least five."""
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from lmi_bench.cli.back_end import BackEnd
+from lmi_bench.cli.compiling import step_settings
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend.static.artefact import (
     MANIFEST,
@@ -19,6 +21,7 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes
 from lmi_bench.errors import InputError
+from lmi_bench.scenario import EngineSection
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 KEY = ArtefactKey(
@@ -145,3 +148,12 @@ def test_compiled_steps_give_transformers_tokens_and_are_found_again(make_llama,
     for changed in ({"kv_dtype": "bfloat16"}, {"block_size": 8}):
         with pytest.raises(InputError, match=f"another engine: {next(iter(changed))}"):
             Steps(llama.folder, **changed, steps=StepSettings(artefact=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_place_that_is_no_folder_is_refused_in_one_line(tmp_path, name):
+    """Before a model is loaded for it: `step_settings` asks first."""
+    (tmp_path / "file").write_text("in the way")
+    settings = EngineSection(compile=True)
+    with pytest.raises(InputError, match="is no folder that can be written"):
+        step_settings(settings, BackEnd(), out=tmp_path / name)

@@ -41,6 +41,15 @@ def test_either_format_has_the_hash_of_the_other(stored, tmp_path, kind):
     assert not list(out.glob("*.bin*"))
 
 
+def test_what_torch_wrote_before_1_6_is_read_too(stored, tmp_path):
+    """No zip archive, so nothing to map; it was called no file of tensors alone."""
+    tensors = torch.load(stored / "single" / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    assert convert(tmp_path, tmp_path / "out") == weights_hash(stored / "safe")
+
+
 def test_one_changed_bit_changes_the_hash(stored, tmp_path):
     tensors = torch.load(stored / "single" / "pytorch_model.bin")
     tensors["model.norm.weight"][3] += 1e-6
@@ -80,3 +89,9 @@ def test_a_pickle_of_more_than_tensors_is_refused_and_not_run(tmp_path, capsys, 
     with pytest.raises(InputError, match=says):
         convert(tmp_path, tmp_path / "out")
     assert capsys.readouterr().out == ""
+
+
+def test_a_place_where_no_folder_can_be_made_is_one_line(stored, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="cannot be made: Not a directory; name another folder"):
+        convert(stored / "single", tmp_path / "file" / "out")

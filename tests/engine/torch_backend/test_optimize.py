@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from lmi_bench.cli.optimize_quality import agreement_frac, score_shift
+from lmi_bench.cli.optimize_run import run
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.quantization.export import export_quantized
@@ -130,3 +131,12 @@ def test_agreement_counts_tokens_before_the_first_that_differs():
     mine = [(1, 2, 3, 4), (1, 9, 3, 4)]
     assert agreement_frac(mine, [(1, 2, 3, 4), (1, 2, 3, 4)]) == pytest.approx((1 + 0.25) / 2)
     assert score_shift([-1.0, -2.0], [-1.5, -1.5]) == pytest.approx(0.5)
+
+
+def test_a_place_where_no_folder_can_be_made_is_one_line(tmp_path):
+    """Before a model is loaded."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: demo-15m\nvariants: [{name: a, engine: {quantize: int8}}]\n")
+    out = recipe / "out"
+    with pytest.raises(InputError, match="cannot be made: Not a directory; name another folder"):
+        run(recipe, model=None, dataset=None, text=None, out=out)

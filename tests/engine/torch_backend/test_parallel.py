@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.parallel import VocabularyPart
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.rank import RunStep
-from lmi_bench.engine.torch_backend.rank_group import RankGroup
+from lmi_bench.engine.torch_backend.rank_group import ExitCodes, RankGroup
 from lmi_bench.errors import CapacityError, EngineError, InputError
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
@@ -54,6 +55,11 @@ MODELS = {
 }
 
 
+CHUNKS_WITHOUT_A_TOKEN = {"max_rolling_batch_prefill_tokens": 8}
+"""Longer prompts take several steps, of which all but the last give no token: there the ranks join
+logits of no row."""
+
+
 def split(degree, **options):
     """Loads as TorchExecutor does, over several ranks."""
     return partial(ParallelExecutor.load, tensor_parallel=degree, **options)
@@ -63,7 +69,9 @@ def split(degree, **options):
 def test_ranks_together_give_the_tokens_of_the_whole_model(make_model, family, changes, degree):
     model = make_model(family, **changes)
     requests = random_requests(1, 6, longest_output=12)
-    outputs, _ = asyncio.run(generate(model.folder, requests, load=split(degree)))
+    outputs, _ = asyncio.run(
+        generate(model.folder, requests, load=split(degree), **CHUNKS_WITHOUT_A_TOKEN)
+    )
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 
@@ -83,7 +91,12 @@ def test_gloo_carries_the_same_sums(make_llama):
     model = make_llama()
     requests = random_requests(4, 4)
     outputs, _ = asyncio.run(
-        generate(model.folder, requests, load=split(2, transport=Transport.GLOO))
+        generate(
+            model.folder,
+            requests,
+            load=split(2, transport=Transport.GLOO),
+            **CHUNKS_WITHOUT_A_TOKEN,
+        )
     )
     assert_equal_but_for_near_ties(model, requests, outputs)
 
@@ -191,6 +204,33 @@ async def killed_while_generating(folder, rank):
 def test_a_rank_that_is_killed_ends_the_requests_with_its_name(llama, rank):
     process_ids = asyncio.run(killed_while_generating(llama.folder, rank))
     assert wait_until_gone(process_ids)
+
+
+class ReadOnce:
+    """A process whose exit code comes once, over a pipe: who joins beside another finds it gone,
+    as 5 of 150 killed processes of multiprocessing were seen to."""
+
+    exitcode = None
+
+    def __init__(self):
+        self.joining = 0
+
+    def join(self, timeout):
+        known = self.exitcode is not None
+        self.joining += 1
+        alone = self.joining == 1
+        time.sleep(0.005)
+        self.joining -= 1
+        if not known:
+            self.exitcode = -9 if alone else 255
+
+
+def test_whoever_asks_at_once_how_a_rank_ended_is_told_the_same():
+    """The step that waits for it and the watcher between steps do, in threads of their own."""
+    exits, process = ExitCodes(), ReadOnce()
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(exits.of, [process] * 4))
+    assert told == [-9] * 4
 
 
 def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):

@@ -176,13 +176,33 @@ def test_ranks_together_hold_what_one_device_holds(trained, scheme):
 
 def test_an_awq_checkpoint_of_others_is_read_on_one_device_and_on_ranks(trained, tmp_path):
     """Matrices packed in the public format give what the floats that they stand for give."""
-    folder = shutil.copytree(trained, tmp_path / "floats")
-    packed = shutil.copytree(trained, tmp_path / "packed")
-    tensors = load_file(trained / "model.safetensors")
+    folder, packed = as_awq(trained, tmp_path, 64)
+    wanted = scores(folder)
+    torch.testing.assert_close(scores(packed), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores(packed, load=split(2)), wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="quantized as awq-int4"):
+        scores(packed, quantize=QuantizeSettings(Scheme.INT8))
+    with pytest.raises(CapacityError, match=r"groups of 64 weights.*lower --tp"):
+        scores(packed, load=split(4))
+
+
+@pytest.mark.parametrize("group_size", [16, -1])
+def test_an_awq_checkpoint_with_one_kv_head_is_shared_by_ranks(make_llama, tmp_path, group_size):
+    """Each rank has the whole of the packed key and value; -1 is one scale for a whole row."""
+    folder, packed = as_awq(make_llama(num_key_value_heads=1).folder, tmp_path, group_size)
+    torch.testing.assert_close(scores(packed, load=split(2)), scores(folder), rtol=1e-4, atol=1e-4)
+
+
+def as_awq(source, tmp_path, group_size):
+    """(a folder of rounded floats, the same numbers packed in the public format)"""
+    folder = shutil.copytree(source, tmp_path / "floats")
+    packed = shutil.copytree(source, tmp_path / "packed")
+    tensors = load_file(source / "model.safetensors")
     floats, stored = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight"):
-            rounded = round_grouped(tensor.float(), 4, 64)
+            size = tensor.shape[1] if group_size < 0 else group_size
+            rounded = round_grouped(tensor.float(), 4, size)
             public = to_awq(rounded)
             halved = public["scales"].t().float()
             floats[name] = (
@@ -198,18 +218,12 @@ def test_an_awq_checkpoint_of_others_is_read_on_one_device_and_on_ranks(trained,
         quantization_config={
             "quant_method": "awq",
             "bits": 4,
-            "group_size": 64,
+            "group_size": group_size,
             "zero_point": True,
             "version": "gemm",
         },
     )
-    wanted = scores(folder)
-    torch.testing.assert_close(scores(packed), wanted, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(scores(packed, load=split(2)), wanted, rtol=1e-4, atol=1e-4)
-    with pytest.raises(InputError, match="quantized as awq-int4"):
-        scores(packed, quantize=QuantizeSettings(Scheme.INT8))
-    with pytest.raises(CapacityError, match=r"groups of 64 weights.*lower --tp"):
-        scores(packed, load=split(4))
+    return folder, packed
 
 
 def change_config(folder, **changes):

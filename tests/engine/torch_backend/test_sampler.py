@@ -21,6 +21,7 @@ from lmi_bench.engine.torch_backend.sampler import (
     probabilities,
     uniform_draw,
 )
+from lmi_bench.errors import InputError
 
 HISTORY = (3, 4, 4, 9)
 SETTINGS = [
@@ -110,3 +111,28 @@ def test_the_likeliest_tokens_come_with_their_log_probabilities():
     assert [value for _, value in two] == pytest.approx(expected.values[0, :2].tolist())
     assert none == ()
     assert [token for token, _ in all_six] == expected.indices[2].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 9e-6, 1e-5, 1e-3])
+def test_a_temperature_near_nothing_takes_the_likeliest_token(temperature):
+    """Logits of 40 divided by 1e-38 are infinite in float32, and their softmax is not a number."""
+    logits = torch.zeros(2, 64)
+    logits[0, 17], logits[1, 3] = 40.0, -40.0
+    logits[1, 5] = 0.5
+    rows = [request(temperature=temperature), request(position=8, temperature=temperature)]
+    assert [choice.token_id for choice in choose(logits, rows)] == [17, 5]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"stop_token_ids": (7, -5)}, "token id is 0 or more, got -5"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong, says):
+    with pytest.raises(InputError, match=says):
+        SamplingParams(**wrong)

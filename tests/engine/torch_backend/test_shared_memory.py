@@ -69,7 +69,8 @@ def test_every_rank_gets_the_same_bits(dtype):
 
 def test_many_calls_of_changing_size_never_mix():
     """2,000 calls on three threads: a slot used too early would show a number of another call."""
-    sizes = [random.Random(0).choice([1, 3, 1000, 5000]) for _ in range(2000)]
+    chance = random.Random(0)
+    sizes = [chance.choice([1, 3, 1000, 5000]) for _ in range(2000)]
 
     def work(collectives):
         wrong = 0
@@ -82,7 +83,7 @@ def test_many_calls_of_changing_size_never_mix():
     assert on_ranks(3, work) == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (5, 70_000), (2, FLOATS + 11)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (5, 70_000), (2, FLOATS + 11), (0, 5)])
 def test_columns_stand_in_the_order_of_the_ranks(rows, columns):
     def work(collectives):
         numbers = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)

@@ -39,7 +39,7 @@ from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.errors import InputError
 from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import check_loadable, read_config
+from lmi_bench.model_folder import check_loadable, make_new_folder, read_config
 
 _LAYERS: Final = (".layers.", ".h.")
 
@@ -69,7 +69,7 @@ def export_quantized(
     if plan is None or plan.stored:
         raise InputError(f"{folder.name}: there is nothing to quantize ({settings.scheme})")
     stored_dtype = torch_dtype(dtype)
-    out.mkdir(parents=True)
+    make_new_folder(out)
     writer = ShardWriter(out)
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         names = [name for name in sorted(checkpoint.names) if not _is_factor(name)]

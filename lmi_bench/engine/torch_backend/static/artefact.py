@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes
-from lmi_bench.errors import InputError
+from lmi_bench.errors import InputError, file_reason
 
 MANIFEST: Final = "manifest.json"
+_LOCK: Final = ".lock"
 FORMAT: Final = 1
 """Changes with what a compiled step is given or gives back."""
 
@@ -119,9 +120,9 @@ def make_artefact(
     told  told (shapes done, shapes in all)
 
     Safe with several processes at once: the second one waits and finds the packages. Raises
-    InputError where the folder holds packages of another key.
+    InputError where the folder holds packages of another key, or cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder)
     with _alone(folder):
         entries: dict[str, Any] = {}
         if (folder / MANIFEST).is_file():
@@ -138,6 +139,17 @@ def make_artefact(
         if told is not None:
             told(len(shapes), len(shapes))
         return open_artefact(folder, key)
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if need be; InputError where there is none that can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _LOCK).open("w").close()
+    except OSError as exc:
+        raise InputError(
+            f"{folder} is no folder that can be written: {file_reason(exc)}; name another one"
+        ) from exc
 
 
 def default_folder(key: ArtefactKey) -> Path:
@@ -195,6 +207,6 @@ def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder's lock; it ends with the process, so a killed one leaves none behind."""
     import fcntl
 
-    with (folder / ".lock").open("w") as file:
+    with (folder / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,138 @@
+"""How a model wants a chat written: the Jinja template that comes with its tokenizer.
+
+Rendered as transformers does it, with its names and settings, in Jinja's sandbox: a template comes
+with the weights, and may neither change what it is given nor reach beyond it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lmi_bench.errors import InputError
+
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+_CONFIG: Final = "tokenizer_config.json"
+
+
+class ChatTemplate:
+    """The template of one model folder."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
+        """special_tokens  by the names that templates know them under, such as bos_token
+        where  for messages: the file
+
+        Raises InputError for a text that is no template.
+        """
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _compiled(source)
+        except TemplateError as exc:
+            raise InputError(f"{where}: the chat template cannot be read: {exc}") from exc
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+        """The one that transformers would take; None where the folder has none.
+
+        Raises InputError where a file of it is broken.
+        """
+        config = _read_object(folder / _CONFIG)
+        for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
+            if path.is_file():
+                source = path.read_text(encoding="utf-8")
+                if path.suffix == ".json":
+                    source = _read_object(path).get("chat_template", "")
+                return cls(source, _special_tokens(folder, config), where=str(path))
+        stated = config.get("chat_template")
+        if isinstance(stated, list):  # several by name
+            stated = {each.get("name"): each.get("template") for each in stated}.get("default")
+        if not isinstance(stated, str):
+            return None
+        return cls(stated, _special_tokens(folder, config), where=str(folder / _CONFIG))
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt of a chat up to where the answer begins, special tokens in it as text.
+
+        options  what the template itself asks for, such as Qwen3's enable_thinking
+
+        Raises InputError where the template refuses the messages.
+        """
+        try:
+            return self._template.render(
+                {
+                    "tools": None,  # templates ask whether it is none, which an absent name is not
+                    "documents": None,
+                    "add_generation_prompt": True,
+                    **self._special_tokens,
+                    **(options or {}),
+                    "messages": messages,
+                }
+            )
+        except Exception as exc:  # a program that came with the model; its request alone fails
+            raise InputError(f"the model's chat template refuses these messages: {exc}") from exc
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a model says, for training; nothing is done with it here."""
+
+    tags = {"generation"}  # noqa: RUF012  as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compiled(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return environment.from_string(source)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Jinja's own would escape what HTML takes for markup."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """As text, from the tokenizer's settings or the older file of their own."""
+    older = _read_object(folder / "special_tokens_map.json")
+    found: dict[str, str] = {}
+    for name in _SPECIAL_TOKENS:
+        stated = config.get(name) or older.get(name)
+        text = stated.get("content") if isinstance(stated, dict) else stated
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise InputError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object")
+    return content
