@@ -179,7 +179,7 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Hea
     load = float(knee[curve.axis])
     here = next((point for point in curve.points if point.load == load), None)
     unit = "concurrent requests" if curve.axis == "concurrency" else "req/s"
-    detail = f"by the {RULE_TITLES.get(str(knee['rule']), str(knee['rule'])).lower()} rule"
+    detail = f"by the {_rule_name(knee)} rule"
     if here is not None and here.throughput_tokens_per_s is not None:
         detail = (
             f"{number(here.throughput_tokens_per_s)} tok/s at "
@@ -213,8 +213,14 @@ def _what_binds(
     if not known:
         return ""
     nearest = max(known, key=lambda knee: float(knee[axis]))
-    rule = RULE_TITLES.get(str(nearest["rule"]), str(nearest["rule"])).lower()
-    return f"What binds from {nearest[axis]:g} on ({rule} rule): {_cause(nearest)}"
+    since = f"from {nearest[axis]:g} on ({_rule_name(nearest)} rule)"
+    return f"What binds {since}: {_cause(nearest)}"
+
+
+def _rule_name(knee: Mapping[str, Any]) -> str:
+    """The rule within a sentence; Kneedle is a name."""
+    title = RULE_TITLES.get(str(knee["rule"]), str(knee["rule"]))
+    return title if knee["rule"] == "kneedle" else title.lower()
 
 
 def _cause(knee: Mapping[str, Any]) -> str:
