@@ -86,6 +86,20 @@ def test_a_priced_sweep_says_what_its_best_level_costs(runs_of):
     assert best.detail.endswith("12.35 USD for 1M output tokens")
 
 
+def test_the_recommendation_on_the_first_screen_says_how_sure_it_is():
+    chosen = {
+        "instance": "ml.g5.2xlarge", "instances": 2, "price_usd_per_hour": 3.03,
+        "capacity_rate_per_s": {"predicted": 10.04, "low": 8.29, "high": 10.9},
+        "slos": [{"slo": "ttft_p90<=2000ms", "confidence": "sure"}],
+    }  # fmt: skip
+    (advice,) = build_view([], [{"recommended": chosen}]).recommendations
+    assert advice.headline.detail.endswith(
+        "$3.03/h; carries 10 req/s (interval 8.29 to 10.9); ttft_p90<=2000ms sure"
+    )
+    (bare,) = build_view([], [{"recommended": {"instance": "ml.g5.2xlarge"}}]).recommendations
+    assert bare.headline.detail == "no price known"
+
+
 def test_the_throughput_in_the_table_is_tokens_over_wall(sweep):
     """One user, 3 requests of 48 tokens: each 20 ms of prefill and 48 steps of 30.6 ms."""
     row = texts(build_view([sweep]).runs[0].levels)[0]
