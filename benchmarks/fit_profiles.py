@@ -20,7 +20,7 @@ import numpy as np
 
 from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.calibrate import profile_of_fit
-from lmi_bench.analysis.cells import Cell
+from lmi_bench.analysis.cells import Cell, marks_of
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.fit import fit_cells
 from lmi_bench.analysis.measured_tables import TableRow, read_table
@@ -132,7 +132,9 @@ def main() -> None:
     for plan in plans():
         profile = fit(plan)
         if refit:
-            text = profile_to_json(rounded(profile))
+            cells = [row.cell for row in plan.rows() if row.cell is not None]
+            marked = replace(rounded(profile), fitted_cells=tuple(sorted(marks_of(cells))))
+            text = profile_to_json(marked)
             (DATA / "profiles" / plan.file).write_text(text, encoding="utf-8")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import Final
 
@@ -39,6 +41,7 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         gap_per_layer_s=50e-6,
         request_overhead_s=10e-3,
         moe_share=0.6,
+        narrow_share=0.45,  # kernels of 2023; those of the priors below have been reworked
     ),
     log_sd={
         "bandwidth_share": 0.15,
@@ -54,6 +57,7 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         "gap_per_layer_s": 0.8,
         "request_overhead_s": 0.8,
         "moe_share": 0.4,
+        "narrow_share": 0.35,
     },
     host_factor_log_sd=0.25,
     residual_log_sd=0.15,
@@ -79,6 +83,7 @@ GRAPH_GPU_PRIOR: Final = replace(
         host_per_prompt_token_s=1e-6,
         nvlink_latency_s=8e-6,
         request_overhead_s=30e-3,
+        narrow_share=0.65,
     ),
     log_sd={
         **EAGER_GPU_PRIOR.log_sd,
@@ -101,6 +106,30 @@ SGLANG_PRIOR: Final = replace(
     name="SGLang",
     fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
     chunked_prefill=False,
+)
+
+# vLLM before its V1 engine (0.8): a step is planned and its answers are sent while the GPU waits,
+# about 0.1 ms a layer of the models that it is used for, and prompts pause decoding.
+VLLM_V0_PRIOR: Final = replace(
+    SGLANG_PRIOR,
+    name="vLLM",
+    version="before 0.8",
+    fitted_on="nothing yet: prior of a server with CUDA graphs whose host works between the steps",
+    parameters=replace(
+        GRAPH_GPU_PRIOR.parameters,
+        gap_per_layer_s=150e-6,
+        host_per_sequence_s=0.15e-3,
+        narrow_share=0.55,
+    ),
+    max_batch_size=256,
+)
+
+# TGI from 2.0 on: CUDA graphs, its host in Rust, prompts in steps of their own.
+TGI_GRAPH_PRIOR: Final = replace(
+    SGLANG_PRIOR,
+    name="TGI",
+    version="2.x",
+    fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
 )
 
 # The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
@@ -169,32 +198,74 @@ VLLM_0_19: Final = _shipped("vllm_0_19")
 
 _EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
 _LEAST_LOG_SD = 0.05
+_V1_OF_VLLM: Final = (0, 8)
+_GRAPHS_OF_TGI: Final = (2, 0)
+_VERSION = re.compile(r"\bv?(\d+)\.(\d+)")
 
 
 def prior_of_engine(
-    engine: str, *, models: Collection[str], accelerators: Collection[str], open_loop: bool
+    engine: str,
+    *,
+    models: Collection[str],
+    accelerators: Collection[str],
+    open_loop: bool,
+    marks: Collection[str] = (),
 ) -> EngineProfile:
     """What to start a fit of that engine from.
 
-    engine  as a table names it, empty for the endpoints of 2023
+    engine  as a table names it, empty for the endpoints of 2023; its version decides between
+            generations (vLLM before and after its V1 engine, TGI before and after CUDA graphs)
+            and, of the shipped profiles, for the nearest one
+    marks   of the measured levels (`cells.marks_of`)
 
-    A profile that was fitted to one of the models on one of the accelerators is left out, so that
-    no judgement rests on what was fitted to the very cells that it is judged on.
+    A profile that was fitted to any of those levels is left out, and without marks one that was
+    fitted to one of the models on one of the accelerators, so that no judgement rests on what was
+    fitted to the very cells that it is judged on.
     """
+    version = _version_of(engine)
     eager = not engine or engine.startswith(_EAGER_ENGINES)
-    general = EAGER_GPU_PRIOR if eager else GRAPH_GPU_PRIOR
-    if engine.startswith("sglang"):
+    general, kin = GRAPH_GPU_PRIOR, list[EngineProfile]()
+    if eager and (version is None or version < _GRAPHS_OF_TGI):
+        general, kin = EAGER_GPU_PRIOR, [TGI_2023]
+    elif eager:
+        general = TGI_GRAPH_PRIOR
+    elif engine.startswith("sglang"):
         general = SGLANG_PRIOR
-    kin = [VLLM_0_19, VLLM_0_12] if open_loop else [VLLM_0_12, VLLM_0_19]
-    if eager:
-        kin = [TGI_2023]
-    elif not engine.startswith("vllm"):
-        kin = []
+    elif engine.startswith("vllm"):
+        if version is not None and version < _V1_OF_VLLM:
+            return VLLM_V0_PRIOR
+        kin = [VLLM_0_19, VLLM_0_12] if open_loop else [VLLM_0_12, VLLM_0_19]
+        if version is not None:
+            kin.sort(key=partial(_distance, version))
     for profile in kin:
-        if set(profile.models) & set(models) and set(profile.accelerators) & set(accelerators):
-            continue
-        return _widened(profile, general)
+        if not _has_seen(profile, models, accelerators, marks):
+            return _widened(profile, general)
     return general
+
+
+def _has_seen(
+    profile: EngineProfile,
+    models: Collection[str],
+    accelerators: Collection[str],
+    marks: Collection[str],
+) -> bool:
+    if profile.fitted_cells and marks:
+        return not set(profile.fitted_cells).isdisjoint(marks)
+    return bool(set(profile.models) & set(models) and set(profile.accelerators) & set(accelerators))
+
+
+def _version_of(engine: str) -> tuple[int, int] | None:
+    """Major and minor number in `vllm 0.6.3.post1`; None without one."""
+    found = _VERSION.search(engine)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _distance(version: tuple[int, int], profile: EngineProfile) -> int:
+    """How many minor versions lie between; those of other major versions are far."""
+    own = _version_of(profile.version)
+    if own is None:
+        return 10**6
+    return abs(version[0] - own[0]) * 1000 + abs(version[1] - own[1])
 
 
 def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:

@@ -91,6 +91,7 @@ def profile_of_fit(
         error_scale=fit.scales.times if keep_levels else profile.error_scale,
         ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
         levels=tuple(cell_to_json(cell) for cell in fit.cells) if keep_levels else (),
+        fitted_cells=(),
         notes=unidentified_note(kept),
     )
 

@@ -7,8 +7,9 @@ all become cells; the fit and the judgement see nothing else.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -111,6 +112,31 @@ class Cell:
         if value is None or metric != "latency_p90_s_per_token":
             return value
         return value + self.latency_rounded_down_s / 2
+
+
+def marks_of(cells: Iterable[Cell]) -> frozenset[str]:
+    """What tells measured levels again, whatever table they stand in: a mark for each figure.
+
+    Eight hexadecimal digits of the configuration, the load and the figure to three digits.
+    """
+    marks = set()
+    for cell in cells:
+        setup = (
+            cell.shape.name,
+            cell.instance.accelerator.name,
+            cell.tensor_parallel,
+            cell.replicas,
+            cell.input_tokens,
+            cell.output_tokens,
+            cell.concurrency,
+            cell.rate_per_s,
+        )
+        for metric in MEASURED:
+            value: float | None = getattr(cell, metric)
+            if value is not None:
+                text = "|".join(map(str, (*setup, metric, f"{value:.3g}")))
+                marks.add(hashlib.sha256(text.encode()).hexdigest()[:8])
+    return frozenset(marks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ from lmi_bench.analysis.discrepancy import (
 )
 from lmi_bench.analysis.error_scales import OUTLIER, UNSCALED, ErrorScales, find_scales
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
+from lmi_bench.analysis.unmeasured import unmeasured_sd
+from lmi_bench.analysis.weights import weight_format
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import CapacityError, InputError
 
@@ -57,10 +59,12 @@ _CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off 
 _CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # of the sequences, on average
-_UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.05
+_UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
+_UNSEEN_KIND = 0.12  # mixtures beside dense models, weights of few bits beside wide ones
 _STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
 _HOST_PREFIX = "host_factor:"
+_FEW_BITS = 8
 
 
 def free_parameters(base: EngineProfile, cells: Sequence[Cell]) -> tuple[list[str], list[float]]:
@@ -154,12 +158,16 @@ class Fit:
         full = _cache_full(self.profile, cell)
         guessed = _limit_is_guessed(self.profile, cell, predicted)
         transfer = self._transfer_sd(cell)
+        unmeasured = [0.0] * len(metrics)
+        if not self.cells:
+            unmeasured = unmeasured_sd(self.profile, cell, predicted, metrics)
         scales = self.scales.of(wanted)
         estimates = {}
         for index, item in enumerate(wanted):
             variance = float(jacobian[index] @ self.covariance @ jacobian[index])
             left = max(0.0, float(prior[index, index])) + item.noise_sd**2
             variance += float(scales[index]) ** 2 * left + transfer**2
+            variance += unmeasured[index] ** 2
             if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
                 variance += _SETTING_ERROR**2
             if full:
@@ -188,9 +196,19 @@ class Fit:
         if self.cells:
             devices = {known.instance.accelerator.name for known in self.cells}
             models = {known.shape.name for known in self.cells}
+        kinds = {_kind(known) for known in self.cells} or {_kind(cell)}
         unseen_device = cell.instance.accelerator.name not in devices
         unseen_model = cell.shape.name not in models
-        return math.hypot(_UNSEEN_DEVICE * unseen_device, _UNSEEN_MODEL * unseen_model)
+        return math.hypot(
+            _UNSEEN_DEVICE * unseen_device,
+            _UNSEEN_MODEL * unseen_model,
+            _UNSEEN_KIND * (_kind(cell) not in kinds),
+        )
+
+
+def _kind(cell: Cell) -> tuple[bool, bool]:
+    """Whether it is a mixture of experts, and whether its weights have few bits."""
+    return cell.shape.is_moe, weight_format(cell.dtype).nominal_bits < _FEW_BITS
 
 
 def _limit_is_guessed(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> bool:

@@ -5,7 +5,8 @@ output_tokens, concurrency, throughput_tokens_per_s, latency_ms_per_token; three
 latencies the 90th percentile, cut to whole milliseconds where all of them are whole. Sweeps of an
 engine: model, accelerator, tp, dtype, concurrency_or_rate (`c=8`, `rate=2.5/s`), ttft_ms, itl_ms
 (a time per output token), e2e_ms, engine; means, ten requests a user whose lengths vary by a tenth,
-or 500 requests at a rate. Other columns and empty fields are left alone.
+or 500 requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Other columns and
+empty fields are left alone.
 """
 
 from __future__ import annotations
@@ -210,6 +211,7 @@ def _cell(row: Row, whole: bool, e2e_ms: float | None) -> Cell:
         instance=_instance(row, degree),
         tensor_parallel=degree,
         dtype=_dtype(row.get("dtype") or ""),
+        kv_dtype=_dtype(row["kv_dtype"]) if row.get("kv_dtype") else None,
         input_tokens=_count(row, "input_tokens"),
         output_tokens=output_tokens,
         concurrency=users,

@@ -39,6 +39,9 @@ class StepParameters:
     attention_share          of the dense products' rate that attention's products reach
     rows_read_share          of the rate at which one row's products read weights, what products of
                              several rows reach: packed blocks instead of a stream on processors
+    narrow_share             of the rate of 16-bit products, in reading and in arithmetic, that
+                             products reach whose 4-bit weights are widened on the way; of 8-bit
+                             ones its square root
     unhidden_share           of the shorter of reading and arithmetic, what adds to the longer: 0
                              where they overlap whole, as on GPUs; processors hide little
     request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
@@ -60,6 +63,7 @@ class StepParameters:
     attention_share: float = 1.0
     unhidden_share: float = 0.0
     rows_read_share: float = 1.0
+    narrow_share: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -91,6 +95,8 @@ class EngineProfile:
     error_scale             of the model's error and noise as the fit found it, 1 as expected;
                             ttft_error_scale: of times to first token
     levels                  measured levels that predictions are corrected by (`cell_files`)
+    fitted_cells            of a profile that ships: marks of the levels that it was fitted to
+                            (`cells.marks_of`), none of them the reader's own
     machine                 figures of the machine `local` that the shares are of, where the fit
                             was made on it
     """
@@ -120,6 +126,7 @@ class EngineProfile:
     ttft_error_scale: float = 1.0
     levels: tuple[Mapping[str, Any], ...] = ()
     machine: MeasuredMachine | None = None
+    fitted_cells: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
@@ -219,6 +226,7 @@ def profile_to_json(profile: EngineProfile) -> str:
     document = {"schema": PROFILE_SCHEMA, **asdict(profile)}
     document["log_sd"] = dict(profile.log_sd)
     document["host_factors"] = dict(profile.host_factors)
+    document["fitted_cells"] = " ".join(profile.fitted_cells)
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -243,6 +251,7 @@ def _from_document(document: Mapping[str, Any]) -> EngineProfile:
     values["kv_layout"] = KvLayout(values["kv_layout"])
     for name in ("accelerators", "vendors", "notes", "models", "levels"):
         values[name] = tuple(values.get(name, ()))
+    values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:
         values["machine"] = MeasuredMachine(**values["machine"])
     values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])

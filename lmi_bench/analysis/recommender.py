@@ -47,6 +47,7 @@ from lmi_bench.analysis.ranking import (
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
 from lmi_bench.analysis.requirements import NO_REQUIREMENTS
+from lmi_bench.analysis.unmeasured import UNSEEN_SETUP
 from lmi_bench.units import s_to_ms
 
 Progress = Callable[[str, float], None]
@@ -259,7 +260,8 @@ def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
     transfer = 0.0
     if layout.instance.accelerator.name not in request.profile.accelerators:
         transfer = _UNSEEN_DEVICE_LOG_SD
-    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer)
+    setup = UNSEEN_SETUP if request.profile.fitted_cells else 0.0  # others' cells, none of these
+    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer, setup)
 
 
 def best_engines(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:

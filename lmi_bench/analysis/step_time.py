@@ -45,6 +45,7 @@ _ON_THE_LINE = 1e-12
 # FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
 # smaller devices have relatively more, so that the cost of widening is an upper bound there
 _MATRIX_OVER_VECTOR: Final = 16
+_NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
 _ROWS_PER_WIDENING: Final = 128  # a weight is widened again for each block of rows that needs it
 
 
@@ -95,11 +96,11 @@ class StepParts:
 def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
     """Bytes that pass the narrowest link for each byte of the reduced array.
 
-    NVLink: a ring, each device sends 2 (n - 1) / n. PCIe: the same traffic of all n devices
-    crosses one host bridge, 2 (n - 1).
+    NVLink: a ring, each device sends 2 (n - 1) / n, and so over PCIe where devices reach each
+    other. Where the same traffic of all n devices crosses one host bridge: 2 (n - 1).
     """
     ring = 2 * (tensor_parallel - 1) / tensor_parallel
-    return ring * tensor_parallel if link.kind == "pcie" else ring
+    return ring * tensor_parallel if link.kind == "pcie" and link.is_shared else ring
 
 
 class StepTimeModel:
@@ -134,6 +135,12 @@ class StepTimeModel:
         self._flop_per_s = peak * parameters.compute_share
         if shape.is_moe:  # each expert sees few rows, padded to whole blocks
             self._flop_per_s *= parameters.moe_share
+        self._weight_bytes_per_s = self._read_bytes_per_s
+        if widening_ops_per_param:
+            # the fewer the bits, the less of the rate of 16-bit products such kernels reach
+            narrow = parameters.narrow_share ** (_NARROW_BYTES / weight_bytes_per_param)
+            self._weight_bytes_per_s *= narrow
+            self._flop_per_s *= narrow
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = device.peak_flop_per_s("float16") if compute_dtype in _NARROW else peak
         self._attention_flop_per_s = (
@@ -219,7 +226,7 @@ class StepTimeModel:
         weight_stream = self._dense_streamed_bytes
         if weight_stream is None:
             weight_stream = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
-        weights_s = weight_stream / (self.tensor_parallel * self._read_bytes_per_s)
+        weights_s = weight_stream / (self.tensor_parallel * self._weight_bytes_per_s)
         widened = weight_stream / self._weight_bytes_per_param
         widening_s = self._widening_s_per_param * widened * -(-tokens // _ROWS_PER_WIDENING)
         if tokens > 1:
@@ -316,7 +323,7 @@ class StepTimeModel:
             return None
         layers = self.shape.num_layers
         return (
-            self._dense_streamed_bytes / (self.tensor_parallel * self._read_bytes_per_s),
+            self._dense_streamed_bytes / (self.tensor_parallel * self._weight_bytes_per_s),
             (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
             self._both(
                 self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
@@ -333,7 +340,7 @@ class StepTimeModel:
         weight_stream: float | NDArray[np.float64] | None = self._dense_streamed_bytes
         if weight_stream is None:
             weight_stream = self._weight_bytes_per_param * streamed_params_of(self.shape, tokens)
-        weights_s = weight_stream / (self.tensor_parallel * self._read_bytes_per_s)
+        weights_s = weight_stream / (self.tensor_parallel * self._weight_bytes_per_s)
         weights_s = weights_s * np.where(tokens > 1, self._rows_read, 1.0)
         decode_reads = self._attended_of(trace.decode_context_tokens, trace.decode_sequences)
         prefill_reads = self._attended_of(trace.prefill_context_tokens, trace.prefill_sequences)
@@ -409,7 +416,7 @@ class StepTimeModel:
 
     def _weights_by_tokens(self) -> Callable[[int], float]:
         """Seconds of reading the weights of a step of so many tokens."""
-        rate = self.tensor_parallel * self._read_bytes_per_s
+        rate = self.tensor_parallel * self._weight_bytes_per_s
         if self._dense_streamed_bytes is not None:
             lone_s = self._dense_streamed_bytes / rate
             rows_s = lone_s * self._rows_read

@@ -19,12 +19,13 @@ from lmi_bench.analysis.cells import (
     Metric,
     can_run,
     capacity_tokens_per_s,
+    marks_of,
     predict_cell,
     regime_of,
     slots_for,
 )
 from lmi_bench.analysis.experiment_design import choose_cells
-from lmi_bench.analysis.fit import Estimate, Fit, fit_cells, fit_of_profile, prior_fit
+from lmi_bench.analysis.fit import Estimate, Fit, fit_of_profile, prior_fit
 from lmi_bench.analysis.measured_tables import (
     TableRow,
     requests_of_open_loop,
@@ -32,6 +33,7 @@ from lmi_bench.analysis.measured_tables import (
 )
 from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.unstated import as_fitted, fit_unstated
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.units import s_to_ms
 
@@ -131,7 +133,8 @@ def validate(
         known = [
             row for row in known if row.cell is not None and can_run(started.profile, row.cell)
         ]
-        fit = fit_cells(base, _cells(known)) if known else started
+        fit = fit_unstated(base, _cells(known)) if known else started
+        group = [_as_fitted(fit, row) for row in group]
         if calibrate_on is None:  # a line that repeats another has not been chosen with it
             chosen = {row.number for row in known}
         else:
@@ -191,6 +194,10 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     return row
 
 
+def _as_fitted(fit: Fit, row: TableRow) -> TableRow:
+    return row if row.cell is None else replace(row, cell=as_fitted(fit, row.cell))
+
+
 def _cells(rows: Sequence[TableRow]) -> list[Cell]:
     return [row.cell for row in rows if row.cell is not None]
 
@@ -212,6 +219,7 @@ def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
         models={cell.shape.name for cell in cells},
         accelerators={cell.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
+        marks=marks_of(cells),
     )
 
 

@@ -23,10 +23,13 @@ class Link:
     """What joins the devices of one machine.
 
     bytes_per_s  of one device in one direction; None where no source states it
+    is_shared    of PCIe: all traffic between devices crosses one host bridge, as on the virtual
+                 machines that were measured; otherwise each device has its own way to the next
     """
 
     kind: LinkKind
     bytes_per_s: float | None = None
+    is_shared: bool = True
 
 
 NO_LINK = Link("none")

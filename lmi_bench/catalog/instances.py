@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Final
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
@@ -64,11 +65,18 @@ class Instance:
         return f"{self.price_region}, {self.price_date}{component}: {self.price_source}"
 
 
+_ONLY_VIRTUAL: Final = frozenset({"A10G"})
+
+
 def bare_machine(accelerator: Accelerator, count: int) -> Instance:
-    """A machine of which nothing is known but its accelerators, joined as they are at best."""
+    """A machine of which nothing is known but its accelerators, joined as they are at best.
+
+    PCIe devices are taken to reach each other without the host, but for those that are sold in
+    virtual machines alone.
+    """
     link = accelerator.device_link
     if link.bytes_per_s is None:
-        link = accelerator.pcie_link
+        link = replace(accelerator.pcie_link, is_shared=accelerator.name in _ONLY_VIRTUAL)
     return Instance(
         instance_type=f"{count} x {accelerator.name}",
         accelerator=accelerator,

@@ -15,7 +15,7 @@ from lmi_bench.analysis.builtin_profiles import (
     prior_of_engine,
 )
 from lmi_bench.analysis.calibrate import profile_of_fit
-from lmi_bench.analysis.cells import Cell, Metric, can_run
+from lmi_bench.analysis.cells import Cell, Metric, can_run, marks_of
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import Fit, fit_cells, prior_fit
@@ -23,6 +23,7 @@ from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.analysis.measured_tables import read_table
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
 from lmi_bench.analysis.summary_files import Served, cell_of_summary, model_named_in, read_summary
+from lmi_bench.analysis.unstated import fit_unstated
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
@@ -77,7 +78,9 @@ def run(order: Order) -> None:
         else:
             _add_table(source, gathered)
     base = given or gathered.base or EAGER_GPU_PRIOR
-    fit = fit_cells(base, gathered.cells)
+    # sweeps state their lengths; tables and summaries of other tools do not
+    own = any(source.is_dir() for source in order.sources)
+    fit = fit_cells(base, gathered.cells) if own else fit_unstated(base, gathered.cells)
     profile = profile_of_fit(
         fit,
         version=order.version,
@@ -172,6 +175,7 @@ def _add_table(source: Path, gathered: _Gathered) -> None:
         models={cell.shape.name for cell in cells},
         accelerators={cell.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
+        marks=marks_of(cells),
     )
 
 

@@ -18,11 +18,11 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import print_table, progress, say, warn
+from lmi_bench.cli.console import note, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
-from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.profile_files import default_note, find_profile
 from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import Scenario, parse_scenario
@@ -153,6 +153,9 @@ def _answer(
     print_table("Predictions with 80 % intervals", shown.rows, left=("binds",))
     for text in shown.notes:
         say(text)
+    default = default_note(question.profile)
+    if default is not None and question.instance != LOCAL_NAME:
+        note(default)
     for text in warnings:
         warn(text)
     if json_file is not None:

@@ -10,6 +10,7 @@ from lmi_bench.analysis.builtin_profiles import (
     TGI_2023,
     VLLM_0_12,
     VLLM_0_19,
+    VLLM_V0_PRIOR,
 )
 from lmi_bench.analysis.profiles import EngineProfile, profile_from_json
 from lmi_bench.errors import InputError
@@ -20,7 +21,18 @@ SHIPPED = {
     "vllm-0.19": VLLM_0_19,
     "eager-prior": EAGER_GPU_PRIOR,
     "graph-prior": GRAPH_GPU_PRIOR,
+    "vllm-v0-prior": VLLM_V0_PRIOR,
 }
+
+
+def default_note(name: str | None) -> str | None:
+    """What a plan without a profile's name rests on, for people; None where one was named."""
+    if name is not None:
+        return None
+    return (
+        f"no --profile: planned for {TGI_2023.label}, whose host is slower than that of today's "
+        "engines; for vLLM add --profile vllm-0.19"
+    )
 
 
 def find_profile(name: str | None) -> EngineProfile:

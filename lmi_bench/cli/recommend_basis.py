@@ -27,7 +27,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note
 from lmi_bench.cli.money import Money
 from lmi_bench.cli.planned_workload import read_workload
-from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.cli.profile_files import default_note, find_profile
 from lmi_bench.cli.recommend_axes import AxisFlags
 from lmi_bench.errors import InputError
 from lmi_bench.run_store import Run, load_run
@@ -102,6 +102,7 @@ def basis_of(question: Question) -> Basis:
             find_profile(question.profile),
             _machines(question, default=None),
             Workload(find_model(model), "float16", 1, 1),
+            notes=_profile_notes(question),
         )
         shape, dtype = find_model(model), question.engine.first_dtype or "float16"
     return replace(
@@ -110,7 +111,7 @@ def basis_of(question: Question) -> Basis:
         measured=(),
         rate_per_s=read.rate_per_s,
         slos=read.slos,
-        notes=read.notes,
+        notes=(*base.notes, *read.notes),
     )
 
 
@@ -139,7 +140,17 @@ def _from_profile(question: Question) -> Basis:
         question.input_tokens,
         question.output_tokens,
     )
-    return Basis(find_profile(question.profile), _machines(question, default=None), workload)
+    return Basis(
+        find_profile(question.profile),
+        _machines(question, default=None),
+        workload,
+        notes=_profile_notes(question),
+    )
+
+
+def _profile_notes(question: Question) -> tuple[str, ...]:
+    default = default_note(question.profile)
+    return () if default is None else (default,)
 
 
 def _measured(question: Question, runs: list[Run]) -> Basis:

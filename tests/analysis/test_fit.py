@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from lmi_bench.analysis.builtin_profiles import (
     TGI_2023,
     VLLM_0_12,
     VLLM_0_19,
+    VLLM_V0_PRIOR,
     prior_of_engine,
 )
 from lmi_bench.analysis.cells import (
     Cell,
     capacity_tokens_per_s,
     growth_with_step_times,
+    marks_of,
     predict_cell,
     regime_of,
 )
@@ -150,6 +153,56 @@ def test_an_engine_that_was_fitted_to_a_model_is_not_its_own_prior():
     assert graph is GRAPH_GPU_PRIOR
     pausing = prior_of_engine("sglang", models={"x"}, accelerators={"H100-SXM"}, open_loop=True)
     assert not pausing.chunked_prefill  # its prompts have steps of their own
+
+
+def prior_for(engine, **more):
+    known = {"models": {"x"}, "accelerators": {"H100-SXM"}, "open_loop": False, **more}
+    return prior_of_engine(engine, **known)
+
+
+def test_the_version_decides_between_generations_and_for_the_nearest_profile():
+    """Before its V1 engine (0.8) vLLM let prompts pause decoding; TGI has CUDA graphs from 2.0."""
+    for engine in ("vllm 0.4.3", "vllm v0.6.3.post1", "vllm 0.7.1"):
+        old = prior_for(engine)
+        assert not old.chunked_prefill
+        assert old.parameters.gap_per_layer_s > 2 * VLLM_0_19.parameters.gap_per_layer_s
+    assert prior_for("vllm 0.10.1").version == VLLM_0_12.version
+    assert prior_for("vllm 0.21.0").version == VLLM_0_19.version
+    assert prior_for("vllm").version == VLLM_0_12.version
+    assert prior_for("tgi 1.4.0").parameters == TGI_2023.parameters
+    later = prior_for("tgi 2.0.4").parameters
+    assert later.host_per_layer_s < 0.1 * TGI_2023.parameters.host_per_layer_s
+
+
+def test_a_profile_is_left_out_of_the_judgement_of_its_own_levels_alone():
+    """Other levels of the same model and machine were never seen by it."""
+    rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")
+    own = next(row.cell for row in rows if row.cell is not None)
+    known = {"models": {"llama-2-7b"}, "accelerators": {"A10G"}}
+    assert prior_for("", **known, marks=marks_of([own])) is EAGER_GPU_PRIOR
+    only_latency = replace(own, throughput_tokens_per_s=None)  # as another table states it
+    assert prior_for("", **known, marks=marks_of([only_latency])) is EAGER_GPU_PRIOR
+    other = replace(own, throughput_tokens_per_s=29.1, latency_p90_s_per_token=0.0347)
+    assert prior_for("", **known, marks=marks_of([other])).parameters == TGI_2023.parameters
+
+
+def test_before_anything_is_measured_an_interval_knows_that_set_ups_differ():
+    """At least 10 % of a logarithm more: 1.2816 * 0.1 on each side."""
+    fit = prior_fit(TGI_2023, [cell(8)])
+    blind = fit.estimates(cell(8), METRICS)["throughput_tokens_per_s"]
+    assert blind.high / blind.value > math.exp(1.2816 * 0.1)
+    seen = fit_cells(TGI_2023, [replace(cell(8), throughput_tokens_per_s=blind.value)])
+    told = seen.estimates(cell(8), METRICS)["throughput_tokens_per_s"]
+    assert told.high / told.low < blind.high / blind.low
+
+
+def test_a_first_token_s_interval_reaches_users_that_stay_in_step():
+    """Ten prompts of 1,024 tokens, one after another or together: no load says which."""
+    level = replace(cell(10, instance="ml.p4d.24xlarge", tp=1), input_tokens=1024)
+    apart = replace(level, length_spread=0.1)
+    together = predict_cell(VLLM_V0_PRIOR, level, smooth=True).ttft_mean_s
+    said = prior_fit(VLLM_V0_PRIOR, [apart]).estimates(apart, WITH_TTFT)["ttft_mean_s"]
+    assert said.value < 0.6 * together < together < said.high
 
 
 @pytest.mark.parametrize("profile", [VLLM_0_12, VLLM_0_19])

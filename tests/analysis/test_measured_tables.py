@@ -56,6 +56,14 @@ def test_an_engine_s_line_names_its_accelerators_and_a_load_of_either_kind(tmp_p
     assert rows[1].engine == rows[0].engine == "vllm 1"
 
 
+def test_a_cache_may_have_a_format_of_its_own(tmp_path):
+    head = ENGINE.replace("dtype,input", "dtype,kv_dtype,input")
+    line = "Llama 3.1 8B,H100,1,1,fp8,{},512,256,c=4,600,40,8,,nim,\n"
+    stated, silent = table(tmp_path, head + line.format("fp8") + line.format(""))
+    assert (stated.cell.dtype, stated.cell.kv_dtype) == ("float8", "float8")
+    assert silent.cell.kv_dtype is None
+
+
 def test_empty_fields_are_unknown_and_unreadable_lines_are_kept_with_their_reason(tmp_path):
     rows = table(
         tmp_path,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,11 +76,33 @@ def test_four_bit_weights_save_a_lone_sequence_time_but_cost_a_long_prompt_more(
     weight for each of its 16 blocks of 128 rows: 3 operations at a sixteenth of the matrix rate
     are 48 / 128 of a row's 2, so 19 % more arithmetic."""
     lone = [parts(dtype, decode(1), instance=A10G).total_s for dtype in ("int4", "float16")]
-    assert lone[0] < 0.6 * lone[1]
-    plain, widened = parts("float16", prompt(2048)), parts("int4", prompt(2048))
+    assert lone[0] < 0.7 * lone[1]
+    ideal = with_narrow_share(1.0)
+    plain = parts("float16", prompt(2048), profile=ideal)
+    widened = parts("int4", prompt(2048), profile=ideal)
     linear_s = 2 * (MODEL.params_total - 2 * 32000 * 4096) * 2048
     linear_s /= 312e12 * TGI_2023.parameters.compute_share
     assert widened.compute_s - plain.compute_s == pytest.approx(0.1875 * linear_s, rel=0.03)
+
+
+def with_narrow_share(share):
+    return replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_share=share))
+
+
+def test_kernels_that_widen_reach_a_share_of_the_rate_and_its_root_with_8_bits():
+    """0.64 of the rate at 4 bits a weight, its square root at 8 and, where the device multiplies 8
+    bits, nothing lost. With embeddings of 16 bits, 6.48e9 weights of 4.16 bits are 4.62 a
+    parameter, and of 8 bits 8.3."""
+    step = decode(1)
+    for dtype, bits in (("int4", 4.62), ("int8", 8.3)):
+        full = parts(dtype, step, profile=with_narrow_share(1.0)).weights_s
+        slowed = parts(dtype, step, profile=with_narrow_share(0.64)).weights_s
+        assert full / slowed == pytest.approx(0.64 ** (4 / bits), rel=0.02)
+    native = [
+        parts("float8", step, instance=H100, profile=with_narrow_share(share)).total_s
+        for share in (0.64, 1.0)
+    ]
+    assert native[0] == native[1]
 
 
 def test_fp8_weights_need_no_widening_where_the_device_multiplies_them():

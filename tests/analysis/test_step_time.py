@@ -12,8 +12,8 @@ from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import step_time_model_for
 from lmi_bench.analysis.profiles import StepParameters
 from lmi_bench.analysis.step_time import StepTimeModel, all_reduce_factor
-from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link
-from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
+from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.errors import InputError
@@ -148,6 +148,14 @@ def test_over_pcie_every_rank_crosses_the_one_bridge():
     """2 (n - 1) / n on NVLink, 2 (n - 1) through a bridge that n devices share."""
     assert all_reduce_factor(8, Link("nvlink", 1.0)) == pytest.approx(14 / 8)
     assert all_reduce_factor(8, Link("pcie", 1.0)) == pytest.approx(14)
+    assert all_reduce_factor(8, Link("pcie", 1.0, is_shared=False)) == pytest.approx(14 / 8)
+
+
+def test_a_bare_machine_s_pcie_devices_reach_each_other_and_rented_ones_share_a_bridge():
+    """A10G are in AWS's virtual machines alone; L40S of other machines stand beside switches."""
+    assert not bare_machine(find_accelerator("L40S"), 4).link.is_shared
+    assert bare_machine(find_accelerator("A10G"), 4).link.is_shared
+    assert find_instance("ml.g6e.12xlarge").link.is_shared
 
 
 def test_ranks_without_a_link_are_refused():
@@ -172,7 +180,8 @@ def test_fewer_bits_a_weight_read_faster():
     instance, shape = find_instance("ml.g5.2xlarge"), find_model("llama-3-8b")
     half = step_time_model_for(shape, instance, 1, "float16", TGI_2023).explain(ONE_DECODE)
     quarter = step_time_model_for(shape, instance, 1, "int4", TGI_2023).explain(ONE_DECODE)
-    assert quarter.weights_s < 0.4 * half.weights_s
+    # a third of the bytes, at 0.45 ** 0.7 of the rate
+    assert quarter.weights_s == pytest.approx(0.36 / 0.57 * half.weights_s, rel=0.05)
     assert quarter.kv_s == half.kv_s
 
 
