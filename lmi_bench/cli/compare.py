@@ -9,8 +9,8 @@ import typer
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Run folder to compare with.")],
-    b: Annotated[Path, typer.Argument(help="Run folder that is judged.")],
+    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Run folder to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Run folder that is judged.")],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the differences here.")
     ] = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.profiles import EngineProfile
@@ -72,6 +74,8 @@ def open_simulated_engine(
         if stated:
             raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
     profile = profile or TGI_2023
+    if settings.memory_share is not None:
+        profile = replace(profile, memory_share=settings.memory_share)
     shape = find_model(model)
     instance = find_instance(instance_type)
     copies, devices = settings.replicas, instance.num_accelerators

@@ -75,7 +75,12 @@ class ModelOptions:
         ),
     ] = None
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=_MODEL)
+        str | None,
+        typer.Option(
+            help="Of the weights: float32, bfloat16 or float16. (default: bfloat16; "
+            "simulated: float16)",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     kv_dtype: Annotated[
         str | None,
@@ -90,11 +95,18 @@ class ModelOptions:
         typer.Option(help="KV-cache blocks. (default: from memory)", rich_help_panel=_MODEL),
     ] = None
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a KV-cache block.", rich_help_panel=_MODEL)
+        int | None,
+        typer.Option(
+            help="Tokens of a KV-cache block. (default: 64; simulated: the profile's)",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     max_model_len: Annotated[
         int | None,
-        typer.Option(help="Most tokens of a request, both ways.", rich_help_panel=_MODEL),
+        typer.Option(
+            help="Most tokens of a request, prompt and answer. (default: the model's)",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     rope_scaling: Annotated[
         str | None,
@@ -106,16 +118,24 @@ class ModelOptions:
     ] = None
     memory_share: Annotated[
         float | None,
-        typer.Option(help="Share of the free memory for the KV cache.", rich_help_panel=_MODEL),
+        typer.Option(
+            help="Share of the free memory for the KV cache, 0 to 1 (default: 0.5); simulated: "
+            "share of the device for weights and cache (default: the profile's).",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the engine.", rich_help_panel=_MODEL)
+        int | None,
+        typer.Option(
+            help="CPU threads of the engine. (default: the cores that are free to it)",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     quantize: Annotated[
         str | None,
         typer.Option(
             help="Weights of the bundled engine: none, int8, awq-int4, awq-int3, smoothquant or "
-            "fp8; LMI's awq is awq-int4.",
+            "fp8; LMI's awq is awq-int4. (default: none)",
             rich_help_panel=_MODEL,
         ),
     ] = None
@@ -178,29 +198,50 @@ class BatchingOptions:
 
     policy: Annotated[
         str | None,
-        typer.Option(help="Batching: rolling, dynamic or none.", rich_help_panel=_BATCHING),
+        typer.Option(
+            help="Batching: rolling, dynamic or none. (default: rolling)", rich_help_panel=_BATCHING
+        ),
     ] = None
     kv_layout: Annotated[
-        str | None, typer.Option(help="KV cache: paged or contiguous.", rich_help_panel=_BATCHING)
+        str | None,
+        typer.Option(
+            help="KV cache: paged or contiguous. (default: paged; simulated: the profile's)",
+            rich_help_panel=_BATCHING,
+        ),
     ] = None
     batch_size: Annotated[
-        int | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_BATCHING)
+        int | None,
+        typer.Option(
+            help="Dynamic batching: requests of a batch. (default: 4)", rich_help_panel=_BATCHING
+        ),
     ] = None
     max_batch_delay_ms: Annotated[
-        float | None, typer.Option(help="Of dynamic batching.", rich_help_panel=_BATCHING)
+        float | None,
+        typer.Option(
+            help="Dynamic batching: longest wait for a full batch, in ms. (default: 100)",
+            rich_help_panel=_BATCHING,
+        ),
     ] = None
     max_rolling_batch_size: Annotated[
         int | None,
-        typer.Option(help="Most sequences in the rolling batch.", rich_help_panel=_BATCHING),
+        typer.Option(
+            help="Most sequences in the rolling batch. (default: 32; simulated: the profile's)",
+            rich_help_panel=_BATCHING,
+        ),
     ] = None
     max_rolling_batch_prefill_tokens: Annotated[
-        int | None, typer.Option(help="Most prompt tokens of a step.", rich_help_panel=_BATCHING)
+        int | None,
+        typer.Option(
+            help="Most prompt tokens of a step. (default: 4096; simulated: the profile's)",
+            rich_help_panel=_BATCHING,
+        ),
     ] = None
     chunked_prefill: Annotated[
         bool | None,
         typer.Option(
             "--chunked-prefill/--whole-prefill",
-            help="Mix prompt chunks with decoding instead of pausing it.",
+            help="Mix prompt chunks with decoding instead of pausing it. (default: whole; "
+            "simulated: the profile's)",
             rich_help_panel=_BATCHING,
         ),
     ] = None
@@ -208,7 +249,7 @@ class BatchingOptions:
         bool | None,
         typer.Option(
             "--prefix-caching/--no-prefix-caching",
-            help="Share computed blocks between prompts that begin alike.",
+            help="Share computed blocks between prompts that begin alike. (default: no)",
             rich_help_panel=_BATCHING,
         ),
     ] = None
@@ -230,10 +271,17 @@ class BatchingOptions:
     ] = None
     max_concurrent_requests: Annotated[
         int | None,
-        typer.Option(help="Requests beyond it are refused at once.", rich_help_panel=_BATCHING),
+        typer.Option(
+            help="Requests beyond it are refused at once. (default: all wait)",
+            rich_help_panel=_BATCHING,
+        ),
     ] = None
     max_input_tokens: Annotated[
-        int | None, typer.Option(help="Longest prompt.", rich_help_panel=_BATCHING)
+        int | None,
+        typer.Option(
+            help="Longest prompt in tokens. (default: what the answer leaves)",
+            rich_help_panel=_BATCHING,
+        ),
     ] = None
     max_batch_total_tokens: Annotated[
         int | None,
@@ -248,7 +296,7 @@ class BatchingOptions:
     router: Annotated[
         str | None,
         typer.Option(
-            help="Of replicas: round-robin, least-outstanding or random.",
+            help="Of replicas: round-robin, least-outstanding or random. (default: round-robin)",
             rich_help_panel=_BATCHING,
         ),
     ] = None
@@ -262,7 +310,8 @@ class BatchingOptions:
     profile: Annotated[
         str | None,
         typer.Option(
-            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12, vllm-0.19.",
+            help="Of a simulated engine: a file of `calibrate`, tgi-2023, vllm-0.12 or vllm-0.19. "
+            "(default: tgi-2023)",
             rich_help_panel=_BATCHING,
         ),
     ] = None

@@ -162,7 +162,8 @@ def sweep(
         str | None, typer.Option(help="What the report calls this run.", rich_help_panel=_RUN)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of lengths, prompts and arrivals.", rich_help_panel=_RUN)
+        int | None,
+        typer.Option(help="Of lengths, prompts and arrivals. (default: 0)", rich_help_panel=_RUN),
     ] = None,
     slo: Annotated[
         list[str] | None,

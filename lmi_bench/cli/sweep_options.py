@@ -19,12 +19,20 @@ class WorkloadOptions:
 
     input_tokens: Annotated[
         int | None,
-        typer.Option("--input-tokens", "--isl", help="Prompt length.", rich_help_panel=_WORKLOAD),
+        typer.Option(
+            "--input-tokens",
+            "--isl",
+            help="Tokens of a prompt. (default: 256)",
+            rich_help_panel=_WORKLOAD,
+        ),
     ] = None
     output_tokens: Annotated[
         int | None,
         typer.Option(
-            "--output-tokens", "--osl", help="Tokens to generate.", rich_help_panel=_WORKLOAD
+            "--output-tokens",
+            "--osl",
+            help="Tokens to generate. (default: 256)",
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None
     mix: Annotated[
@@ -44,7 +52,8 @@ class WorkloadOptions:
     input_lengths: Annotated[
         str | None,
         typer.Option(
-            help="Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD).",
+            help="Prompt lengths in tokens: fixed(N), uniform(LOW,HIGH), normal(MEAN,STD[,MAX]), "
+            "lognormal(MEAN,STD[,MAX]) or empirical(LENGTH:COUNT,...).",
             rich_help_panel=_WORKLOAD,
         ),
     ] = None
@@ -63,7 +72,7 @@ class WorkloadOptions:
         bool | None,
         typer.Option(
             "--ignore-eos/--stop-at-eos",
-            help="Generate the asked length whatever the model says.",
+            help="Generate the asked length whatever the model says. (default: ignore)",
             rich_help_panel=_WORKLOAD,
         ),
     ] = None
@@ -190,7 +199,7 @@ class LoadOptions:
             "--concurrency",
             "--max-concurrency",
             help="Closed loop: users at once, a level each: 1,2,4,8; or auto (doubling until full, "
-            "then finer round the knee).",
+            "then finer round the knee). (default: auto for a URL, else 1,2,4,8,16,32)",
             rich_help_panel=_LOAD,
         ),
     ] = None
@@ -206,31 +215,37 @@ class LoadOptions:
     search: Annotated[
         str | None,
         typer.Option(
-            help="Find the highest concurrency or rate that meets every --slo, to 5 %.",
+            help="concurrency or rate: find the highest that meets every --slo, to 5 %.",
             rich_help_panel=_LOAD,
         ),
     ] = None
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Of an open loop: poisson, constant or gamma.", rich_help_panel=_LOAD),
+        typer.Option(
+            help="Of an open loop: poisson, constant or gamma. (default: poisson)",
+            rich_help_panel=_LOAD,
+        ),
     ] = None
     burstiness: Annotated[
         float | None,
         typer.Option(
-            help="Of gamma arrivals: 1 is Poisson, less is burstier.", rich_help_panel=_LOAD
+            help="Of gamma arrivals: 1 is Poisson, less is burstier. (default: 1)",
+            rich_help_panel=_LOAD,
         ),
     ] = None
     ramp: Annotated[
         float | None,
         typer.Option(
             "--ramp",
-            help="Seconds over which an open loop's rate rises from 0.",
+            help="Seconds over which an open loop's rate rises from 0. (default: 0)",
             rich_help_panel=_LOAD,
         ),
     ] = None
     repeat: Annotated[
         int | None,
-        typer.Option(help="Run every level this often, in rounds.", rich_help_panel=_LOAD),
+        typer.Option(
+            help="Run every level this often, in rounds. (default: 1)", rich_help_panel=_LOAD
+        ),
     ] = None
     until: Annotated[
         str | None,
@@ -241,24 +256,32 @@ class LoadOptions:
     ] = None
     requests_per_user: Annotated[
         int | None,
-        typer.Option(help="Closed loop: a level sends this many a user.", rich_help_panel=_LOAD),
+        typer.Option(
+            help="Closed loop: a level sends this many a user. (default: 3)", rich_help_panel=_LOAD
+        ),
     ] = None
     requests_per_level: Annotated[
         int | None,
         typer.Option(
             "--requests-per-level",
             "--num-prompts",
-            help="Requests of every level.",
+            help="Requests of every level, instead.",
             rich_help_panel=_LOAD,
         ),
     ] = None
     duration: Annotated[
         float | None,
-        typer.Option("--duration", help="Seconds that a level sends for.", rich_help_panel=_LOAD),
+        typer.Option(
+            "--duration",
+            help="Seconds that a level sends for. (default: until its requests are sent)",
+            rich_help_panel=_LOAD,
+        ),
     ] = None
     warmup_requests: Annotated[
         int | None,
-        typer.Option(help="Sent before each level and left out of it.", rich_help_panel=_LOAD),
+        typer.Option(
+            help="Sent before each level and left out of it. (default: 1)", rich_help_panel=_LOAD
+        ),
     ] = None
 
     def fields(self) -> dict[str, Any]:

@@ -406,8 +406,14 @@ def _print_levels(levels: list[dict[str, Any]]) -> None:
     print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
 
 
+def _load(line: Mapping[str, Any]) -> float:
+    """What a level asked for; levels that were picked as the sweep went were run in any order."""
+    return float(line.get("concurrency") or line.get("rate_per_s") or 0.0)
+
+
 def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
-    """Levels, knees, and what is to be doubted."""
+    """Levels by rising load, knees, and what is to be doubted."""
+    levels = sorted(levels, key=_load)
     _print_levels(levels)
     print_table(
         "Knee by rule (* recommended)",

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-workload = typer.Typer(name="workload", help="Workloads from what is seen in production.")
+workload = typer.Typer(
+    name="workload", help="Workloads from what is seen in production.", no_args_is_help=True
+)
 
 
 @workload.callback()

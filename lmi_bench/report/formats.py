@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from lmi_bench.report.values import Cell
@@ -56,6 +57,21 @@ def load_name(axis: str, value: float | None) -> str:
     if value is None:
         return MISSING
     return f"concurrency {value:g}" if axis == "concurrency" else f"{value:g} req/s"
+
+
+def minute(created_at: str) -> str:
+    """A time stamp of a file, to the minute; what is none stays as it is.
+
+    >>> minute("2026-01-02T03:04:05+00:00")
+    '2026-01-02 03:04 UTC'
+    """
+    try:
+        moment = datetime.fromisoformat(created_at)
+    except ValueError:
+        return created_at
+    if moment.tzinfo is None:
+        return created_at
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def statistic_cell(statistics: Mapping[str, Any] | None, name: str) -> Cell:

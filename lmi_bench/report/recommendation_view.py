@@ -91,11 +91,25 @@ def _headline(chosen: Candidate, *, met: bool) -> Headline:
         detail = ", ".join(part for part in (_layout(chosen), "no price known") if part)
     if chosen.get("usd_per_1m_output_tokens") is not None:
         detail += f", {usd(chosen['usd_per_1m_output_tokens'])} per 1M output tokens"
+    detail += _how_sure(chosen)
     if met:
         return Headline("Recommended", name_candidate(chosen), "", detail, "good")
     return Headline(
         "Nearest, no candidate meets the SLOs", name_candidate(chosen), "", detail, "bad"
     )
+
+
+def _how_sure(chosen: Candidate) -> str:
+    """The load that it carries with its interval, and how sure each SLO is."""
+    text = ""
+    capacity = chosen.get("capacity_rate_per_s")
+    if isinstance(capacity, Mapping) and capacity.get("predicted") is not None:
+        text = f"; carries {number(capacity['predicted'])} req/s"
+        if capacity.get("low") is not None and capacity.get("high") is not None:
+            text += f" (interval {number(capacity['low'])} to {number(capacity['high'])})"
+    slos = [slo for slo in chosen.get("slos") or () if slo.get("confidence")]
+    told = ", ".join(f"{slo['slo']} {slo['confidence']}" for slo in slos)
+    return f"{text}; {told}" if told else text
 
 
 def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:

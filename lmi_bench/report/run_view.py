@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from lmi_bench.analysis.checks import check_levels
 from lmi_bench.analysis.knee import find_knees
+from lmi_bench.analysis.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.latency import QUANTILES
 from lmi_bench.analysis.repeats import pooled_attempts
 from lmi_bench.analysis.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
-from lmi_bench.report.formats import load_name, number, plain
+from lmi_bench.report.formats import load_name, minute, number, plain
 from lmi_bench.report.more_tables import (
     engine_table,
     power_table,
@@ -148,7 +149,7 @@ def _subtitle(manifest: Mapping[str, Any], scenario: Mapping[str, Any]) -> str:
             f"{plain(workload.get('input_tokens'))} tokens in, "
             f"{plain(workload.get('output_tokens'))} out"
         )
-    parts.append(str(manifest.get("created_at") or ""))
+    parts.append(minute(str(manifest.get("created_at") or "")))
     return " · ".join(part for part in parts if part)
 
 
@@ -178,16 +179,53 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Hea
     load = float(knee[curve.axis])
     here = next((point for point in curve.points if point.load == load), None)
     unit = "concurrent requests" if curve.axis == "concurrency" else "req/s"
-    detail = f"by the {RULE_TITLES.get(str(knee['rule']), str(knee['rule'])).lower()} rule"
+    detail = f"by the {_rule_name(knee)} rule"
     if here is not None and here.throughput_tokens_per_s is not None:
         detail = (
             f"{number(here.throughput_tokens_per_s)} tok/s at "
             f"{number(here.latency_ms_per_token)} ms/token, {detail}"
         )
+    low, high = knee.get("low"), knee.get("high")
+    if low is not None and high is not None and low != high:
+        detail += f", interval {low:g} to {high:g}"
     reached = curve.beyond(load) is not None
     if not reached:
         detail += "; the highest level of the sweep, so the knee may lie above it"
+    binds = _what_binds(knee, knees, curve.axis, load)
+    if binds:
+        detail += f". {binds}"
     return Headline("Knee", f"{load:g}" if reached else f"≥ {load:g}", unit, detail)
+
+
+def _what_binds(
+    chosen: Mapping[str, Any], knees: Sequence[Mapping[str, Any]], axis: str, load: float
+) -> str:
+    """Why the curve bends at the chosen knee, or at the last one of another rule before it."""
+    known = [
+        knee
+        for knee in knees
+        if knee.get(axis) is not None
+        and float(knee[axis]) <= load
+        and str(knee.get("cause") or "unknown") != "unknown"
+    ]
+    if chosen in known:
+        return f"What binds beyond it: {_cause(chosen)}"
+    if not known:
+        return ""
+    nearest = max(known, key=lambda knee: float(knee[axis]))
+    since = f"from {nearest[axis]:g} on ({_rule_name(nearest)} rule)"
+    return f"What binds {since}: {_cause(nearest)}"
+
+
+def _rule_name(knee: Mapping[str, Any]) -> str:
+    """The rule within a sentence; Kneedle is a name."""
+    title = RULE_TITLES.get(str(knee["rule"]), str(knee["rule"]))
+    return title if knee["rule"] == "kneedle" else title.lower()
+
+
+def _cause(knee: Mapping[str, Any]) -> str:
+    cause = str(knee["cause"])
+    return CAUSE_TITLES.get(cause, cause)
 
 
 def _extremes(curve: SweepCurve) -> list[Headline]:
@@ -195,15 +233,13 @@ def _extremes(curve: SweepCurve) -> list[Headline]:
     if not usable:
         return [Headline("Result", "none", "", "no level was valid and complete", "bad")]
     best = max(usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
-    headlines = [
-        Headline(
-            "Best throughput",
-            number(best.throughput_tokens_per_s),
-            "tok/s",
-            f"at {load_name(curve.axis, best.load)}, "
-            f"{number(best.latency_ms_per_token)} ms/token ({best.latency_is})",
-        )
-    ]
+    detail = (
+        f"at {load_name(curve.axis, best.load)}, "
+        f"{number(best.latency_ms_per_token)} ms/token ({best.latency_is})"
+    )
+    if (usd := best.line.get("usd_per_1m_output_tokens")) is not None:
+        detail += f"; {usd:,.2f} USD for 1M output tokens"
+    headlines = [Headline("Best throughput", number(best.throughput_tokens_per_s), "tok/s", detail)]
     first = usable[0]
     ttft = (first.line.get("ttft_ms") or {}).get("p50") or (first.line.get("ttft_ms") or {}).get(
         "mean"

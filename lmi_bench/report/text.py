@@ -193,6 +193,9 @@ def _by_gaps(line: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("Concurrency / P50 ITL (tok/s):", number(1e3 * line["concurrency"] / gap_ms, 4))]
 
 
+_CLOCKS = {"kernel": "kernel time", "user": "user time", "loop": "the event loop's clock"}
+
+
 def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
     """How true the times are, in one line over all levels; None where nothing is known of it."""
     checks = [line.get("generator") or {} for line in lines]
@@ -211,12 +214,14 @@ def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
             parts.append(text)
     if not parts:
         return None
-    clocks = ", ".join(sorted({str(check.get("timestamps")) for check in checks}))
+    clocks = ", ".join(
+        sorted({_CLOCKS.get(clock := str(check.get("timestamps")), clock) for check in checks})
+    )
     readers = ", ".join(
         sorted({str(check["receiver"]) for check in checks if check.get("receiver")})
     )
     told = f", {readers} receiver" if readers else ""
-    return f"the generator's own error: {', '.join(parts)}; {clocks} time{told}"
+    return f"the generator's own error: {', '.join(parts)}; {clocks}{told}"
 
 
 def render_markdown(view: ReportView) -> str:

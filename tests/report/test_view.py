@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -55,6 +56,48 @@ def test_a_knee_at_the_top_of_the_sweep_is_a_lower_bound(runs_of):
     (knee, *_) = build_view([runs_of("low", loads=(1, 2, 4))]).headlines
     assert (knee.label, knee.value) == ("Knee", "≥ 4")
     assert "may lie above" in knee.detail
+
+
+def test_the_knee_on_the_first_screen_says_what_binds(runs_of):
+    """The cause is that of the recommended rule, else of the last rule before it."""
+
+    def found(*knees):
+        rows = [
+            {"rule": rule, "concurrency": load, "low": low, "high": load, "cause": cause,
+             "change": "", "why": "", "recommended": index == 0}
+            for index, (rule, load, low, cause) in enumerate(knees)
+        ]  # fmt: skip
+        run = replace(runs_of("saved", loads=(1, 2, 4)), knees=rows)
+        return build_view([run]).headlines[0].detail
+
+    own = found(("latency_limit", 2, 1, "host"), ("theory", 1, 1, "kv_memory"))
+    assert own.endswith("What binds beyond it: host time per step")
+    assert "interval 1 to 2" in own
+    other = found(("latency_limit", 4, 4, "unknown"), ("theory", 2, 2, "kv_memory"))
+    assert other.endswith("What binds from 2 on (theory rule): KV-cache memory")
+    later = found(("latency_limit", 2, 2, "unknown"), ("theory", 4, 4, "kv_memory"))
+    assert "binds" not in later
+
+
+def test_a_priced_sweep_says_what_its_best_level_costs(runs_of):
+    run = runs_of("priced", loads=(1, 2))
+    run.levels[-1]["usd_per_1m_output_tokens"] = 12.3456
+    best = next(each for each in build_view([run]).headlines if each.label == "Best throughput")
+    assert best.detail.endswith("12.35 USD for 1M output tokens")
+
+
+def test_the_recommendation_on_the_first_screen_says_how_sure_it_is():
+    chosen = {
+        "instance": "ml.g5.2xlarge", "instances": 2, "price_usd_per_hour": 3.03,
+        "capacity_rate_per_s": {"predicted": 10.04, "low": 8.29, "high": 10.9},
+        "slos": [{"slo": "ttft_p90<=2000ms", "confidence": "sure"}],
+    }  # fmt: skip
+    (advice,) = build_view([], [{"recommended": chosen}]).recommendations
+    assert advice.headline.detail.endswith(
+        "$3.03/h; carries 10 req/s (interval 8.29 to 10.9); ttft_p90<=2000ms sure"
+    )
+    (bare,) = build_view([], [{"recommended": {"instance": "ml.g5.2xlarge"}}]).recommendations
+    assert bare.headline.detail == "no price known"
 
 
 def test_the_throughput_in_the_table_is_tokens_over_wall(sweep):

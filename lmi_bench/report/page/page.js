@@ -5,6 +5,8 @@
   const config = {
     responsive: true,
     displaylogo: false,
+    // On a narrow page the buttons would lie on the legend.
+    displayModeBar: window.matchMedia("(min-width: 640px)").matches,
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   };
 

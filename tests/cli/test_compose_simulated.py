@@ -1,0 +1,28 @@
+"""What the simulated engine makes of its settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.cli.compose_simulated import open_simulated_engine
+from lmi_bench.errors import CapacityError
+from lmi_bench.scenario import EngineSection
+
+MIB = 2**20
+
+
+def cache_tokens(share):
+    settings = EngineSection(memory_share=share)
+    engine = open_simulated_engine("llama-2-7b", "ml.g5.2xlarge", settings, max_total_tokens=512)
+    return engine.config.num_blocks * engine.config.block_size
+
+
+def test_a_tenth_of_the_device_is_its_share_of_cache():
+    """A10G reports 22,888 MiB; Llama 2 7B keeps 2 * 2 bytes * 32 layers * 4,096 a token."""
+    tenth = 0.1 * 22_888 * MIB / (2 * 2 * 32 * 4096)
+    assert cache_tokens(0.95) - cache_tokens(0.85) == pytest.approx(tenth, abs=32)
+
+
+def test_a_share_that_holds_no_weights_is_refused():
+    with pytest.raises(CapacityError, match="GiB"):
+        cache_tokens(0.1)
