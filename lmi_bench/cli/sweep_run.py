@@ -33,7 +33,7 @@ from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
     LEVEL_GIVE_WAY,
-    engine_lines,
+    engine_rows,
     generator_line,
     knee_rows,
     level_block,
@@ -426,7 +426,8 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         whole=("level",),
         give_way=("first turn p90", "turns mean"),
     )
-    for text in (*engine_lines(levels), *replica_lines(levels)):
+    print_table("Engine", engine_rows(levels), whole=("level",))
+    for text in replica_lines(levels):
         note(text)
     for text in check_levels(levels):
         warn(text)

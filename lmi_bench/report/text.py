@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.checks import level_name
@@ -87,33 +87,38 @@ def replica_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def engine_lines(levels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the engine did in each level, a line each, where the target's engine is in sight."""
+def engine_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What the engine did as console rows, a level each, where the target's engine is in sight.
+
+    Columns of what happened in no level are left out.
+    """
+    seen = [line for line in levels if line.get("engine")]
+    wanted = [
+        (title, key, shown, always)
+        for title, key, shown, always in _ENGINE_COLUMNS
+        if always or any(line["engine"].get(key) for line in seen)
+    ]
     return [
-        f"engine at {level_name(line)}: {_engine_text(line['engine'])}"
-        for line in levels
-        if line.get("engine")
+        {"level": level_name(line)}
+        | {
+            title: MISSING if (value := line["engine"].get(key)) is None else shown(value)
+            for title, key, shown, _ in wanted
+        }
+        for line in seen
     ]
 
 
-def _engine_text(done: Mapping[str, Any]) -> str:
-    parts = [
-        f"{done['slot_waste_frac']:.1%} of the decode slots idle",
-        f"{done['cache_waste_frac']:.1%} of the reserved token slots empty",
-        f"at most {done['peak_running']} sequences",
-    ]
-    if done["preemptions"]:
-        parts.append(f"{done['preemptions']} preemptions")
-    if done.get("rebuilt_batches"):
-        parts.append(f"{done['rebuilt_batches']} batches computed anew for a newcomer")
-    if done.get("prefix_hit_frac") is not None:
-        parts.append(f"{done['prefix_hit_frac']:.1%} of the prompt tokens found in the cache")
-    if done.get("draft_acceptance_frac") is not None:
-        parts.append(
-            f"{done['draft_acceptance_frac']:.1%} of the drafted tokens held, "
-            f"{done['tokens_per_decode']:.2f} tokens a step"
-        )
-    return ", ".join(parts)
+# heading, key in `level.engine`, how it is shown, whether it is shown where all of it is 0
+_ENGINE_COLUMNS: tuple[tuple[str, str, Callable[[float], str], bool], ...] = (
+    ("most sequences so far", "peak_running", count, True),
+    ("idle decode slots", "slot_waste_frac", share, True),
+    ("empty reserved token slots", "cache_waste_frac", share, True),
+    ("preemptions", "preemptions", count, False),
+    ("batches anew", "rebuilt_batches", count, False),
+    ("prompt tokens cached", "prefix_hit_frac", share, False),
+    ("drafted tokens held", "draft_acceptance_frac", share, False),
+    ("tokens a step", "tokens_per_decode", "{:.2f}".format, False),
+)
 
 
 def knee_rows(knees: Sequence[Knee | Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ from lmi_bench.analysis.knee import find_knees
 from lmi_bench.errors import InputError
 from lmi_bench.report.figures import write_figures
 from lmi_bench.report.text import (
+    engine_rows,
     knee_rows,
     level_block,
     level_rows,
@@ -152,4 +153,31 @@ def test_requests_of_each_replica_are_told_with_the_skew():
         "requests by replica at concurrency 8: http://a: 30, http://b: –; busiest 1.50 times the "
         "mean",
         "requests by replica at concurrency 4: 0: 3, 1: 1",
+    ]
+
+
+def test_what_an_engine_did_has_a_column_where_any_level_has_it():
+    quiet = {"peak_running": 2, "slot_waste_frac": 0.0, "cache_waste_frac": 0.25}
+    levels = [
+        {"concurrency": 2, "engine": quiet | {"preemptions": 0}},
+        {"concurrency": 8, "engine": quiet | {"preemptions": 3, "prefix_hit_frac": 0.5}},
+        {"concurrency": 16},
+    ]
+    assert engine_rows(levels) == [
+        {
+            "level": "concurrency 2",
+            "most sequences so far": "2",
+            "idle decode slots": "0 %",
+            "empty reserved token slots": "25 %",
+            "preemptions": "0",
+            "prompt tokens cached": "–",
+        },
+        {
+            "level": "concurrency 8",
+            "most sequences so far": "2",
+            "idle decode slots": "0 %",
+            "empty reserved token slots": "25 %",
+            "preemptions": "3",
+            "prompt tokens cached": "50 %",
+        },
     ]
