@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
+from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts
 from lmi_bench.clock import run_virtual
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
@@ -90,7 +91,8 @@ def open_bench(
     if target == ENGINE_TARGET:
         return _engine_bench(scenario, trace)
     if target.startswith(SIMULATED_PREFIX):
-        return _simulated_bench(scenario, target.removeprefix(SIMULATED_PREFIX), trace)
+        instance_type = target.removeprefix(SIMULATED_PREFIX)
+        return _simulated_bench(with_levels_found(scenario), instance_type, trace)
     if trace is not None:
         raise InputError(
             "--step-trace shows an engine's own steps: use --target engine or sim:INSTANCE, or "

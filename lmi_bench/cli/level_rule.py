@@ -16,7 +16,7 @@ from lmi_bench.cli.time_box import TimeBox
 from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.sweep import StopRules
 from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.scenario import Scenario
+from lmi_bench.scenario import AUTO, Scenario
 from lmi_bench.slo import parse_slo
 from lmi_bench.workload import LevelSpec
 
@@ -36,6 +36,19 @@ class LevelRule:
     stop_rules: StopRules
     summarise: Callable[[LevelRun], dict[str, Any]]
     search: SloSearch | None = None
+
+
+def with_levels_found(scenario: Scenario) -> Scenario:
+    """Levels found as the sweep goes where none are stated: nobody knows a new target's limit.
+
+    A trace states its own: the recorded times, at each speed.
+    """
+    load = scenario.load
+    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
+        return scenario
+    if scenario.workload.trace is not None:
+        return scenario
+    return scenario.with_overrides({"load.concurrency": AUTO})
 
 
 def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule:

@@ -12,6 +12,7 @@ from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
 from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.console import note
+from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
 
     Raises InputError where nothing that is known here answers, or the workload does not fit.
     """
-    scenario = _with_levels(scenario)
+    scenario = with_levels_found(scenario)
     found = None
     if AUTO in (scenario.protocol, scenario.model):
         found = _discover(scenario, access)
@@ -115,7 +116,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
     from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
     from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
 
-    scenario = _with_levels(scenario)
+    scenario = with_levels_found(scenario)
     settings = scenario.sagemaker
     invocation = Invocation(
         scenario.target.removeprefix(SAGEMAKER_PREFIX),
@@ -190,19 +191,6 @@ def _choose_receive(scenario: Scenario, url: str) -> ReceiveChoice:
     if choice.why is not None and not tls:
         note(f"receiver: {choice.note}")
     return choice
-
-
-def _with_levels(scenario: Scenario) -> Scenario:
-    """Levels found as the sweep goes where none are stated: nobody knows a new server's limit.
-
-    A trace states its own: the recorded times, at each speed.
-    """
-    load = scenario.load
-    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
-        return scenario
-    if scenario.workload.trace is not None:
-        return scenario
-    return scenario.with_overrides({"load.concurrency": AUTO})
 
 
 def _discover(scenario: Scenario, access: Access) -> Discovery:
