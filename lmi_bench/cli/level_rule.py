@@ -41,12 +41,12 @@ class LevelRule:
 def with_levels_found(scenario: Scenario) -> Scenario:
     """Levels found as the sweep goes where none are stated: nobody knows a new target's limit.
 
-    A trace states its own: the recorded times, at each speed.
+    A trace states its own: the recorded times, at each speed. Repeats compare the usual levels.
     """
     load = scenario.load
     if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
         return scenario
-    if scenario.workload.trace is not None:
+    if scenario.workload.trace is not None or load.repeat > 1 or load.until is not None:
         return scenario
     return scenario.with_overrides({"load.concurrency": AUTO})
 
