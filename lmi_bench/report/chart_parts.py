@@ -105,6 +105,7 @@ def draw_knees(layout: dict[str, Any], curve: Curve) -> None:
                 "yanchor": "bottom",
                 "showarrow": False,
                 "text": chart_text(f"{' + '.join(titles)} {load:.4g} "),
+                "bgcolor": "var(--card)",  # the lines of smaller loads pass behind it
                 "font": {
                     "size": 11,
                     "color": "var(--accent)" if load in chosen else "var(--muted)",
