@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from lmi_bench.analysis.slo_boundary import slo_answer
-from lmi_bench.cli.level_rule import level_rule
+from lmi_bench.cli.level_rule import level_rule, with_levels_found
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import InputError, TargetError
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
@@ -107,6 +107,22 @@ def test_auto_levels_stop_when_the_slots_are_full(tmp_path):
     loads = [line["concurrency"] for line in run.levels]
     assert loads[:5] == [1, 2, 4, 8, 16]
     assert max(loads) == 16
+
+
+@pytest.mark.parametrize(
+    ("load", "found"),
+    [
+        ({}, True),
+        ({"concurrency": [1, 2]}, False),
+        ({"rate_per_s": [1.0]}, False),
+        ({"repeat": 3}, False),
+        ({"until": "ttft_p90 +-5%", "requests_per_level": 40}, False),
+    ],
+)
+def test_levels_are_found_where_neither_they_nor_repeats_are_stated(load, found):
+    scenario = with_levels_found(parse_scenario({"load": load}))
+    assert scenario.load.is_adaptive is found
+    level_rule(scenario)
 
 
 def test_a_search_without_an_slo_is_refused():
