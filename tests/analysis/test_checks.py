@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.checks import check_level, check_levels
+from lmi_bench.analysis.checks import check_level, check_levels, has_failed
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.workload import LevelSpec
@@ -118,3 +118,11 @@ def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wante
     assert any("96.0% of the prompt tokens" in text for text in check_level(line))
     wanted = {**line, "cached_prompt_expected": True}
     assert not any("prefix cache" in text for text in check_level(wanted))
+
+
+@pytest.mark.parametrize(
+    ("errors", "stopped_by", "failed"),
+    [(0, None, False), (5, None, False), (6, None, True), (10, None, True), (2, "errors", True)],
+)
+def test_a_level_most_of_whose_requests_failed_is_no_measurement(errors, stopped_by, failed):
+    assert has_failed({"requests": 10, "errors": errors, "stopped_by": stopped_by}) is failed
