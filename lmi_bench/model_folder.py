@@ -43,13 +43,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder")
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; InputError where it holds none."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
-    if not isinstance(config, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object")
-    return config
+    return content
 
 
 def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:

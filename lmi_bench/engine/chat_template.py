@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi_bench.errors import InputError
+from lmi_bench.model_folder import read_object
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONFIG: Final = "tokenizer_config.json"
@@ -44,12 +45,12 @@ class ChatTemplate:
 
         Raises InputError where a file of it is broken.
         """
-        config = _read_object(folder / _CONFIG)
+        config = _object_of(folder / _CONFIG)
         for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
             if path.is_file():
                 source = path.read_text(encoding="utf-8")
                 if path.suffix == ".json":
-                    source = _read_object(path).get("chat_template", "")
+                    source = _object_of(path).get("chat_template", "")
                 return cls(source, _special_tokens(folder, config), where=str(path))
         stated = config.get("chat_template")
         if isinstance(stated, list):  # several by name
@@ -115,7 +116,7 @@ def _raise(message: str) -> NoReturn:
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """As text, from the tokenizer's settings or the older file of their own."""
-    older = _read_object(folder / "special_tokens_map.json")
+    older = _object_of(folder / "special_tokens_map.json")
     found: dict[str, str] = {}
     for name in _SPECIAL_TOKENS:
         stated = config.get(name) or older.get(name)
@@ -125,14 +126,6 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _object_of(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-        raise InputError(f"{path} is not JSON: {exc}") from exc
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object")
-    return content
+    return read_object(path) if path.is_file() else {}
