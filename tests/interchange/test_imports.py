@@ -32,6 +32,7 @@ STATED = {
     "aiperf.json": ("aiperf", 4, None),
     "genai_perf.json": ("genai-perf", 4, None),
     "guidellm.json": ("guidellm", 4, None),
+    "genai_bench.json": ("genai-bench", 8, None),
     "llmperf_summary.json": ("llmperf", 10, None),
     "inference_perf_stage_0.json": ("inference-perf", None, 10.0),
     "inferencex_agg.json": ("inferencex", 64, None),
@@ -55,10 +56,10 @@ def test_the_tool_and_the_load_are_told_from_the_fields(name, tmp_path):
 
 
 def test_every_sample_becomes_a_run_that_can_be_read_back(tmp_path):
-    loads = {"aiperf_requests.jsonl": Load(2), "llmeter_responses.jsonl": Load(2)}
+    of_requests = ("_requests.jsonl", "_responses.json", "_responses.jsonl", "_per_request.json")
     for path in sorted(DATA.iterdir()):
         folder = tmp_path / path.stem
-        parts = [read_results(path, loads.get(path.name))]
+        parts = [read_results(path, Load(2) if path.name.endswith(of_requests) else None)]
         assert write_imported(parts, folder, command=["lmi-bench", "import"]) == 1
         run = load_run(folder)
         assert run.manifest["imported_from"] == parts[0].tool
@@ -184,6 +185,54 @@ def test_llmperf_seconds_become_ms_and_its_itl_is_left_out():
     assert line["tpot_ms"]["mean"] is None
     assert "contains the TTFT" in line["itl_ms"]["unsupported"]["p50"]
     assert (line["requests"], line["errors"]) == (63, 3)
+
+
+def test_genai_bench_seconds_become_ms_and_its_scenario_the_workload():
+    """Of 40 answers p90 stands and p95 does not: it needs 59."""
+    found = read_results(DATA / "genai_bench.json")
+    line = found.levels[0].line
+    assert (line["requests"], line["errors"], line["wall_s"]) == (42, 2, 20.0)
+    assert (line["input_tokens"], line["output_tokens"]) == (4000, 2000)
+    assert line["ttft_ms"]["p90"] == pytest.approx(250)
+    assert line["tpot_ms"]["mean"] == pytest.approx(21)
+    assert line["e2e_ms"]["p50"] == pytest.approx(1100)
+    assert line["e2e_ms"]["unsupported"]["p95"] == "needs 59 samples, has 40"
+    assert "not the gaps" in line["itl_ms"]["unsupported"]["mean"]
+    assert line["imported"]["status_codes"] == {"503": 2}
+    assert found.workload == {"input_tokens": 100, "output_tokens": 50}
+
+
+def test_genai_bench_may_have_been_told_to_write_ms(tmp_path):
+    content = json.loads((DATA / "genai_bench.json").read_text())
+    path = tmp_path / "ms.json"
+    path.write_text(json.dumps({**content, "_time_unit": "ms"}))
+    line = read_results(path).levels[0].line
+    assert line["ttft_ms"]["p90"] == pytest.approx(0.25)
+    path.write_text(json.dumps({**content, "_time_unit": "min"}))
+    with pytest.raises(InputError, match="unit 'min'"):
+        read_results(path)
+
+
+def test_llmperf_requests_have_latencies_and_no_timeline():
+    """TTFT 0.2 and 0.4 s, E2E 1 and 2 s, and one 429."""
+    found = read_results(DATA / "llmperf_individual_responses.json", Load(concurrency=2))
+    line = found.levels[0].line
+    assert (line["requests"], line["errors"], line["output_tokens"]) == (3, 1, 60)
+    assert (line["ttft_ms"]["mean"], line["e2e_ms"]["mean"]) == pytest.approx((300, 1500))
+    assert line["wall_s"] is line["throughput_tokens_per_s"] is None
+    assert "no times of day" in found.notes[0]
+
+
+def test_inference_perf_requests_become_ours_in_both_forms_of_their_info():
+    """Sent at 500.0: tokens after 0.2, 0.3, 0.4 s; at 500.1: after 0.3 and 0.5 s; a 503."""
+    (level,) = read_results(DATA / "inference_perf_per_request.json", Load(rate_per_s=10)).levels
+    first, second, failed = level.records
+    assert first.token_times_s == pytest.approx((0.2, 0.3, 0.4))
+    assert second.token_times_s == pytest.approx((0.4, 0.6))
+    assert (failed.ok, failed.error) == (False, "busy")
+    assert level.line["ttft_ms"]["mean"] == pytest.approx(250)
+    assert level.line["itl_ms"]["mean"] == pytest.approx((100 + 100 + 200) / 3)
+    assert level.line["wall_s"] == pytest.approx(0.6)
 
 
 def test_inference_perf_seconds_become_ms():

@@ -1,4 +1,4 @@
-"""Results of AIPerf and genai-perf: a summary of metrics with units, or a line a request.
+"""Results of AIPerf and genai-perf: a summary of metrics with units, a line a request, a sweep.
 
 Their `inter_token_latency` is (E2E - TTFT) / (n - 1) of a request, which is our TPOT; gaps between
 chunks are `inter_chunk_latency`, our ITL. Single values stand in `avg`.
@@ -36,6 +36,10 @@ _NAMES = {
     "min": "min", "max": "max", "std": "std",
 }  # fmt: skip
 _UNIT_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
+SEARCH_HISTORY_HELP = (
+    "search_history.json holds the path of a search and not what its levels measured: import the "
+    "profile_export_aiperf.json of each iteration, which lie beside it"
+)
 _NO_CHUNKS = "the file has no gaps between chunks (inter_chunk_latency)"
 
 
@@ -51,15 +55,40 @@ def is_request_line(content: Mapping[str, Any]) -> bool:
     return isinstance(metadata, Mapping) and "request_start_ns" in metadata
 
 
+def is_sweep(content: Mapping[str, Any]) -> bool:
+    """Whether an object is AIPerf's profile_export_aiperf_sweep.json."""
+    return isinstance(content.get("per_combination_metrics"), list)
+
+
+def is_search_history(content: Mapping[str, Any]) -> bool:
+    """Whether an object is AIPerf's search_history.json."""
+    return "iterations" in content and ("boundary_summary" in content or "best" in content)
+
+
+def load_of(content: Mapping[str, Any]) -> Load:
+    """What a summary says of how it was measured."""
+    config = content.get("input_config") or {}
+    rate = number_of({"x": _find(config, "request_rate")}, "x")
+    # a rate with a cap on the concurrency is an open loop
+    if rate:
+        return Load(rate_per_s=rate)
+    return Load(concurrency=whole_of({"x": _find(config, "concurrency")}, "x"))
+
+
+def read_sweep(content: Mapping[str, Any], load: Load | None) -> Imported:
+    """One profile_export_aiperf_sweep.json: a level for each combination, the mean of its runs."""
+    if load is not None:
+        raise InputError(
+            "a sweep states the load of each level: leave --concurrency and --rate out"
+        )
+    levels = tuple(_combination(each) for each in content["per_combination_metrics"])
+    return Imported("aiperf", levels)
+
+
 def read_summary(content: Mapping[str, Any], load: Load | None) -> Imported:
     """One `profile_export_aiperf.json` or `profile_export_genai_perf.json`."""
     tool = "aiperf" if _is_aiperf(content) else "genai-perf"
     config = content.get("input_config") or {}
-    if load is None:
-        concurrency = whole_of({"x": _find(config, "concurrency")}, "x")
-        rate = number_of({"x": _find(config, "request_rate")}, "x")
-        # a rate with a cap on the concurrency is an open loop
-        load = Load(rate_per_s=rate) if rate else Load(concurrency=concurrency)
     completed = whole_of(_metric(content, "request_count"), "avg")
     errors = whole_of(_metric(content, "error_request_count"), "avg")
     latencies = {
@@ -75,7 +104,7 @@ def read_summary(content: Mapping[str, Any], load: Load | None) -> Imported:
     throughput = number_of(_metric(content, "output_token_throughput"), "avg")
     rate_per_s = number_of(_metric(content, "request_throughput"), "avg")
     line = summary_line(
-        load,
+        load or load_of(content),
         tool=tool,
         requests=None if completed is None else completed + (errors or 0),
         errors=errors,
@@ -128,6 +157,25 @@ def read_requests(lines: Sequence[Mapping[str, Any]], load: Load | None) -> Impo
     absent = {} if chunks else {"itl_ms": _NO_CHUNKS}
     level = record_level(load, records, tool="aiperf", missing_metrics=absent)
     return Imported("aiperf", (level,))
+
+
+def _combination(combination: Mapping[str, Any]) -> ImportedLevel:
+    """A level of a sweep: metrics stand by themselves, as `time_to_first_token_p90`."""
+    parameters = {str(key).split(".")[-1]: key for key in combination["parameters"]}
+    values = {name: combination["parameters"][key] for name, key in parameters.items()}
+    metrics: dict[str, dict[str, Any]] = {}
+    for name, found in combination["metrics"].items():
+        metric, _, statistic = name.rpartition("_")
+        whole = metrics.setdefault(metric, {"unit": found.get("unit", "ms")})
+        whole[statistic] = found.get("mean")
+    (level,) = read_summary(
+        metrics,
+        Load(rate_per_s=number_of(values, "request_rate"))
+        if values.get("request_rate")
+        else Load(concurrency=whole_of(values, "concurrency")),
+    ).levels
+    extra = {**level.line["imported"], "parameters": dict(combination["parameters"])}
+    return ImportedLevel({**level.line, "imported_from": "aiperf", "imported": extra})
 
 
 def _record(number: int, sent_s: float, metrics: Mapping[str, Any]) -> RequestRecord:
