@@ -7,7 +7,8 @@ aiperf_0_13.json, which is what AIPerf 0.13.0 wrote of a server with a TTFT of 2
 
 Those in tests/data/imports_real are what the tools wrote, less ids, prompts and fields that are not
 read: two users, six answers of eight tokens, of benchmarks/support/truth_server.c with a TTFT of
-200 ms and an ITL of 20 ms.
+200 ms and an ITL of 20 ms. Two are of `lmi-bench serve` instead: genai_bench_0_0_5.json, and
+aiperf_0_13_sweep.json of `--concurrency 1,2`.
 """
 
 from __future__ import annotations
@@ -147,6 +148,27 @@ def test_a_file_that_a_tool_wrote_says_what_was_true_of_the_server(name, tool, t
     assert (line["errors"], line["output_tokens"]) == (0, 6 * 8)
     assert line["ttft_ms"]["p50"] == pytest.approx(200, rel=ttft_off)
     assert line[itl]["p50"] == pytest.approx(20, rel=0.05)
+
+
+def test_what_genai_bench_wrote_fits_together_by_our_formulas():
+    """24 answers of 8 tokens: TPOT is (E2E - TTFT) / 7, throughput all tokens over the duration."""
+    (level,) = read_results(REAL / "genai_bench_0_0_5.json").levels
+    line = level.line
+    assert (line["concurrency"], line["requests"], line["output_tokens"]) == (2, 24, 192)
+    decoding_ms = line["e2e_ms"]["mean"] - line["ttft_ms"]["mean"]
+    assert line["tpot_ms"]["mean"] == pytest.approx(decoding_ms / 7, rel=0.02)
+    assert line["throughput_tokens_per_s"] == pytest.approx(192 / line["wall_s"])
+
+
+def test_a_sweep_that_aiperf_wrote_has_the_figures_of_its_single_exports():
+    """TTFT 54.12 and 37.79 ms, 69.64 and 154.49 tok/s: profile_export_aiperf.json of each."""
+    found = read_results(REAL / "aiperf_0_13_sweep.json")
+    lines = [level.line for level in found.levels]
+    assert [line["concurrency"] for line in lines] == [1, 2]
+    assert [round(line["ttft_ms"]["mean"], 2) for line in lines] == [54.12, 37.79]
+    assert [round(line["throughput_tokens_per_s"], 2) for line in lines] == [69.64, 154.49]
+    assert [line["output_tokens"] for line in lines] == [48, 48]
+    assert lines[0]["ttft_ms"]["std"] is None  # the file's is that of the runs, not of requests
 
 
 def test_aiperf_requests_leave_the_warm_up_out_and_count_failures():

@@ -168,6 +168,25 @@ def test_a_sweep_of_aiperf_is_a_level_for_each_combination(tmp_path):
         read_results(tmp_path / "sweep.json", Load(concurrency=1))
 
 
+def test_the_mean_of_aiperfs_runs_is_a_level(tmp_path):
+    content = {
+        "metadata": {
+            "aggregation_type": "confidence",
+            "variation_values": {"phases.profiling.request_rate": 5},
+            "model": "m",
+        },
+        "metrics": {
+            "time_to_first_token_avg": {"mean": 50.0, "unit": "ms"},
+            "time_to_first_token_std": {"mean": 9.0, "unit": "ms"},
+            "request_count_avg": {"mean": 40, "unit": "requests"},
+        },
+    }
+    found = read_results(write(tmp_path, {"aggregate.json": content}) / "aggregate.json")
+    line = found.levels[0].line
+    assert (line["rate_per_s"], line["requests"], found.facts) == (5.0, 40, {"model": "m"})
+    assert (line["ttft_ms"]["mean"], line["ttft_ms"]["std"]) == (50.0, None)
+
+
 def test_the_history_of_a_search_is_no_result(tmp_path):
     content = {"config": {}, "iterations": [], "boundary_summary": {}}
     folder = write(tmp_path, {"search_history.json": content})

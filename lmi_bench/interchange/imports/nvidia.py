@@ -60,6 +60,12 @@ def is_sweep(content: Mapping[str, Any]) -> bool:
     return isinstance(content.get("per_combination_metrics"), list)
 
 
+def is_aggregate(content: Mapping[str, Any]) -> bool:
+    """Whether an object is AIPerf's profile_export_aiperf_aggregate.json."""
+    metadata = content.get("metadata")
+    return isinstance(metadata, Mapping) and metadata.get("aggregation_type") == "confidence"
+
+
 def is_search_history(content: Mapping[str, Any]) -> bool:
     """Whether an object is AIPerf's search_history.json."""
     return "iterations" in content and ("boundary_summary" in content or "best" in content)
@@ -81,8 +87,18 @@ def read_sweep(content: Mapping[str, Any], load: Load | None) -> Imported:
         raise InputError(
             "a sweep states the load of each level: leave --concurrency and --rate out"
         )
-    levels = tuple(_combination(each) for each in content["per_combination_metrics"])
+    levels = tuple(
+        _mean_of_runs(each["parameters"], each["metrics"], None)
+        for each in content["per_combination_metrics"]
+    )
     return Imported("aiperf", levels)
+
+
+def read_aggregate(content: Mapping[str, Any], load: Load | None) -> Imported:
+    """One profile_export_aiperf_aggregate.json: the mean of the runs of one level."""
+    metadata = content["metadata"]
+    level = _mean_of_runs(metadata.get("variation_values") or {}, content["metrics"], load)
+    return Imported("aiperf", (level,), facts={"model": metadata.get("model")})
 
 
 def read_summary(content: Mapping[str, Any], load: Load | None) -> Imported:
@@ -159,22 +175,30 @@ def read_requests(lines: Sequence[Mapping[str, Any]], load: Load | None) -> Impo
     return Imported("aiperf", (level,))
 
 
-def _combination(combination: Mapping[str, Any]) -> ImportedLevel:
-    """A level of a sweep: metrics stand by themselves, as `time_to_first_token_p90`."""
-    parameters = {str(key).split(".")[-1]: key for key in combination["parameters"]}
-    values = {name: combination["parameters"][key] for name, key in parameters.items()}
+def _mean_of_runs(
+    parameters: Mapping[str, Any], found: Mapping[str, Any], load: Load | None
+) -> ImportedLevel:
+    """A level of which the file has each statistic's mean over the runs.
+
+    A metric holds its statistics, or each of them stands by itself, as `time_to_first_token_p90`.
+    The deviation in it is that of the runs and not of the requests: it is left out.
+    """
+    values = {str(name).split(".")[-1]: value for name, value in parameters.items()}
+    if load is None and values.get("request_rate"):
+        load = Load(rate_per_s=number_of(values, "request_rate"))
+    elif load is None:
+        load = Load(concurrency=whole_of(values, "concurrency"))
     metrics: dict[str, dict[str, Any]] = {}
-    for name, found in combination["metrics"].items():
-        metric, _, statistic = name.rpartition("_")
-        whole = metrics.setdefault(metric, {"unit": found.get("unit", "ms")})
-        whole[statistic] = found.get("mean")
-    (level,) = read_summary(
-        metrics,
-        Load(rate_per_s=number_of(values, "request_rate"))
-        if values.get("request_rate")
-        else Load(concurrency=whole_of(values, "concurrency")),
-    ).levels
-    extra = {**level.line["imported"], "parameters": dict(combination["parameters"])}
+    for name, metric in found.items():
+        unit = metric.get("unit", "ms")
+        if "avg" in metric:
+            metrics[name] = {**metric, "unit": unit, "std": None}
+            continue
+        of, _, statistic = name.rpartition("_")
+        if statistic != "std":
+            metrics.setdefault(of, {"unit": unit})[statistic] = metric.get("mean")
+    (level,) = read_summary(metrics, load).levels
+    extra = {**level.line["imported"], "parameters": dict(parameters)}
     return ImportedLevel({**level.line, "imported_from": "aiperf", "imported": extra})
 
 

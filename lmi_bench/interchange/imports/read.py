@@ -50,6 +50,7 @@ _OBJECTS: tuple[tuple[Callable[[_Object], bool], _Reader], ...] = (
     (vllm_family.is_inferencex, vllm_family.read_inferencex),
     (nvidia.is_summary, nvidia.read_summary),
     (nvidia.is_sweep, nvidia.read_sweep),
+    (nvidia.is_aggregate, nvidia.read_aggregate),
     (guidellm.is_guidellm, guidellm.read_guidellm),
     (genai_bench.is_genai_bench, genai_bench.read_genai_bench),
     (by_request_tools.is_llmperf, by_request_tools.read_llmperf),
