@@ -30,7 +30,10 @@ def run_compare(a: Path, b: Path, *, json_file: Path | None) -> None:
     say(f"{b} against {a}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     if scaling is not None:
         say(_scaling_text(scaling))
-    note("intervals: 95 %, paired bootstrap over requests; runs differ by more than requests do")
+    note(
+        "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
+        "(Holm); runs differ by more than requests do"
+    )
     if json_file is not None:
         content = {
             "a": str(a),
