@@ -13,6 +13,7 @@ from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 
 DATA = Path(__file__).parent.parent / "data" / "imports"
+REAL = DATA.with_name("imports_real")
 
 EVALSCOPE = {
     "Test Duration (s)": 10.0,
@@ -68,6 +69,24 @@ def test_evalscope_means_and_quantiles_are_joined(tmp_path, named):
     assert (line["e2e_ms"]["mean"], line["e2e_ms"]["p50"]) == pytest.approx((600, 500))
     assert (line["ttft_ms"]["p99"], line["itl_ms"]["p99"]) == (None, 60.0)
     assert line["throughput_tokens_per_s"] == 120.0
+
+
+def test_what_evalscope_wrote_fits_together_by_our_formulas():
+    """Six answers of 8 tokens that `lmi-bench serve` gave two users: TPOT is (E2E - TTFT) / 7."""
+    found = read_results(REAL / "evalscope_1_14" / "benchmark_summary.json")
+    line = found.levels[0].line
+    assert (line["concurrency"], line["requests"], line["output_tokens"]) == (2, 6, 48)
+    decoding_ms = line["e2e_ms"]["mean"] - line["ttft_ms"]["mean"]
+    assert line["tpot_ms"]["mean"] == pytest.approx(decoding_ms / 7, rel=0.01)
+    assert line["throughput_tokens_per_s"] == pytest.approx(48 / line["wall_s"], rel=0.01)
+    assert line["ttft_ms"]["min"] < line["ttft_ms"]["p50"] < line["ttft_ms"]["max"]
+
+
+def test_answers_that_evalscope_did_not_stream_have_no_first_token(tmp_path):
+    content = {**EVALSCOPE, "Stream Requests": 0, "Non-Stream Requests": 62}
+    line = read_results(write(tmp_path, {"s.json": content}) / "s.json").levels[0].line
+    assert line["ttft_ms"]["unsupported"]["mean"] == "the answers were not streamed"
+    assert line["e2e_ms"]["mean"] == pytest.approx(600)
 
 
 def test_evalscopes_older_names_were_seconds(tmp_path):

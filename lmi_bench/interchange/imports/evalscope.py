@@ -16,12 +16,14 @@ from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
     Load,
+    missing,
     number_of,
     statistics,
     summary_line,
     whole_of,
 )
 
+_NOT_STREAMED = "the answers were not streamed"
 SUMMARY, PERCENTILES = "benchmark_summary.json", "benchmark_percentile.json"
 _UNIT_MS = {"s": 1e3, "ms": 1.0}
 _MEANS = {
@@ -75,6 +77,7 @@ def read_evalscope(content: Mapping[str, Any], load: Load | None) -> Imported:
         )
     ]
     tokens = [None if m is None or completed is None else m * completed for m in mean_tokens]
+    unseen = whole_of(found, "Stream Requests") == 0 and bool(completed)
     line = summary_line(
         load,
         tool="evalscope",
@@ -87,7 +90,9 @@ def read_evalscope(content: Mapping[str, Any], load: Load | None) -> Imported:
         total_throughput=number_of(found, "Total Throughput", "Total token throughput"),
         request_throughput=number_of(found, "Req Throughput", "Request throughput"),
         latencies={
-            key: statistics(
+            key: missing(_NOT_STREAMED)
+            if unseen and key != "e2e_ms"
+            else statistics(
                 {
                     "mean": _in_ms(content, *names),
                     **_quantiles(content.get("percentiles") or (), _QUANTILES[key]),
