@@ -6,7 +6,7 @@
                    + gap_per_layer * layers
       both(a, b) = max(a, b) + unhidden * min(a, b)      unhidden 0 on GPUs
       host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
-    prefill of T = GPU + host_per_prompt_token * T
+    prefill of T = GPU + host_per_prompt_token * T + host_per_prompt a prompt
     all-reduce   = r a layer, latency + bytes * factor(tp, link) / link rate
                    r = 2, or 1 where attention and feed-forward are parallel branches
     stretch      = stretch_per_rank * r / 2: ranks wait for the slowest at each all-reduce
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
 
+FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 Binding = Literal["bandwidth", "compute", "link", "host"]
 
 _ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
@@ -77,7 +78,8 @@ class StepParts:
     all_reduce_s           adding up the ranks' halves, after them
     gap_s                  what kernels take that neither reads nor arithmetic explain
     host_s                 launching the step, at the same time as the GPU part
-    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
+    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts,
+                           by token and by prompt
     total_s                the step; binding: the part that a faster step would need
     """
 
@@ -136,6 +138,7 @@ class StepTimeModel:
         if shape.is_moe:  # each expert sees few rows, padded to whole blocks
             self._flop_per_s *= parameters.moe_share
         self._weight_bytes_per_s = self._read_bytes_per_s
+        self._wide_flop_per_s = self._flop_per_s
         if widening_ops_per_param:
             # the fewer the bits, the less of the rate of 16-bit products such kernels reach
             narrow = parameters.narrow_share ** (_NARROW_BYTES / weight_bytes_per_param)
@@ -180,8 +183,11 @@ class StepTimeModel:
         )
         stretch *= profile.host_factors.get(device.name, 1.0)
         self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
+        if widening_ops_per_param and weight_bytes_per_param < 1 and tensor_parallel > 1:
+            self._host_s += parameters.narrow_launch_s * shape.num_layers
         self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
         self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
+        self._host_per_prompt_s = parameters.host_per_prompt_s
         self._gap_s = parameters.gap_per_layer_s * shape.num_layers
         self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
         self._decode_coefficients = self._collect_decode()
@@ -246,16 +252,22 @@ class StepTimeModel:
         rows = step.decode_tokens / step.decode_sequences if step.decode_sequences else 1.0
         pair_flop = self._pair_flop_per_layer * (decode_reads * rows + prefill_pairs)
         linear_s = linear_flop / self._flop_per_s + widening_s
+        products_s = self._both(weights_s, linear_s)
+        if self._widens_first and tokens >= self.profile.widen_first_rows:
+            first_s, wide_read_s = self._widen_first_s(widened)
+            weights_s, linear_s = first_s, linear_flop / self._wide_flop_per_s
+            products_s = first_s + self._both(wide_read_s, linear_s)
         pair_s = pair_flop / self._attention_flop_per_s
         pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
         compute_s = linear_s + pair_s
         all_reduce_s = self._all_reduce_base_s + self._all_reduce_per_token_s * tokens
         # matrix products and attention are kernels of their own: each is bound by itself
-        gpu_s = self._both(weights_s, linear_s) + self._both(kv_s, pair_s)
+        gpu_s = products_s + self._both(kv_s, pair_s)
         gpu_s += all_reduce_s + self._gap_s
         host_s = self._host_s if step.decode_sequences else 0.0
         per_sequence_s = self._host_per_sequence_s * step.decode_sequences
         per_prompt_token_s = self._host_per_prompt_token_s * step.prefill_tokens
+        per_prompt_token_s += self._host_per_prompt_s * step.prefill_sequences
         binding = self._binding(
             host_s, per_sequence_s + per_prompt_token_s, weights_s + kv_s, compute_s, all_reduce_s
         )
@@ -272,6 +284,22 @@ class StepTimeModel:
             total_s,
             binding,
         )
+
+    @property
+    def _widens_first(self) -> bool:
+        """Whether weights are widened as a whole before the products of many rows.
+
+        Experts see few rows each.
+        """
+        narrow = self._widening_s_per_param > 0 and self.profile.widen_first_rows > 0
+        return narrow and self._dense_streamed_bytes is not None
+
+    def _widen_first_s(self, params: FloatOrArray) -> tuple[FloatOrArray, FloatOrArray]:
+        """Seconds of writing so many weights out in 16 bits, and of reading them again."""
+        wide_bytes = params * _ACTIVATION_BYTES / self.tensor_parallel
+        narrow_bytes = params * self._weight_bytes_per_param / self.tensor_parallel
+        first_s = (narrow_bytes + wide_bytes) / self._weight_bytes_per_s
+        return first_s, wide_bytes / self._read_bytes_per_s
 
     def _both(self, read_s: float, compute_s: float) -> float:
         """Seconds of reading and arithmetic at the same time, as far as one hides the other."""
@@ -349,18 +377,23 @@ class StepTimeModel:
             self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
         )
         widened = weight_stream / self._weight_bytes_per_param
-        linear_s = (
-            self._linear_flop_per_token * tokens
-            + self._head_flop_per_row * (trace.decode_sequences + trace.prefill_sequences)
-        ) / self._flop_per_s
+        linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
+            trace.decode_sequences + trace.prefill_sequences
+        )
+        linear_s = linear_flop / self._flop_per_s
         linear_s += self._widening_s_per_param * widened * np.ceil(tokens / _ROWS_PER_WIDENING)
         pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
         pair_s = pair_flop / self._attention_flop_per_s
         pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
+        products_s = self._both_of(weights_s, linear_s)
+        if self._widens_first:
+            first_s, wide_read_s = self._widen_first_s(widened)
+            wide_s = self._both_of(wide_read_s, linear_flop / self._wide_flop_per_s)
+            many = tokens >= self.profile.widen_first_rows
+            products_s = np.where(many, first_s + wide_s, products_s)
         gpu_s = (
-            np.maximum(weights_s, linear_s)
-            + np.maximum(kv_s, pair_s)
-            + self._unhidden * (np.minimum(weights_s, linear_s) + np.minimum(kv_s, pair_s))
+            products_s
+            + self._both_of(kv_s, pair_s)
             + self._gap_s
             + self._all_reduce_base_s
             + self._all_reduce_per_token_s * tokens
@@ -370,8 +403,14 @@ class StepTimeModel:
             np.maximum(gpu_s, host_s)
             + self._host_per_sequence_s * trace.decode_sequences
             + self._host_per_prompt_token_s * trace.prefill_tokens
+            + self._host_per_prompt_s * trace.prefill_sequences
         )
         return np.asarray(step_s * trace.repeat, dtype=np.float64)
+
+    def _both_of(self, read_s: FloatOrArray, compute_s: FloatOrArray) -> NDArray[np.float64]:
+        """`_both` over arrays."""
+        both_s = np.maximum(read_s, compute_s) + self._unhidden * np.minimum(read_s, compute_s)
+        return np.asarray(both_s, dtype=np.float64)
 
     def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
         """`step_time_s` as a plain function of counts, for loops of many steps.
@@ -392,6 +431,7 @@ class StepTimeModel:
         fixed_s = self._gap_s + self._all_reduce_base_s
         reduce_s, host_s = self._all_reduce_per_token_s, self._host_s
         row_s, prompt_host_s = self._host_per_sequence_s, self._host_per_prompt_token_s
+        admitted_s = self._host_per_prompt_s
         both = self._both
         attention_s = both(kv_s, flop_pair_s)
 
@@ -410,7 +450,7 @@ class StepTimeModel:
             gpu_s += fixed_s + reduce_s * every
             if rows and host_s > gpu_s:
                 gpu_s = host_s
-            return gpu_s + row_s * rows + prompt_host_s * tokens
+            return gpu_s + row_s * rows + prompt_host_s * tokens + admitted_s * prompts
 
         return price
 

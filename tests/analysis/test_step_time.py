@@ -118,6 +118,14 @@ def test_a_prompt_is_not_held_up_by_the_launch_but_pays_for_its_tokens():
     assert parts.total_s == pytest.approx(flop / 1e9 + 0.1)
 
 
+def test_each_prompt_of_a_step_is_admitted():
+    two = StepShape(prefill_sequences=2, prefill_tokens=100, prefill_context_pairs=2550)
+    plain, slow = model(), model(host_per_prompt_s=0.25)
+    assert slow.step_time_s(two) - plain.step_time_s(two) == pytest.approx(0.5)
+    assert slow.pricer()(0, 0, 2, 100, 2550, 0) == pytest.approx(slow.step_time_s(two))
+    assert slow.step_time_s(ONE_DECODE) == plain.step_time_s(ONE_DECODE)
+
+
 def test_two_ranks_halve_the_reads_and_pay_for_all_reduces():
     """4 all-reduces of 10 values of 2 bytes: a ring moves 2 * (2 - 1) / 2 of them."""
     parts = model(tp=2, link=Link("nvlink", 1e9), nvlink_latency_s=1e-3).explain(ONE_DECODE)
