@@ -164,6 +164,7 @@ TRT_LLM_PRIOR: Final = replace(
     version="before 0.16",
     fitted_on="nothing yet: prior of an engine without a server around it",
     parameters=replace(GRAPH_GPU_PRIOR.parameters, request_overhead_s=2e-3),
+    shared_head_dims=(128, 256),  # of its XQA kernels (`shouldUse` of release 0.9)
 )
 
 # The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.

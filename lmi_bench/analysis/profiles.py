@@ -105,6 +105,8 @@ class EngineProfile:
                             (`cells.marks_of`), none of them the reader's own
     widen_first_rows        of a step, from which weights of few bits are widened as a whole before
                             their products; 0: always on the way
+    shared_head_dims        head sizes for which a decode step reads the cache once for all query
+                            heads of a KV head; others read it for each. Empty: all sizes
     defaults                rule by which model and device bound the scheduler's settings
                             (`engine_defaults`); empty: they are as they stand
     machine                 figures of the machine `local` that the shares are of, where the fit
@@ -139,6 +141,7 @@ class EngineProfile:
     fitted_cells: tuple[str, ...] = ()
     defaults: str = ""
     widen_first_rows: int = 0
+    shared_head_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
@@ -261,7 +264,7 @@ def _from_document(document: Mapping[str, Any]) -> EngineProfile:
     values = dict(document)
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
-    for name in ("accelerators", "vendors", "notes", "models", "levels"):
+    for name in ("accelerators", "vendors", "notes", "models", "levels", "shared_head_dims"):
         values[name] = tuple(values.get(name, ()))
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:

@@ -162,6 +162,9 @@ class StepTimeModel:
             shape, tensor_parallel
         )
         self._kv_bytes_per_layer_token = values * kv_bytes_per_value
+        shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
+        # of the cache by a decode step, over once: kernels that do not know groups of heads
+        self._decode_reads_each = 1 if shared else shape.num_heads // shape.num_kv_heads
         narrow_cache = kv_bytes_per_value < _ACTIVATION_BYTES  # a conversion a value that is read
         self._kv_widening_s = values * narrow_cache / vector_op_per_s
         self._linear_flop_per_token = (
@@ -240,7 +243,9 @@ class StepTimeModel:
         decode_reads = self._attended(step.decode_context_tokens, step.decode_sequences)
         prefill_reads = self._attended(step.prefill_context_tokens, step.prefill_sequences)
         kv_s = (
-            self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
+            self._kv_bytes_per_layer_token
+            * (decode_reads * self._decode_reads_each + prefill_reads)
+            / self._read_bytes_per_s
         )
         # a window of w keys bounds the pairs of a prompt of n tokens by n * w
         pairs = step.prefill_context_pairs
@@ -354,7 +359,10 @@ class StepTimeModel:
             self._dense_streamed_bytes / (self.tensor_parallel * self._weight_bytes_per_s),
             (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
             self._both(
-                self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
+                self._kv_bytes_per_layer_token
+                * layers
+                * self._decode_reads_each
+                / self._read_bytes_per_s,
                 self._pair_flop_per_layer * layers / self._attention_flop_per_s,
             ),
         )
@@ -374,7 +382,9 @@ class StepTimeModel:
         prefill_reads = self._attended_of(trace.prefill_context_tokens, trace.prefill_sequences)
         prefill_pairs = self._attended_of(trace.prefill_context_pairs, trace.prefill_tokens)
         kv_s = (
-            self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
+            self._kv_bytes_per_layer_token
+            * (decode_reads * self._decode_reads_each + prefill_reads)
+            / self._read_bytes_per_s
         )
         widened = weight_stream / self._weight_bytes_per_param
         linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
@@ -433,7 +443,8 @@ class StepTimeModel:
         row_s, prompt_host_s = self._host_per_sequence_s, self._host_per_prompt_token_s
         admitted_s = self._host_per_prompt_s
         both = self._both
-        attention_s = both(kv_s, flop_pair_s)
+        decode_kv_s = kv_s * self._decode_reads_each
+        attention_s = both(decode_kv_s, flop_pair_s)
 
         def price(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
@@ -445,7 +456,7 @@ class StepTimeModel:
             every = rows + tokens
             linear_s = prompt_token_s * every + head_s * (rows + prompts)
             gpu_s = both(weights_of(every), linear_s) + both(
-                kv_s * (context + cached), flop_pair_s * (context + pairs)
+                decode_kv_s * context + kv_s * cached, flop_pair_s * (context + pairs)
             )
             gpu_s += fixed_s + reduce_s * every
             if rows and host_s > gpu_s:

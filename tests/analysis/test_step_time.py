@@ -118,6 +118,21 @@ def test_a_prompt_is_not_held_up_by_the_launch_but_pays_for_its_tokens():
     assert parts.total_s == pytest.approx(flop / 1e9 + 0.1)
 
 
+def test_kernels_that_do_not_know_groups_read_the_cache_for_each_query_head():
+    """50 tokens of 40 bytes, one KV head for two query heads: 2,000 bytes, or 4,000."""
+    grouped = replace(SHAPE, num_kv_heads=1)
+    profile = replace(TGI_2023, parameters=FREE)
+    for sizes, read_bytes in (((), 2_000), ((5, 7), 2_000), ((128,), 4_000)):
+        own = replace(profile, shared_head_dims=sizes)
+        priced = StepTimeModel(grouped, DEVICE, 1, NO_LINK, own)
+        parts = priced.explain(ONE_DECODE)
+        assert parts.kv_s == pytest.approx(read_bytes / 1e9)
+        assert priced.step_time_s(ONE_DECODE) == pytest.approx(parts.total_s)
+        assert priced.pricer()(1, 50, 0, 0, 0.0, 0) == pytest.approx(parts.total_s)
+        mixed = replace(ONE_DECODE, prefill_sequences=1, prefill_tokens=2, prefill_context_pairs=9)
+        assert priced.pricer()(1, 50, 1, 2, 9, 0) == pytest.approx(priced.step_time_s(mixed))
+
+
 def test_each_prompt_of_a_step_is_admitted():
     two = StepShape(prefill_sequences=2, prefill_tokens=100, prefill_context_pairs=2550)
     plain, slow = model(), model(host_per_prompt_s=0.25)
