@@ -85,7 +85,7 @@ GRAPH_GPU_PRIOR: Final = replace(
         host_per_sequence_s=30e-6,
         host_per_prompt_token_s=1e-6,
         nvlink_latency_s=8e-6,
-        request_overhead_s=20e-3,
+        request_overhead_s=30e-3,
         narrow_share=0.65,
     ),
     log_sd={

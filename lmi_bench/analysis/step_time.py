@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.errors import InputError
 from lmi_bench.model_shape import ModelShape
 
-FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 Binding = Literal["bandwidth", "compute", "link", "host"]
 
 _ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
@@ -259,7 +258,7 @@ class StepTimeModel:
         linear_s = linear_flop / self._flop_per_s + widening_s
         products_s = self._both(weights_s, linear_s)
         if self._widens_first and tokens >= self.profile.widen_first_rows:
-            first_s, wide_read_s = self._widen_first_s(widened)
+            first_s, wide_read_s = self._widen_first_s()
             weights_s, linear_s = first_s, linear_flop / self._wide_flop_per_s
             products_s = first_s + self._both(wide_read_s, linear_s)
         pair_s = pair_flop / self._attention_flop_per_s
@@ -299,10 +298,10 @@ class StepTimeModel:
         narrow = self._widening_s_per_param > 0 and self.profile.widen_first_rows > 0
         return narrow and self._dense_streamed_bytes is not None
 
-    def _widen_first_s(self, params: FloatOrArray) -> tuple[FloatOrArray, FloatOrArray]:
-        """Seconds of writing so many weights out in 16 bits, and of reading them again."""
-        wide_bytes = params * _ACTIVATION_BYTES / self.tensor_parallel
-        narrow_bytes = params * self._weight_bytes_per_param / self.tensor_parallel
+    def _widen_first_s(self) -> tuple[float, float]:
+        """Seconds of writing a dense model's weights in 16 bits, and of reading them again."""
+        narrow_bytes = (self._dense_streamed_bytes or 0.0) / self.tensor_parallel
+        wide_bytes = narrow_bytes / self._weight_bytes_per_param * _ACTIVATION_BYTES
         first_s = (narrow_bytes + wide_bytes) / self._weight_bytes_per_s
         return first_s, wide_bytes / self._read_bytes_per_s
 
@@ -397,7 +396,7 @@ class StepTimeModel:
         pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
         products_s = self._both_of(weights_s, linear_s)
         if self._widens_first:
-            first_s, wide_read_s = self._widen_first_s(widened)
+            first_s, wide_read_s = self._widen_first_s()
             wide_s = self._both_of(wide_read_s, linear_flop / self._wide_flop_per_s)
             many = tokens >= self.profile.widen_first_rows
             products_s = np.where(many, first_s + wide_s, products_s)
@@ -417,7 +416,9 @@ class StepTimeModel:
         )
         return np.asarray(step_s * trace.repeat, dtype=np.float64)
 
-    def _both_of(self, read_s: FloatOrArray, compute_s: FloatOrArray) -> NDArray[np.float64]:
+    def _both_of(
+        self, read_s: float | NDArray[np.float64], compute_s: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """`_both` over arrays."""
         both_s = np.maximum(read_s, compute_s) + self._unhidden * np.minimum(read_s, compute_s)
         return np.asarray(both_s, dtype=np.float64)
