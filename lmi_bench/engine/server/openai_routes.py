@@ -1,4 +1,4 @@
-"""The OpenAI routes, as vLLM answers them: completions, chat, models, health."""
+"""The OpenAI routes, as vLLM answers them: completions, chat, models."""
 
 from __future__ import annotations
 
@@ -55,14 +55,9 @@ class OpenAiRoutes:
 
     def add_to(self, app: web.Application) -> None:
         """Register the routes."""
-        app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
-
-    async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine can answer, else 503; no body."""
-        return web.Response(status=200 if self._state.engine.error is None else 503)
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model that is served."""

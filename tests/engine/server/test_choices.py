@@ -332,6 +332,8 @@ def test_penalties_reach_the_engine_on_every_route(serve_toy):
             await server.post(COMPLETIONS, {"prompt": "a"} | short)
             await server.post(CHAT, chat | short)
             await server.post("/invocations", {"inputs": "a", "parameters": wish})
+            tgi = {"inputs": "a", "parameters": {"frequency_penalty": -1, "max_new_tokens": 1}}
+            await server.post("/generate", tgi)
 
     asyncio.run(main())
-    assert seen == [(0.5, -1.0)] * 3
+    assert seen == [(0.5, -1.0)] * 3 + [(0.0, -1.0)]
