@@ -362,6 +362,20 @@ def test_a_full_server_is_overloaded_with_429_or_as_an_event_under_200(serve_toy
     assert first[0] == 200
 
 
+def test_a_stream_has_its_status_while_it_still_waits_for_a_place(serve_toy, slow_steps):
+    async def main():
+        async with serve_toy(executor=slow_steps, max_rolling_batch_size=1) as server:
+            first = asyncio.create_task(server.post(UNARY, call(max_new_tokens=40)))
+            await server.until(lambda: server.scheduler.num_running == 1)
+            async with server.client.post(STREAM, json=call(max_new_tokens=1)) as response:
+                waiting = server.scheduler.num_waiting
+                events = events_of(await response.read())
+            await first
+            return response.status, waiting, len(events)
+
+    assert asyncio.run(main()) == (200, 1, 1)
+
+
 @pytest.mark.parametrize("fails_at_step", [0, 2])
 def test_an_engine_that_fails_is_told_in_tgis_words(serve_toy, scripted, fails_at_step):
     async def main():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from tests.engine.torch_backend.test_runner import Steps, entry
 from tests.engine.torch_backend.test_speculation import DRAFT, NEAR_TIE, generate
 
 STRONG = {"presence_penalty": 0.4, "frequency_penalty": 0.3}
@@ -69,6 +73,25 @@ def test_tokens_are_penalised_by_their_count_in_the_answer(llama, make_llama, se
     assert_by_hand(llama, requests, tokens)
     assert (stats.preemptions > 0) == ("num_blocks" in settings)
     assert (stats.drafted_tokens > 0) == (drafts != "none")
+
+
+def test_a_verified_row_counts_the_whole_answer_and_the_guesses_before_it(llama):
+    """The row behind two right guesses would else take a token of the answer's first two again."""
+    strong = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
+    for prompt, sampling in requests_of(200, **strong):
+        answer, gaps = by_hand(llama, prompt, replace(sampling, max_new_tokens=4))
+        unpenalised = int(llama.logits([*prompt, *answer[:3]])[-1].argmax())
+        if unpenalised in answer[:2] and unpenalised != answer[2] and min(gaps) > NEAR_TIE:
+            break
+    else:
+        pytest.fail("no prompt shows the difference")
+    steps = Steps(llama.folder)
+    length = len(prompt)
+    begin = entry(1, tuple(prompt), 0, tuple(range(12)), sampling=sampling)
+    guesses = entry(1, (LAST_SAMPLED, *answer[1:3]), length, sampling=sampling, drafts=2)
+    got = [*steps.tokens(begin)[0], *steps.tokens(replace(guesses, num_generated=1))[0]]
+    asyncio.run(steps.executor.close())
+    assert got == answer
 
 
 @pytest.mark.parametrize("drafts", ["model", "look-up"])
