@@ -13,6 +13,7 @@ from typing import Any
 
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.cost import usd_per_1m_tokens
+from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.levels import NextLevel
@@ -174,6 +175,19 @@ def _likely_s(spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> float:
         return spec.duration_s or 0.0
     likely_s = float(last["elapsed_s"]) * spec.num_requests / float(last["requests"])
     return min(likely_s, spec.duration_s or likely_s)
+
+
+def cost_at(lines: Sequence[Mapping[str, Any]], answer: SloAnswer) -> str | None:
+    """What output costs at the load of an answer, for people; None where nothing is priced."""
+    at = [line for line in lines if line.get(answer.load) == answer.value]
+    cost = at[-1].get("usd_per_1m_output_tokens") if at else None
+    if cost is None:
+        return None
+    return (
+        f"  there {number(cost, 2)} USD per 1M output tokens, "
+        f"{number(at[-1]['usd_per_1m_total_tokens'], 2)} per 1M in and out, at "
+        f"{at[-1]['price_usd_per_hour']:.2f} USD an hour"
+    )
 
 
 def cheapest(lines: Sequence[Mapping[str, Any]]) -> str | None:
