@@ -60,6 +60,7 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             "and are left out (the reasons are in levels.jsonl)"
         )
     warnings += _check_lengths(line, name)
+    warnings += _check_ends(line, name)
     warnings += _check_held(line, name)
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
@@ -111,6 +112,18 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
             "is lower than with prompts that it has not seen"
         )
     return warnings
+
+
+def _check_ends(line: Mapping[str, Any], name: str) -> list[str]:
+    """Answers without a finish_reason beside others with one: a proxy may have ended them."""
+    unsaid = line.get("without_finish_reason") or 0
+    completed = (line.get("requests") or 0) - (line.get("errors") or 0)
+    if not 0 < unsaid < completed:
+        return []  # a server that never gives one has cut nothing
+    return [
+        f"{name}: {unsaid} of {completed} answers ended without a finish_reason, the others have "
+        "one: they may have been cut on their way, and count as completed"
+    ]
 
 
 def _check_held(line: Mapping[str, Any], name: str) -> list[str]:
