@@ -184,8 +184,8 @@ def cost_at(lines: Sequence[Mapping[str, Any]], answer: SloAnswer) -> str | None
     if cost is None:
         return None
     return (
-        f"  there {number(cost, 2)} USD per 1M output tokens, "
-        f"{number(at[-1]['usd_per_1m_total_tokens'], 2)} per 1M in and out, at "
+        f"  there {cost:.2f} USD per 1M output tokens, "
+        f"{at[-1]['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
         f"{at[-1]['price_usd_per_hour']:.2f} USD an hour"
     )
 

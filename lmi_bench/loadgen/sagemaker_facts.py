@@ -179,7 +179,8 @@ def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]
     ]
     if not counts or None in counts:
         return None
-    return sum(counts)
+    total: int = sum(counts)
+    return total
 
 
 def _without(reason: str) -> EndpointFacts:
