@@ -207,6 +207,8 @@ class GeneratorCheck:
     """What the load generator says of itself during a level; times in seconds.
 
     receiver             who read the sockets: "native", "python", "mixed"; "" without sockets
+    token_counts         who counted the answers' tokens: "server", "tokenizer", "chunks", or
+                         several of them, the most frequent first; "" without sockets
     receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
                          an upper bound of it where the kernel gives no time
     merged_share         share of the tokens that shared a read with a later one of their stream
@@ -228,6 +230,7 @@ class GeneratorCheck:
     cpu_share: float = 0.0
     timestamps: str = "loop"
     receiver: str = ""
+    token_counts: str = ""
     receive_delay_p99_s: float = 0.0
     merged_share: float = 0.0
     unsure_share: float = 0.0

@@ -102,8 +102,8 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
         server, chunks = counts["server_tokens"], counts["chunk_tokens"]
         if abs(chunks - server) > LENGTH_TOLERANCE * server:
             warnings.append(
-                f"{name}: the server counted {server:,} tokens, {chunks:,} came as chunks of their "
-                "own: throughput and TPOT are by the server's count, ITL is between chunks"
+                f"{name}: {server:,} tokens were counted ({_counted_by(line)}), {chunks:,} came as "
+                "chunks of their own: throughput and TPOT are by that count, ITL is between chunks"
             )
     cached = line.get("cached_prompt_frac") or 0.0
     if cached > PREFIX_HIT_TOLERANCE and not line.get("cached_prompt_expected"):
@@ -112,6 +112,12 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
             "is lower than with prompts that it has not seen"
         )
     return warnings
+
+
+def _counted_by(line: Mapping[str, Any]) -> str:
+    """Who says how many tokens there were; a run of another tool or of old knows no better."""
+    counted = (line.get("generator") or {}).get("token_counts")
+    return f"by the {counted}" if counted else "by the server"
 
 
 def _check_ends(line: Mapping[str, Any], name: str) -> list[str]:

@@ -108,8 +108,8 @@ class Spend:
             likely_usd = _likely_s(spec, finished) * self._usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
                 self._note(
-                    f"stopped before {spec.label}: {self._max_usd - left_usd:.2f} USD are spent, "
-                    f"it would take about {likely_usd:.2f} more, and --max-spend is "
+                    f"stopped before {spec.label}: {number(self._max_usd - left_usd, 2)} USD are "
+                    f"spent, it would take about {number(likely_usd, 2)} more, and --max-spend is "
                     f"{self._max_usd:g}"
                 )
                 return None
@@ -160,11 +160,14 @@ class Spend:
             now_s = self._clock()
             self._earlier_usd, self._started_s = self._spent_usd(now_s), now_s
             self._usd_per_hour *= now / before
-        reason = f"the endpoint went from {before} to {now} instances during the level"
+        reason = (
+            f"the endpoint went from {before} to {now} instances during the level: run it again"
+        )
+        others = [line["invalid_reason"]] if line["invalid_reason"] else []
         return {
             "instances": now,
             "valid": False,
-            "invalid_reason": line["invalid_reason"] or f"{reason}: run it again",
+            "invalid_reason": "; ".join([*others, reason]),
         }
 
 

@@ -42,6 +42,7 @@ from lmi_bench.report.text import (
     level_rows,
     replica_lines,
     session_rows,
+    token_counts_line,
 )
 from lmi_bench.run_store import (
     MANIFEST,
@@ -195,6 +196,8 @@ def _conclude(
         say(describe_answer(answer))
         if (cost := cost_at(run.levels, answer)) is not None:
             say(cost)
+        if answer.value is not None and answer.first_breach is None and not scenario.load.search:
+            note("no SLO broke up to where the levels end; --search concurrency goes on beyond")
         missed = answer.value is None
         if doubtful := _invalid_beside(answer, run.levels):
             warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
@@ -442,5 +445,7 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         warn(text)
     if (own_error := generator_line(levels)) is not None:
         say(own_error)
+    if (counts := token_counts_line(levels)) is not None:
+        say(counts)
     if (cost := cheapest(levels)) is not None:
         say(cost)

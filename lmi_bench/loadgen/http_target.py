@@ -243,9 +243,9 @@ class HttpTarget:
         if self._gate is None:
             return await self._respond_now(request, 0.0)
         loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        asked_s, waits = loop.time(), self._gate.locked()
         async with self._gate:
-            return await self._respond_now(request, loop.time() - asked_s)
+            return await self._respond_now(request, loop.time() - asked_s if waits else 0.0)
 
     async def _respond_now(self, request: PlannedRequest, held_s: float) -> _Response:
         body = self._format.request_body(request, model=self._model, stream=self._stream)
@@ -382,8 +382,14 @@ class HttpTarget:
             whole=whole,
             held_s=response.held_s,
         )
-        if self._count_tokens is None or exchange.output_tokens is not None or not exchange.text:
+        seen = self._signals if signals is None else signals
+        if exchange.output_tokens is not None:
+            seen.counted_by["server"] += whole
             return exchange
+        if self._count_tokens is None or not exchange.text:
+            seen.counted_by["chunks"] += whole
+            return exchange
+        seen.counted_by["tokenizer"] += whole
         return replace(exchange, output_tokens=self._count_tokens(exchange.text))
 
     def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:

@@ -36,11 +36,11 @@ class InFlightCap:
         stopped  asked when it is: if the level has ended meanwhile nothing is sent, and None comes
         """
         loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        asked_s, waits = loop.time(), self._gate.locked()
         async with self._gate:
             if stopped():
                 return None
-            held_s = loop.time() - asked_s
+            held_s = loop.time() - asked_s if waits else 0.0
             measured = await measure(target, request, due_s, timeout_s=timeout_s, guard=guard)
         measured.hold(held_s)
         return measured

@@ -10,9 +10,10 @@ import pytest
 from lmi_bench.analysis.checks import check_level
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.clock import run_virtual
+from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.workload import LevelSpec, of_sessions
+from lmi_bench.workload import LevelSpec, PlannedRequest, of_sessions
 from tests.loadgen.test_sessions import Answering, dialogues
 
 
@@ -61,6 +62,20 @@ def test_a_cap_that_is_never_reached_changes_nothing():
     line, _, _ = level(max_in_flight=8)
     assert "held" not in line
     assert line["ttft_ms"]["mean"] == pytest.approx(500.0)
+
+
+def test_on_a_real_clock_only_what_waits_counts_as_held():
+    """Taking a free place takes microseconds, which are no wait."""
+    cap, target = InFlightCap(2), Answering()
+    request = PlannedRequest(0, 0.0, input_tokens=1, output_tokens=1)
+
+    async def main():
+        asked = [cap.measure(target, request, 0.0, timeout_s=None) for _ in range(3)]
+        return [measured.held_s for measured in await asyncio.gather(*asked)]
+
+    first, second, third = asyncio.run(main())
+    assert first == second == 0.0
+    assert third > 0.1
 
 
 class Narrow(Answering):
