@@ -38,6 +38,7 @@ class Exchange:
     held_s            seconds that it waited, before `sent_s`, for a connection of a limited number
     token_ids         ids of the answer, where the target has them
     cached_tokens     of the prompt, found in the server's prefix cache, where it says so
+    thought_chars     characters that `text` begins with which are reasoning, not answer
     """
 
     sent_s: float
@@ -62,6 +63,7 @@ class Exchange:
     held_s: float = 0.0
     token_ids: Sequence[int] = ()
     cached_tokens: int | None = None
+    thought_chars: int = 0
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
