@@ -82,9 +82,10 @@ def slo_answer(
     low = high = None
     if found.high is not None and found.low is not None:
         low, high = boundary_interval(trials, seed=seed)
-        low, high = min(low, found.low.load), max(high, found.high.load)
+        low = min(low, search.surely_carried(found.low, levels))
+        high = max(high, found.high.load)
     elif found.low is not None:
-        low = found.low.load
+        low = search.surely_carried(found.low, levels)
     elif found.high is not None:
         low, high = 0.0, found.high.load
     at = found.high or found.low

@@ -5,7 +5,9 @@ them (`slo_curve`), the next level is put where that curve is believed to reach 
 levels 5 % apart lie on either side the search ends. Far from the limit a level is a look with few
 requests; where its verdict would close the bracket it is whole. An end of the bracket rests on as
 many requests, its own and its near neighbours', as a verdict needs, or on the curve's certainty.
-A rate gets whole levels once there is a bracket, since a queue takes its time to grow. A pure
+A rate gets whole levels once there is a bracket, and they are as long as a queue takes to grow: of
+arrivals 5 % beyond what the server carries each second adds 50 ms to the wait, which shows in a
+p90 only once nine tenths of the level have used up what an idle server leaves of the limit. A pure
 function of the finished levels' lines, whose `search` holds the judgement (`slo_judgement`): a
 resumed search goes on as it would have gone.
 """
@@ -17,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.analysis.latency import QUANTILES
 from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_trials import SEARCH_KEY, Bracket, Trial, bracket, by_load, curve, trial
@@ -34,6 +37,9 @@ _LONG_STRIDE, _STRIDE, _SHORTEST_STRIDE = 4.0, 2.0, 1.5
 _PROBE_PER_USER, _MIN_PROBE = 2, 4
 _MIN_OPEN_PROBE = 20
 _PROBE_SPAN, _FULL_SPAN = 3.0, 10.0  # lengths of an open-loop level, in answers of the lowest load
+_LONGEST_GROWTH_S = 300.0  # of an open-loop level that waits for a queue to be felt
+_WAITING = ("ttft", "e2e", "latency_per_token")  # metrics that a wait in the queue is part of
+_TWICE = 1.0  # the excess that a look shows
 _CERTAIN = 0.95
 _MAX_LEVELS = 40
 START_USERS = 4.0
@@ -206,6 +212,8 @@ class SloSearch:
         needed = self._full_requests(end.load, finished)
         if end.full or needed is None or (end.judgement.sure and not end.judgement.passed):
             return True
+        if self.axis == "rate_per_s" and end.judgement.passed:
+            return False  # a look ends before a queue is felt
         step = math.log1p(self.tolerance) * (1 + 1e-3)
         near = [one for one in trials if abs(one.log_load - end.log_load) <= step]
         requests = sum(one.requests for one in near)
@@ -218,8 +226,8 @@ class SloSearch:
             load = max(1, round(load))
             few = max(_MIN_PROBE, load * _PROBE_PER_USER)
         else:
-            answer_s = _answer_s(finished)
-            few = max(_MIN_OPEN_PROBE, math.ceil(load * answer_s * _PROBE_SPAN))
+            span_s = max(_answer_s(finished) * _PROBE_SPAN, self._growth_s(finished, _TWICE))
+            few = max(_MIN_OPEN_PROBE, math.ceil(load * span_s))
         return self._level(load, few if full is None else min(few, full), finished)
 
     def _full_level(self, load: float, finished: Lines) -> LevelSpec:
@@ -237,12 +245,64 @@ class SloSearch:
         needed = max(asked, requests_needed(self.slos))
         if self.axis == "rate_per_s" and self.sizes.requests_per_level is None:
             # shorter than some answers, a level beyond capacity would end before it is felt
-            needed = max(needed, math.ceil(load * _answer_s(finished) * _FULL_SPAN))
+            span_s = max(_answer_s(finished) * _FULL_SPAN, self._growth_s(finished, self.tolerance))
+            needed = max(needed, math.ceil(load * span_s))
         return needed
+
+    def _growth_s(self, finished: Lines, excess: float) -> float:
+        """Seconds in which a queue that is fed by a share `excess` too fast breaks the first SLO.
+
+        The wait at a time t of the level is excess * t; a quantile q misses the limit once that
+        is, at q of the level, what the lowest load tried leaves of it.
+        """
+        return min(_LONGEST_GROWTH_S, self._slack_s(finished) / excess)
+
+    def _slack_s(self, finished: Lines) -> float:
+        """Seconds of waiting by the end of a level that break an SLO; 0 where waiting breaks none.
+
+        So a rate that passed may lie above what the server carries by as much as this is of the
+        level's length.
+        """
+        idle = _lowest(finished)
+        slacks_s = [
+            slack_s / QUANTILES.get(slo.statistic, 0.5)
+            for slo in self.slos
+            if idle is not None and (slack_s := _slack_s(slo, idle)) is not None
+        ]
+        return min(slacks_s, default=0.0)
+
+    def surely_carried(self, low: Trial, finished: Lines) -> float:
+        """A load that passed, less what its level was too short to show (open loop)."""
+        if self.axis == "concurrency":
+            return low.load
+        return low.load / (1 + self._slack_s(finished) * low.load / low.requests)
 
 
 def _answer_s(finished: Lines) -> float:
     """Mean time of an answer at the lowest load tried, seconds; 0 where none came."""
-    lowest = min(finished, key=lambda line: float(line["rate_per_s"] or 0), default=None)
-    mean = None if lowest is None else (lowest.get("e2e_ms") or {}).get("mean")
+    lowest = _lowest(finished)
+    mean = None if lowest is None else _mean_ms(lowest, "e2e_ms")
     return 0.0 if mean is None else ms_to_s(mean)
+
+
+def _lowest(finished: Lines) -> Mapping[str, Any] | None:
+    """The level of the lowest rate."""
+    return min(finished, key=lambda line: float(line["rate_per_s"] or 0), default=None)
+
+
+def _mean_ms(line: Mapping[str, Any], key: str) -> float | None:
+    mean: float | None = (line.get(key) or {}).get("mean")
+    return mean
+
+
+def _slack_s(slo: Slo, line: Mapping[str, Any]) -> float | None:
+    """Seconds of waiting that a level's requests have left; None where waiting breaks no limit."""
+    if slo.metric not in _WAITING:
+        return None
+    mean_ms = _mean_ms(line, slo.level_key)
+    if not mean_ms:
+        return None
+    slack_ms = slo.limit_ms - mean_ms
+    if slo.metric == "latency_per_token":  # of a wait each token has its share
+        slack_ms *= (_mean_ms(line, "e2e_ms") or 0.0) / mean_ms
+    return ms_to_s(max(0.0, slack_ms))

@@ -54,6 +54,26 @@ class MadeUpServer:
         return LevelRun(spec, 1, tuple(records), stopped_by)
 
 
+class Queue:
+    """Slots that take a request each for `service_s`, first come first served."""
+
+    def __init__(self, slots: int, service_s: float):
+        self.slots, self.service_s = slots, service_s
+
+    def level(self, spec: LevelSpec, slos: Any = ()) -> LevelRun:
+        watch = CertainMiss(slos, spec.num_requests, open_loop=True)
+        free, records = [0.0] * self.slots, []
+        for number in range(spec.num_requests):
+            due = number / spec.rate_per_s
+            slot = free.index(min(free))
+            free[slot] = max(due, free[slot]) + self.service_s
+            times = (free[slot] - self.service_s / 2, free[slot])
+            records.append(RequestRecord(number, due, due, times))
+            if slos and watch.add(records[-1]):
+                return LevelRun(spec, 1, tuple(records), DECIDED)
+        return LevelRun(spec, 1, tuple(records))
+
+
 def run_search(search: SloSearch, server: MadeUpServer, *, cut: bool = True):
     """The lines and records of a whole search."""
     lines: list[dict] = []

@@ -15,7 +15,7 @@ from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.records import LevelRun, RequestRecord
 from lmi_bench.slo import parse_slo
 from lmi_bench.workload import LevelSpec
-from tests.analysis.servers import MadeUpServer, run_search
+from tests.analysis.servers import MadeUpServer, Queue, run_search
 
 SLOS = (parse_slo("e2e_p90<=2s"),)
 
@@ -202,6 +202,15 @@ def test_a_rate_is_searched_upwards_and_downwards():
         answer = answer_of(search_over("rate_per_s", least=0.01), server)
         knee = capacity - 0.5
         assert answer.value <= knee <= answer.first_breach <= 1.0501 * answer.value
+
+
+@pytest.mark.parametrize(("slots", "service_s"), [(8, 0.12), (2, 0.9), (200, 1.2)])
+def test_a_rate_that_a_queue_hardly_cannot_carry_is_seen_to_grow(slots, service_s):
+    """More than slots / service_s never ends well; a level of ten answers would not show 5 %."""
+    carried = slots / service_s
+    answer = answer_of(search_over("rate_per_s", least=0.01, start=1.0), Queue(slots, service_s))
+    assert carried / 1.051 <= answer.value <= 1.051 * carried
+    assert answer.low <= carried <= answer.first_breach <= 1.051 * 1.051 * carried
 
 
 def test_an_slo_that_not_even_one_user_meets_has_no_value():
