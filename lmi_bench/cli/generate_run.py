@@ -164,7 +164,12 @@ async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: W
                     )
                 totals.finish_reason = "context_full"
                 break
-            asked = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+            most = min(sampling.max_new_tokens, room)
+            asked = replace(
+                sampling,
+                max_new_tokens=most,
+                min_tokens=min(most, max(0, sampling.min_tokens - totals.tokens)),
+            )
             prompt = Prompt(token_ids, asked)
             token_ids = token_ids + await _one_request(engine, prompt, chain, totals)
             if not wish.until_done or totals.finish_reason != "length":
