@@ -143,7 +143,7 @@ def test_compiled_steps_give_transformers_tokens_and_are_found_again(make_llama,
     """
     llama = make_llama(num_hidden_layers=1)
     settings = StepSettings(compiled=True, out=tmp_path / "out", shapes=(StaticShape(2, 16),))
-    made = Steps(llama.folder, steps=settings)
+    made = Steps(llama.folder, num_blocks=200_000, steps=settings)
     assert not made.executor.prepared.found
     (difference,) = asyncio.run(made.executor.compare_prepared())
     asyncio.run(made.executor.close())
