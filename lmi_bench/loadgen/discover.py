@@ -34,6 +34,7 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
 }
 """Ends of a path that say what it is; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)
+_TGI_ROUTER: Final = "text-generation-router"
 _UNNAMED: Final = "an OpenAI-compatible server"
 _NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
 _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
@@ -175,21 +176,29 @@ def _candidates(protocol: str | None, by_path: Sequence[str], hints: _Hints) -> 
 
 
 def _ask(probe: Probe) -> _Hints:
-    """What the server says of itself, TGI first: it has `/v1/models` too."""
+    """What the server says of itself, TGI first: it has `/v1/models` too.
+
+    Another server with TGI's routes says so (`router`): its other protocols can force a length.
+    """
     info = probe.get("/info").json_object()
+    tgi = None
     if "model_id" in info and ("max_total_tokens" in info or "max_input_tokens" in info):
-        return _Hints(
+        tgi = _Hints(
             server=f"TGI {info.get('version', '')}".strip(),
             protocols=("tgi",),
             models=(str(info["model_id"]),),
             max_model_len=_positive(info.get("max_total_tokens")),
         )
+        if info.get("router", _TGI_ROUTER) == _TGI_ROUTER:
+            return tgi
     reply = probe.get("/v1/models")
     entries = reply.json_object().get("data")
     if isinstance(entries, list) and entries and isinstance(entries[0], dict):
         return _from_models([entry for entry in entries if isinstance(entry, dict)])
     if reply.status in WANTS_KEY:
         raise wants_key(probe, find_format("openai"), reply)
+    if tgi is not None:
+        return tgi
     if probe.get("/ping").status == 200:
         return _Hints(server="a SageMaker container (LMI)", protocols=("lmi",))
     return _Hints()
