@@ -146,7 +146,9 @@ def discover(
             max_model_len=hints.max_model_len,
             states_counts=any(event.output_tokens is not None for event in events),
             forces_length=forced and candidate != "tgi",
-            notes=_notes(model, hints, name) + length_notes(wire_format),
+            notes=_notes(model, hints, name)
+            + length_notes(wire_format)
+            + _end_notes(candidate, events, stream=stream),
             wire_format=wire_format if wire_format is OLD_LENGTH else None,
         )
     raise InputError(
@@ -236,6 +238,14 @@ def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
     if wanted is None and len(hints.models) > 1:
         return (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
     return ()
+
+
+def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> tuple[str, ...]:
+    """What is told where a cut answer could not be told from a whole one."""
+    says_why = any(event.finish_reason is not None for event in events)
+    if says_why or not stream or not protocol.startswith("openai"):
+        return ()
+    return ("warning: answers end without a finish_reason: one that was cut cannot be known",)
 
 
 def _check(events: Sequence[WireEvent]) -> None:

@@ -46,6 +46,7 @@ def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
         done = lmi_bench("sweep", url, "--concurrency", "1,2", "--out", run)
     assert "protocol openai, model toy, context 512 tokens" in done.stderr
     assert "token counts: the server's own" in done.stderr
+    assert "token counts: the server's own" in done.stdout
     levels = lines_of(run, "levels.jsonl")
     assert levels
     assert all(line["errors"] == 0 for line in levels)

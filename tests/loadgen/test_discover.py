@@ -456,3 +456,13 @@ def test_credentials_in_a_url_are_sent_and_not_shown():
             accepts(url.replace("//", "//me:hidden@"), protocol="openai", model="m")
         assert "Authorization" in asked[0][3]
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", ["length", None])
+def test_a_server_whose_answers_end_without_a_reason_is_warned_of(reason):
+    """Cut by a proxy that adds its own [DONE], such an answer looks whole."""
+    answer = events(completion("a"), completion("b", reason), USAGE)
+    routes = {("POST", "/v1/completions"): lambda _: (200, "text/event-stream", answer)}
+    with playing(routes) as (url, _):
+        notes = discover(url, protocol="openai", model="m").notes
+    assert any("finish_reason" in note for note in notes) is (reason is None)
