@@ -26,6 +26,7 @@ from lmi_bench.cli.engine_parts import (
     replica_note,
     scheduler_config,
 )
+from lmi_bench.cli.idle_settings import idle_in_engine
 from lmi_bench.cli.launching import launched_degree, refuse_to_follow
 from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
 from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
@@ -227,6 +228,7 @@ def open_torch_engine(
             *step_notes(settings, loaded.prepared),
             *notes,
             *speculation_notes(settings),
+            *idle_in_engine(settings),
         ),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         score=loaded.score,

@@ -18,6 +18,7 @@ from lmi_bench.cli.engine_parts import (
     replica_note,
     scheduler_config,
 )
+from lmi_bench.cli.idle_settings import idle_in_simulation
 from lmi_bench.cli.speculation import (
     NGRAM_DRAFT,
     drafter_for,
@@ -79,6 +80,8 @@ def open_simulated_engine(
     profile = profile or TGI_2023
     if settings.memory_share is not None:
         profile = replace(profile, memory_share=settings.memory_share)
+    if settings.block_size is not None:
+        profile = replace(profile, block_size=settings.block_size)
     shape = find_model(model)
     instance = find_instance(instance_type)
     copies, devices = settings.replicas, instance.num_accelerators
@@ -144,6 +147,7 @@ def open_simulated_engine(
             f"sequences at once{' a replica' if copies > 1 else ''}",
             *((replica_note(copies, settings.router),) if copies > 1 else ()),
             *speculation_notes(settings),
+            *idle_in_simulation(settings),
             *(f"warning: {text}" for text in warnings),
         ),
         drafter=drafter_for(settings, shape, draft, simulated=True),

@@ -14,6 +14,7 @@ from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, warn
 from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
+from lmi_bench.cli.idle_settings import idle_in_engine
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.engine.replicas import ServingEngine
@@ -82,7 +83,7 @@ def run(
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     parts = open_torch_engine(model, settings)
-    for line in quantize_notes(parts.quantized):
+    for line in (*quantize_notes(parts.quantized), *idle_in_engine(settings)):
         note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
     if choices:
@@ -163,7 +164,12 @@ async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: W
                     )
                 totals.finish_reason = "context_full"
                 break
-            asked = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+            most = min(sampling.max_new_tokens, room)
+            asked = replace(
+                sampling,
+                max_new_tokens=most,
+                min_tokens=min(most, max(0, sampling.min_tokens - totals.tokens)),
+            )
             prompt = Prompt(token_ids, asked)
             token_ids = token_ids + await _one_request(engine, prompt, chain, totals)
             if not wish.until_done or totals.finish_reason != "length":

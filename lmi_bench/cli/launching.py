@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from lmi_bench.errors import InputError
 from lmi_bench.host import usable_cores
@@ -55,5 +56,7 @@ def follow_launcher(settings: EngineSection) -> bool:
     if launch is None or launch.rank == 0:
         return False
     device = "cuda" if settings.backend == "triton" else settings.device or "cpu"
-    follow(launch, device, threads=usable_cores())
+    for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 hears them too, and then says stop
+        signal.signal(each, signal.SIG_IGN)
+    follow(launch, device, threads=settings.threads or usable_cores())
     return True

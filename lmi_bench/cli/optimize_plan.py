@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.analysis.kv_cache import kv_bytes_per_token
-from lmi_bench.analysis.weights import weight_bytes
+from lmi_bench.analysis.weights import BITS_PER_BYTE, embedding_params, weight_bytes
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table
@@ -33,7 +33,7 @@ _FORMATS: Final = {
     "smoothquant": "int8",
     "awq": "int4",
     "awq-int4": "int4",
-    "awq-int3": "int4",  # an upper bound
+    "awq-int3": "int4",  # and a bit less for each weight
     "fp8": "float8",
 }
 _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
@@ -66,6 +66,8 @@ def job_need(recipe: Recipe, shape: ModelShape, name: str, settings: EngineSecti
     """
     scheme = settings.quantize
     weights = weight_bytes(shape, _FORMATS[scheme])
+    if scheme == "awq-int3":
+        weights -= (shape.params_total - embedding_params(shape)) // BITS_PER_BYTE
     evaluate = recipe.evaluate
     tokens = max(evaluate.concurrency) * (evaluate.input_tokens + evaluate.output_tokens)
     shapes = [shape]

@@ -5,16 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.engine.quantization import QuantizedBytes, QuantizeSettings, parse_scheme
+from lmi_bench.engine.quantization import (
+    NOT_QUANTIZED,
+    QuantizedBytes,
+    QuantizeSettings,
+    Scheme,
+    parse_scheme,
+)
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import bytes_to_gib
 
 
 def quantize_settings(settings: EngineSection) -> QuantizeSettings:
-    """The settings of the engine that belong to it."""
+    """The settings of the engine that belong to it; NOT_QUANTIZED whatever else is set without a
+    scheme."""
+    scheme = parse_scheme(settings.quantize)
+    if scheme is Scheme.NONE:
+        return NOT_QUANTIZED
     return QuantizeSettings(
-        parse_scheme(settings.quantize),
+        scheme,
         alpha=settings.smoothquant_alpha,
         per_token=settings.smoothquant_per_token,
         per_channel=settings.smoothquant_per_channel,
@@ -57,6 +67,11 @@ def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
         lines.append(
             f"rounding moves a matrix by {mean:.2%} of its size on average, at most by "
             f"{largest:.2%} ({name})"
+        )
+    if quantized.scheme.rounds_activations:
+        lines.append(
+            "activations are rounded too: greedy tokens may depend on chunks of the prompt and on "
+            "what else is in the batch, in float32 as well"
         )
     if quantized.emulated:
         lines.append(f"warning: {quantized.scheme} is emulated here: its speed means nothing")

@@ -13,6 +13,7 @@ from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
 from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.console import note
+from lmi_bench.cli.idle_settings import idle_at_endpoint
 from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.cli.workload_source import longest_request, make_prompts
@@ -296,7 +297,11 @@ def _bench(
         prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
         run=lambda main: run_on_sockets(run_in(main)),
         knee_facts=lambda _levels: KneeFacts(),
-        notes=notes if tokenizer is not None else (*notes, words),
+        notes=(
+            *notes,
+            *(() if tokenizer is not None else (words,)),
+            *idle_at_endpoint(scenario.engine),
+        ),
         secrets=secrets,
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,

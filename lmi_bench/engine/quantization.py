@@ -45,6 +45,11 @@ class Scheme(StrEnum):
         """Whether a group of inputs has a scale, instead of a whole row."""
         return self in (Scheme.AWQ_INT4, Scheme.AWQ_INT3)
 
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether what is multiplied with the weights has as few bits as they have."""
+        return self in (Scheme.SMOOTHQUANT, Scheme.FP8)
+
 
 LMI_NAMES: Final[Mapping[str, Scheme]] = {
     "awq": Scheme.AWQ_INT4,

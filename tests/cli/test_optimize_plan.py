@@ -17,6 +17,7 @@ RECIPE = parse_recipe(
         "evaluate": {"input_tokens": 1000, "output_tokens": 24, "concurrency": [1, 8]},
         "variants": [
             {"name": "awq", "engine": {"quantize": "awq-int4"}},
+            {"name": "awq3", "engine": {"quantize": "awq-int3"}},
             {"name": "int8", "engine": {"quantize": "int8"}},
             {"name": "drafted", "engine": {"draft": "llama-2-7b"}},
         ],
@@ -42,6 +43,13 @@ def test_calibration_holds_the_float_model_and_plain_rounding_does_not():
     assert awq.prepare_bytes == pytest.approx(138.0e9, rel=0.001)
     assert awq.peak_bytes == awq.prepare_bytes > awq.measure_bytes
     assert int8.prepare_bytes == pytest.approx(69.0e9, rel=0.02)
+
+
+def test_three_bits_take_a_bit_a_weight_less_than_four():
+    """80 layers of 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672 weights."""
+    weights = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    saved_bytes = need("awq").measure_bytes - need("awq3").measure_bytes
+    assert saved_bytes == pytest.approx(weights / 8, rel=1e-4)
 
 
 def test_a_draft_model_adds_its_weights_and_its_cache():

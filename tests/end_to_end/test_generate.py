@@ -54,9 +54,10 @@ def short_model(tmp_path_factory):
 
 def test_chained_requests_go_on_where_the_one_before_ended(short_model):
     """4 tokens of prompt leave 60: three requests of 25, the last one less, give the text of one
-    request over all of it."""
+    request over all of it. A least number of tokens is the whole text's."""
     args = ("-m", short_model, "-p", "one two three four", "--ignore-eos", "--draft", "ngram")
-    chained = generate(*args, "--max-new-tokens", "25", "--until-done", "--confidence")
+    asked = ("--max-new-tokens", "25", "--min-tokens", "25", "--until-done", "--confidence")
+    chained = generate(*args, *asked)
     totals = re.search(r"(\d+) tokens in (\d+) requests .* ended by (\w+)", chained.stderr)
     assert totals.groups() == ("60", "3", "context_full")
     whole = generate(*args, "--max-new-tokens", "60")

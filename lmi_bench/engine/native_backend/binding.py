@@ -122,7 +122,7 @@ class StepLibrary:
         return tuple(names.decode().split(","))
 
     def open(self, model: Model, variant: str) -> int:
-        """A handle, 0 where memory is short; what `model` points to has to stay."""
+        """A handle, 0 where memory or threads are short; what `model` points to has to stay."""
         handle: int | None = self._loaded.lmi_open(ctypes.byref(model), variant.encode())
         return handle or 0
 

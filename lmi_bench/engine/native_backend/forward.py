@@ -38,7 +38,11 @@ class NativeForward:
         weights.model.threads = threads
         self._handle = library.open(weights.model, variant)
         if not self._handle:
-            raise EngineError(f"the native step cannot be opened (kernels {variant or 'any'})")
+            raise EngineError(
+                f"the native step (kernels {variant or 'the best'}) got no memory or not its "
+                f"{threads:,} threads from the system: lower --threads, raise the limit of "
+                "processes (ulimit -u, a container's pids), or take --backend torch"
+            )
 
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Of the sampled rows, shape (sampled rows, vocab), float32."""

@@ -165,15 +165,18 @@ class Team {
  public:
   typedef void (*Work)(const void* data, int64_t piece, int64_t me);
 
+  // Throws std::system_error where the system gives no thread; those that run have ended by then,
+  // since one that is neither joined nor let go takes the whole process with it
   explicit Team(int64_t size) : size_(size) {
-    for (int64_t me = 1; me < size; me++) threads_.emplace_back([this, me] { help(me); });
+    try {
+      for (int64_t me = 1; me < size; me++) threads_.emplace_back([this, me] { help(me); });
+    } catch (...) {
+      end();
+      throw;
+    }
   }
 
-  ~Team() {
-    stop_.store(true);
-    open(0);
-    for (auto& thread : threads_) thread.join();
-  }
+  ~Team() { end(); }
 
   int64_t size() const { return size_; }
 
@@ -264,6 +267,12 @@ class Team {
           },
           opened_);
     }
+  }
+
+  void end() {
+    stop_.store(true);
+    open(0);
+    for (auto& thread : threads_) thread.join();
   }
 
   static constexpr std::chrono::microseconds SPIN{20}, YIELD{200};
@@ -505,7 +514,7 @@ const char* lmi_variants() {
   return names.c_str();
 }
 
-// Null without memory or without a copy of that name; an empty name takes the best. What the
+// Null without memory, threads or a copy of that name; an empty name takes the best. What the
 // arguments point to has to stay where it is.
 void* lmi_open(const LmiModel* model, const char* variant_name) {
   const Variant* variant = chosen(variant_name);

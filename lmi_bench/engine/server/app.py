@@ -114,7 +114,7 @@ async def listening(
         app,
         access_log=None,
         handler_cancellation=True,
-        shutdown_timeout=shutdown_timeout_s,
+        shutdown_timeout=shutdown_timeout_s / 2,  # aiohttp waits for a handler twice as long
         handle_signals=False,
         logger=connection_logger(),
     )

@@ -1,8 +1,8 @@
 """Ranks that a launcher such as torchrun has started, on one host or on several.
 
 Each process is one rank. Rank 0 serves: it does its own part of every request and sends the
-request to the others over torch.distributed, which they follow until told to stop. The launcher
-watches the processes: where one dies it ends the others.
+request to the others over torch.distributed, which they follow until told to stop. Where one dies
+the launcher ends those of its host, and rank 0 hears of it wherever it is (`launched_watch`).
 
 torch.distributed sends pickled values between hosts and asks nobody who they are: use it within a
 network that is yours alone, as with torchrun itself.
@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from lmi_bench.engine.torch_backend.collectives import DistributedCollectives, Transport
+from lmi_bench.engine.torch_backend.launched_watch import RankWatch
 from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Stop
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, InputError, LmiBenchError
@@ -75,11 +76,10 @@ class _Hearer:
 class LaunchedRanks:
     """All ranks as rank 0 sees them; as RankGroup.
 
-    transport   what their sums go through
-    sentinels, process_ids  none: the launcher watches the processes
+    transport    what their sums go through
+    process_ids  none: they are the launcher's
     """
 
-    sentinels: tuple[int, ...] = ()
     process_ids: tuple[int, ...] = ()
 
     def __init__(self, launch: Launch, device: str, *, threads: int) -> None:
@@ -88,19 +88,31 @@ class LaunchedRanks:
         self.transport = _transport(device)
         self._hearer = _Hearer()
         self._worker = _join(launch, device, self._hearer, threads)
+        self._watch = RankWatch(launch.rank, launch.degree)
         self._open = True
 
+    @property
+    def sentinels(self) -> dict[int, int]:
+        """As RankGroup.sentinels, of the other ranks."""
+        return self._watch.sentinels
+
     def ask(self, request: object) -> Any:
-        """Have every rank do it; rank 0's answer."""
-        _tell((request, False))
-        return self._worker.do(request)
+        """Have every rank do it; rank 0's answer. Raises EngineError where a rank has ended."""
+        try:
+            _tell((request, False))
+            return self._worker.do(request)
+        except RuntimeError as exc:
+            raise self._watch.explained(exc) from exc
 
     def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
         """Have every rank do it; the answers of all, in the order of the ranks."""
-        _tell((request, True))
         self._hearer.progress = progress
         answers: list[Any] = [None] * self.degree
-        distributed.gather_object(_answer(self._worker, request), answers, dst=0)
+        try:
+            _tell((request, True))
+            distributed.gather_object(_answer(self._worker, request), answers, dst=0)
+        except RuntimeError as exc:
+            raise self._watch.explained(exc) from exc
         for rank, answer in enumerate(answers):
             if isinstance(answer.error, InputError):
                 raise answer.error
@@ -114,7 +126,7 @@ class LaunchedRanks:
 
     def end_of(self, rank: int) -> EngineError:
         """What is said of a rank that has ended."""
-        return EngineError(f"rank {rank} of {self.degree} has ended")
+        return self._watch.end_of(rank)
 
     def close(self) -> None:
         """Let the other ranks end. May be called again."""
@@ -125,15 +137,28 @@ class LaunchedRanks:
             _tell((Stop(), False))
         except RuntimeError:  # they are gone already, and the launcher knows
             return
+        finally:
+            self._watch.close()
         distributed.destroy_process_group()
 
 
 def follow(launch: Launch, device: str, *, threads: int) -> None:
     """Be a rank other than 0 until rank 0 says stop.
 
-    Raises what a step fails with: the process then ends, and the launcher ends the others.
+    Raises what a step fails with, EngineError where rank 0 has ended: the process then ends, and
+    the launcher ends the others of its host.
     """
     worker = _join(launch, device, _Hearer(), threads)
+    watch = RankWatch(launch.rank, launch.degree)
+    try:
+        _follow(worker)
+    except RuntimeError as exc:
+        raise watch.explained(exc) from exc
+    finally:
+        watch.close()
+
+
+def _follow(worker: RankWorker) -> None:
     while True:
         message: list[Any] = [None]
         distributed.broadcast_object_list(message, src=0)

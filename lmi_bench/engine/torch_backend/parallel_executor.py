@@ -229,12 +229,12 @@ class ParallelExecutor:
                 ended.set_result(rank)
 
         sentinels = self._group.sentinels
-        for rank, sentinel in enumerate(sentinels):
+        for rank, sentinel in sentinels.items():
             loop.add_reader(sentinel, tell, rank)
         try:
             rank = await ended
         finally:
-            for sentinel in sentinels:
+            for sentinel in sentinels.values():
                 loop.remove_reader(sentinel)
         return await asyncio.to_thread(self._group.end_of, rank)
 

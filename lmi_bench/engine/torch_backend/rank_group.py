@@ -103,9 +103,9 @@ class RankGroup:
         return tuple(process.pid or 0 for process in self._processes)
 
     @property
-    def sentinels(self) -> tuple[int, ...]:
-        """Descriptors that become readable when a rank's process ends, in the order of ranks."""
-        return tuple(process.sentinel for process in self._processes)
+    def sentinels(self) -> dict[int, int]:
+        """Descriptors that become readable when a rank's process ends, by rank."""
+        return {rank: process.sentinel for rank, process in enumerate(self._processes)}
 
     def close(self) -> None:
         """End every process: asked first, then made to. May be called again."""

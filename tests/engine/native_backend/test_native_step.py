@@ -6,6 +6,8 @@ import asyncio
 import copy
 import itertools
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -220,6 +222,42 @@ def test_close_ends_the_threads_of_the_library(make_model, compiled):
     during = threads_here()
     asyncio.run(executor.close())
     assert len(during - threads_here()) >= 5
+
+
+SHORT_OF_THREADS = """
+import re, resource, sys
+from pathlib import Path
+from lmi_bench.engine.native_backend.executor import NativeExecutor
+from lmi_bench.engine.native_backend.forward import NativeForward
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.errors import EngineError
+
+settings = LoadSettings(dtype="float32", num_blocks=4, block_size=16, threads=1)
+opened = NativeExecutor.load(Path(sys.argv[1]), settings)._forward
+status = Path("/proc/self/status").read_text()
+taken_bytes = 1024 * int(re.search(r"VmSize:\\s+(\\d+) kB", status)[1])
+resource.setrlimit(resource.RLIMIT_AS, (taken_bytes + 2**29,) * 2)
+try:
+    NativeForward(
+        opened._library, opened._weights, opened.shape, block_size=16, num_blocks=4, threads=20
+    )
+except EngineError as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and read as on Linux")
+def test_a_thread_that_the_system_refuses_is_one_line_and_no_crash(make_model, compiled):
+    """Stacks of 64 MiB in 512 MiB of address space: some of the threads run when one is refused."""
+    script = (sys.executable, "-c", SHORT_OF_THREADS, str(make_model("Llama").folder))
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -s 65536 && exec "$0" "$@"', *script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not its 20 threads from the system: lower --threads" in done.stdout
 
 
 def test_weights_that_are_to_be_quantized_are_left_to_torch(make_model, compiled):

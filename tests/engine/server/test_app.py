@@ -56,6 +56,31 @@ def test_a_signal_ends_the_server_after_the_answers_that_run(slow_steps, number)
     assert where.warning is None
 
 
+def test_an_answer_that_never_ends_is_waited_for_no_longer_than_stated():
+    """A timer of one and a half times that still runs when the server has ended."""
+
+    async def main():
+        asked = asyncio.Event()
+
+        async def never(_):
+            asked.set()
+            await asyncio.sleep(60)
+
+        app = web.Application()
+        app.router.add_get("/", never)
+        async with listening(app, port=0, shutdown_timeout_s=0.4) as where:
+            _, writer = await asyncio.open_connection(where.host, where.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            await asked.wait()
+            late = asyncio.create_task(asyncio.sleep(0.6))
+        in_time = not late.done()
+        writer.close()
+        await late
+        return in_time
+
+    assert asyncio.run(main())
+
+
 def test_a_port_in_use_is_one_clear_line():
     async def main():
         with socket.socket() as other:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -127,20 +129,32 @@ def test_a_killed_compilation_leaves_what_was_done(tmp_path):
     assert compiler.asked == [SHAPES[1]]
 
 
+def resident_bytes() -> int:
+    """Memory of this process that the system has given pages to; 0 where /proc does not say."""
+    stated = Path("/proc/self/statm")
+    return int(stated.read_text().split()[1]) * mmap.PAGESIZE if stated.is_file() else 0
+
+
 def test_compiled_steps_give_transformers_tokens_and_are_found_again(make_llama, tmp_path):
-    """The whole way, compiler included; another cache format and another size are refused."""
+    """The whole way, compiler included; another cache format and another size are refused.
+
+    A step writes its own tokens and no copy of the cache: 200,000 blocks of 2 KiB are memory that
+    nobody has touched yet, and it stays so.
+    """
     llama = make_llama(num_hidden_layers=1)
     settings = StepSettings(compiled=True, out=tmp_path / "out", shapes=(StaticShape(2, 16),))
-    made = Steps(llama.folder, steps=settings)
+    made = Steps(llama.folder, num_blocks=200_000, steps=settings)
     assert not made.executor.prepared.found
     (difference,) = asyncio.run(made.executor.compare_prepared())
     asyncio.run(made.executor.close())
     assert difference.largest < 1e-4 < difference.spread
-    again = Steps(llama.folder, num_blocks=40, steps=StepSettings(artefact=tmp_path / "out"))
+    again = Steps(llama.folder, num_blocks=200_000, steps=StepSettings(artefact=tmp_path / "out"))
     assert again.executor.prepared.found
     got = list(again.tokens(entry(1, PROMPT, 0, (30, 5, 39)))[0])
+    before_bytes = resident_bytes()
     for position in range(9, 12):
         got += again.tokens(entry(1, (LAST_SAMPLED,), position))[0]
+    assert resident_bytes() - before_bytes < again.executor.kv_cache_bytes / 8
     forward = again.executor._runner._forward
     asyncio.run(again.executor.close())
     assert got == llama.greedy(PROMPT, 4).token_ids

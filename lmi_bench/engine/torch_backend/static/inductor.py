@@ -27,6 +27,9 @@ _CPU_INFO: Final = Path("/proc/cpuinfo")
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
 """Of the compiler: the number of threads is that of the process that runs the step."""
 
+STEP_VERSION: Final = 2
+"""Of what is compiled: another one makes every package of before another engine's."""
+
 
 def key_of(
     spec: DecoderSpec,
@@ -49,7 +52,7 @@ def key_of(
         block_size=cache.shape.block_size,
         device=device_name(cache.keys[0].device),
         torch=torch.__version__,
-        settings=json.dumps(SETTINGS, sort_keys=True),
+        settings=json.dumps({**SETTINGS, "step": STEP_VERSION}, sort_keys=True),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.engine.torch_backend.inputs import masked_score
-from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_rows, slots_of
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Norm
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
 from lmi_bench.engine.torch_backend.rotary import rotate
@@ -55,8 +55,11 @@ class DecodeStep(torch.nn.Module):
         like = norm_tensors[0]  # every part computes in the number format of the norms
         hidden = model.spec.hidden_size
         size = layout.block_size
-        blocks = block_tables.gather(1, (positions // size)[:, None])[:, 0]
-        slots = slots_of(blocks, positions % size, layout)
+        place = (
+            block_tables.gather(1, (positions // size)[:, None]),
+            torch.arange(layout.num_kv_heads, device=positions.device)[None],
+            (positions % size)[:, None],
+        )
         page_rows = head_page_rows(block_tables, layout.num_kv_heads)
         biases = self._biases(positions, block_tables.shape[1] * size, like.dtype)
         turn = model.rotary.at(positions, positions + 1)
@@ -71,7 +74,7 @@ class DecodeStep(torch.nn.Module):
                 qkv,
                 block,
                 (keys[index], values[index]),
-                slots,
+                place,
                 page_rows,
                 biases[self._bias_of_layer[index]],
             )
@@ -100,19 +103,22 @@ class DecodeStep(torch.nn.Module):
         qkv: Tensor,
         block: AttentionBlock,
         cache: tuple[Tensor, Tensor],
-        slots: Tensor,
+        place: tuple[Tensor, Tensor, Tensor],
         page_rows: Tensor,
         bias: Tensor,
     ) -> Tensor:
-        """Store turned keys and values, then attend; result shape (sequences, query size)."""
+        """Store turned keys and values, then attend; result shape (sequences, query size).
+
+        place  block, head and offset of each row's heads: (sequences, kv_heads) together
+        """
         layout, count = self._layout, qkv.shape[0]
         head_dim, kv_heads = layout.head_dim, layout.num_kv_heads
         heads = block.num_heads
         stored = (turned[:, heads:], qkv.view(count, -1, head_dim)[:, heads + kv_heads :])
         seen = []
         for pages, rows in zip(cache, stored, strict=True):
-            vectors = pages.view(-1, head_dim)
-            vectors.index_copy_(0, slots, rows.to(layout.dtype).reshape(-1, head_dim))
+            # into the input itself: written through a view, the compiler copies the whole cache
+            pages.index_put_(place, rows.to(layout.dtype))
             gathered = pages.view(-1, layout.block_size, head_dim).index_select(0, page_rows)
             seen.append(gathered.view(count * kv_heads, -1, head_dim).to(qkv.dtype))
         queries = turned[:, :heads].reshape(count * kv_heads, -1, head_dim)
