@@ -14,6 +14,7 @@ from lmi_bench.analysis.layouts import CopyPlan, Layout
 from lmi_bench.analysis.measured_load import Verdict
 from lmi_bench.analysis.operating_point import (
     LATENCY_LOAD_LIMIT,
+    NEAR_SATURATION,
     CopySimulation,
     Operating,
     Statistics,
@@ -89,7 +90,10 @@ def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -
     Spare machines come on top: `RecommendRequest.availability`.
     """
     per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
-    if per_copy <= 0 or (engine.concurrency < 1 and not engine.kept_per_s):
+    if per_copy <= 0:
+        return None
+    # users wait one at a time at least; arrivals may keep a copy busy for part of the time only
+    if not request.open_loop and engine.concurrency < 1:
         return None
     machines = 1
     if request.rate_per_s is not None:
@@ -290,12 +294,32 @@ def _latency(
         return scale * steady.latency_s(metric, statistic, batch)
 
     central_s = closed_s(1.0)
+    if not central_s:
+        return Figure(0.0, 0.0, 0.0)  # an answer of one token has no gaps
     value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
+    ends_s = [value_s * closed_s(scale) / central_s for scale in (1 / factor, factor)]
+    if metric == "itl" and request.open_loop and not 1 / factor <= value_s / central_s <= factor:
+        # the closed form stands on the other side of the step between gaps with a prompt and
+        # gaps without: its growth is none of the simulation's
+        ends_s = [
+            _slower_s(engine, operating, scale, metric, statistic) or closed_s(scale)
+            for scale in (1 / factor, factor)
+        ]
     return Figure(
         predicted=s_to_ms(value_s),
-        low=s_to_ms(value_s * closed_s(1 / factor) / central_s),
-        high=s_to_ms(value_s * closed_s(factor) / central_s),
+        low=s_to_ms(min(value_s, *ends_s)),
+        high=s_to_ms(max(value_s, *ends_s)),
     )
+
+
+def _slower_s(
+    engine: Engine, operating: Operating, scale: float, metric: str, statistic: str
+) -> float | None:
+    """The simulated latency where all steps take `scale` times as long; None for large batches."""
+    steady = engine.plan.steady
+    rate_per_s = min(operating.rate_per_s * scale, NEAR_SATURATION * steady.saturated_rate_per_s)
+    observed = engine.simulation.at_rate(rate_per_s)
+    return None if observed is None else scale * observed.statistic_s(metric, statistic)
 
 
 def _outlooks(

@@ -191,6 +191,16 @@ def test_slos_out_of_reach_name_the_nearest(recommendation):
     assert advice.headline.tone == "bad"
 
 
+@pytest.mark.parametrize(
+    ("missed", "said"), [("the budget", "meets the budget"), ("the load", "carries the load")]
+)
+def test_a_budget_or_load_out_of_reach_is_not_called_an_slo(recommendation, missed, said):
+    nearest = recommendation["recommended"]
+    recommendation |= {"nearest": nearest, "recommended": None, "missed": missed}
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert advice.headline.label == f"Nearest, no candidate {said}"
+
+
 def test_a_recommendation_with_nothing_in_it_says_so():
     (advice,) = build_view([], [{"recommended": None, "nearest": None}]).recommendations
     assert advice.headline.value == "none"
