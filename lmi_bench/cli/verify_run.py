@@ -19,6 +19,7 @@ from lmi_bench.cli.saved_recommendation import load_recommendation
 from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 from lmi_bench.run_store import load_run
+from lmi_bench.scenario import AUTO, is_endpoint
 from lmi_bench.slo import parse_slo
 from lmi_bench.units import format_figure
 
@@ -136,7 +137,7 @@ def _overrides(
         lengths = {"workload.mix": plan["kinds"]}
     overrides: dict[str, Any] = {
         "target": replay.target,
-        "model": replay.model or plan["model"],
+        "model": replay.model or _model(replay.target, plan),
         **lengths,
         "load.requests_per_level": requests,
         "slo": slos,
@@ -154,6 +155,13 @@ def _overrides(
     if replay.target.startswith("sim:"):
         overrides |= _simulated_engine(plan, candidate)
     return overrides
+
+
+def _model(target: str, plan: Mapping[str, Any]) -> str:
+    """The plan's model where it is to be simulated; a server is asked what it calls its own."""
+    if is_endpoint(target):
+        return AUTO
+    return str(plan.get("model_as_named") or plan["model"])
 
 
 def _simulated_engine(plan: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:
