@@ -30,6 +30,7 @@ from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
+from lmi_bench.redaction import redact_text
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
     LEVEL_GIVE_WAY,
@@ -54,6 +55,8 @@ from lmi_bench.slo import parse_goodput, parse_slo
 
 if TYPE_CHECKING:
     from lmi_bench.engine.step_trace import StepTrace
+
+_TOLD_OF_A_SERVER = ("engine.tensor_parallel", "engine.dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,27 @@ def run(
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides)
+    _check_engine_flags(scenario, overrides)
     return run_scenario(scenario, options, out=out, resume=resume)
+
+
+def _check_engine_flags(scenario: Scenario, overrides: Mapping[str, Any]) -> None:
+    """Raise InputError for flags that set an engine where a server of its own is measured.
+
+    Its degree and number format no server tells: whoever calibrates on the run reads them.
+    """
+    if not is_endpoint(scenario.target):
+        return
+    set_by_flag = [
+        f"--{name.removeprefix('engine.').replace('_', '-')}"
+        for name, value in overrides.items()
+        if name.startswith("engine.") and name not in _TOLD_OF_A_SERVER and value is not None
+    ]
+    if set_by_flag:
+        raise InputError(
+            f"{', '.join(set_by_flag)}: {redact_text(scenario.target)} has settings of its own, "
+            "which a sweep does not change; these are for the bundled engine (no URL) and sim:"
+        )
 
 
 def read_slo_options(goodput: str, failures: str) -> SloOptions:
@@ -227,11 +250,11 @@ def measure_into(scenario: Scenario, folder: Path) -> Run:
 
 
 def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:
-    """The scenario of a file, a URL or neither, with the flags laid over it."""
+    """The scenario of a file, a target or neither, with the flags laid over it."""
     overrides = dict(overrides)
     if scenario_or_url is None:
         scenario = parse_scenario({})
-    elif is_endpoint(scenario_or_url):
+    elif is_endpoint(scenario_or_url) or scenario_or_url.startswith(SIMULATED_PREFIX):
         if overrides.get("target") is not None:
             raise InputError(
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
