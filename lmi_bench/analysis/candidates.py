@@ -14,7 +14,6 @@ from lmi_bench.analysis.layouts import CopyPlan, Layout
 from lmi_bench.analysis.measured_load import Verdict
 from lmi_bench.analysis.operating_point import (
     LATENCY_LOAD_LIMIT,
-    NEAR_SATURATION,
     CopySimulation,
     Operating,
     Statistics,
@@ -294,32 +293,20 @@ def _latency(
         return scale * steady.latency_s(metric, statistic, batch)
 
     central_s = closed_s(1.0)
-    if not central_s:
-        return Figure(0.0, 0.0, 0.0)  # an answer of one token has no gaps
+    if not central_s:  # an answer of one token has no gaps
+        return Figure(0.0, 0.0, 0.0)
     value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
-    ends_s = [value_s * closed_s(scale) / central_s for scale in (1 / factor, factor)]
+    scales = (1 / factor, factor)
+    ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
     if metric == "itl" and request.open_loop and not 1 / factor <= value_s / central_s <= factor:
-        # the closed form stands on the other side of the step between gaps with a prompt and
-        # gaps without: its growth is none of the simulation's
-        ends_s = [
-            _slower_s(engine, operating, scale, metric, statistic) or closed_s(scale)
-            for scale in (1 / factor, factor)
-        ]
+        # one of them stands beyond the step between gaps with a prompt and gaps without: the
+        # closed form's growth is not the simulation's, and either may be right
+        ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
     return Figure(
         predicted=s_to_ms(value_s),
         low=s_to_ms(min(value_s, *ends_s)),
         high=s_to_ms(max(value_s, *ends_s)),
     )
-
-
-def _slower_s(
-    engine: Engine, operating: Operating, scale: float, metric: str, statistic: str
-) -> float | None:
-    """The simulated latency where all steps take `scale` times as long; None for large batches."""
-    steady = engine.plan.steady
-    rate_per_s = min(operating.rate_per_s * scale, NEAR_SATURATION * steady.saturated_rate_per_s)
-    observed = engine.simulation.at_rate(rate_per_s)
-    return None if observed is None else scale * observed.statistic_s(metric, statistic)
 
 
 def _outlooks(

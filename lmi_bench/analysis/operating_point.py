@@ -29,7 +29,7 @@ _TTFT_FACTOR = math.exp(1.2816 * 0.2)  # queues and prompt batching are the mode
 _SEARCH_STEPS = 30
 _CLOSE = 0.92  # ratio of neighbouring rates: finer than the prediction is not worth simulating
 _LOWEST_STEP = 40  # 4 % of the highest rate
-NEAR_SATURATION = 0.97
+_NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
 
 
@@ -80,7 +80,7 @@ def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -
     def keeps(batch: float) -> bool:
         return worst_ratio(lambda m, stat: steady.latency_s(m, stat, batch), slos, time_factor) <= 1
 
-    most = steady.batch_at(NEAR_SATURATION * steady.saturated_rate_per_s)
+    most = steady.batch_at(_NEAR_SATURATION * steady.saturated_rate_per_s)
     if not steady.open_loop:
         most = float(steady.slots)
     if keeps(most):
@@ -129,7 +129,7 @@ class CopySimulation:
         return Statistics([request_latency(record, open_loop=False) for record in middle])
 
     def sustained_rate(
-        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = NEAR_SATURATION
+        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
     ) -> float:
         """Highest rate that keeps the SLOs, on a grid of rates and a fixed draw of arrivals.
 
@@ -142,9 +142,9 @@ class CopySimulation:
         if guess_per_s <= 0:
             return 0.0
         saturated = self._plan.steady.saturated_rate_per_s
-        most = min(NEAR_SATURATION, most_share) * saturated
+        most = min(_NEAR_SATURATION, most_share) * saturated
         # one grid for all limits, so that levels are shared, and the highest rate allowed on top
-        grid = [NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
+        grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
         step = min(range(len(rates)), key=lambda index: abs(math.log(rates[index] / guess_per_s)))
 

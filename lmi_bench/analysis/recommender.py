@@ -99,7 +99,8 @@ def recommend(
             break
     met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
     rejected += ranked.rejected
-    nearest = missed = None
+    nearest: Candidate | None = None
+    missed: str | None = None
     if met:
         met = with_winning_prices(request, met)
         met[0] = replace(met[0], reason=why_first(request, met))

@@ -175,8 +175,8 @@ SMALL_AND_LARGE = (SEEN[0], SEEN[3])
 def test_gaps_with_and_without_a_prompt_between_have_ends_of_their_own():
     """Near one prompt in ten gaps the p90 jumps: 35 ms as simulated, 71 ms in a slower world.
 
-    The closed form stands on the other side of that step, so its growth is not taken: its ends
-    were below the p50's and promised the SLO for sure, which fifteen minutes then broke.
+    The closed form stands on the other side of that step, so its growth alone is not taken: the
+    ends were below the p50's and promised the SLO for sure, which five minutes then broke.
     """
     mixtral = Workload(find_model("mixtral-8x7b"), "float16", 512, 256)
     answer = ask(
