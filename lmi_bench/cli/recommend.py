@@ -176,7 +176,8 @@ def recommend(
     instance: Annotated[
         list[str] | None,
         typer.Option(
-            help="Consider only this instance, or local; repeatable. (default: all, or the run's)",
+            help="Consider only this instance, or local; repeatable, or between commas. (default: "
+            "all, or the run's)",
             rich_help_panel=_MACHINES,
         ),
     ] = None,
@@ -311,7 +312,7 @@ def recommend(
             )
         run_portfolio(
             portfolio,
-            instances=tuple(instance or ()),
+            instances=_listed(instance),
             degrees=tuple(tensor_parallel or ()),
             profile=profile,
             money=money,
@@ -343,7 +344,7 @@ def recommend(
             think_time_s=think_time,
             slos=tuple(slo or ()),
             objective=cast("Objective", objective),
-            instances=tuple(instance or ()),
+            instances=_listed(instance),
             degrees=tuple(tensor_parallel or ()),
             price_usd_per_hour=price_per_hour,
             blended_ratio=blended_ratio,
@@ -361,6 +362,12 @@ def recommend(
     )
     if code:
         raise typer.Exit(code)
+
+
+def _listed(names: list[str] | None) -> tuple[str, ...]:
+    """Names of a repeatable option, which may also stand between commas."""
+    parts = (part.strip() for name in names or () for part in name.split(","))
+    return tuple(part for part in parts if part)
 
 
 def _given_beside(ctx: typer.Context, allowed: tuple[str, ...]) -> list[str]:

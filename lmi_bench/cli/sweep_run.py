@@ -20,6 +20,7 @@ from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
+from lmi_bench.cli.engine_options import check_policy_flags
 from lmi_bench.cli.gate_run import read_failures
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
@@ -109,9 +110,11 @@ def run(
 def _check_engine_flags(scenario: Scenario, overrides: Mapping[str, Any]) -> None:
     """Raise InputError for flags that set an engine where a server of its own is measured.
 
-    Its degree and number format no server tells: whoever calibrates on the run reads them.
+    Its degree and number format no server tells: whoever calibrates on the run reads them. Likewise
+    for flags of another batching policy than the engine's.
     """
     if not is_endpoint(scenario.target):
+        check_policy_flags(scenario.engine.policy, overrides)
         return
     set_by_flag = [
         f"--{name.removeprefix('engine.').replace('_', '-')}"

@@ -11,9 +11,10 @@ from typing import Any
 from lmi_bench.analysis.availability import parse_availability
 from lmi_bench.analysis.latency import QUANTILES, samples_needed
 from lmi_bench.analysis.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli import sweep_run
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.console import print_table, say
+from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation
 from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
@@ -153,6 +154,9 @@ def _overrides(
         overrides["load.concurrency"] = [users]
         overrides["load.requests_per_level"] = max(requests, 3 * users)
     if replay.target.startswith("sim:"):
+        simulated = find_instance(replay.target.removeprefix("sim:")).instance_type
+        if simulated != candidate["instance"]:
+            warn(f"the plan is for {candidate['instance']}; {simulated} is simulated instead")
         overrides |= _simulated_engine(plan, candidate)
     return overrides
 

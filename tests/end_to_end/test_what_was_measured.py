@@ -38,7 +38,7 @@ def renamed(run: Path, to: Path, model: str) -> Path:
 
 def test_a_name_of_the_servers_own_is_told_by_the_model_flag(tmp_path, run):
     prod = renamed(run, tmp_path / "prod", "prod-chat")
-    where = ("--measured-on", "ml.g5.2xlarge", "--instance", "ml.g5.2xlarge")
+    where = ("--measured-on", "ml.g5.2xlarge", "--instance", "ml.g5.2xlarge,ml.g6.2xlarge")
     unknown = lmi_bench("recommend", prod, *where, expect=2)
     assert "'prod-chat' is not in the catalog" in unknown.stderr
     assert "add --model" in unknown.stderr
@@ -46,6 +46,8 @@ def test_a_name_of_the_servers_own_is_told_by_the_model_flag(tmp_path, run):
     lmi_bench("recommend", prod, *where, "--model", "llama-2-7b-chat", "--json", answer)
     content = json.loads(answer.read_text())
     assert content["calibrated"] is True
+    named = (*content["candidates"], *content["rejected"])
+    assert {each["instance"] for each in named} == {"ml.g5.2xlarge", "ml.g6.2xlarge"}
     assert (content["model"], content["model_as_named"]) == ("llama-2-7b", "llama-2-7b-chat")
 
 
@@ -79,6 +81,10 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
         (
             ("sweep", "http://127.0.0.1:9", "--policy", "none", "--quantize", "int8", "--tp", "4"),
             "--quantize, --policy: http://127.0.0.1:9 has settings of its own",
+        ),
+        (
+            ("sweep", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--batch-size", "8"),
+            "--batch-size is of dynamic batching, and the policy is rolling",
         ),
         (
             ("predict", *LLAMA, "--instance", "ml.g5.2xlarge", "--concurrency", "4"),
