@@ -113,6 +113,13 @@ def test_a_file_that_is_no_recommendation_is_not_reported_as_an_empty_one(tmp_pa
     assert "is not a recommendation" in refused.stderr
 
 
+def test_a_regression_is_against_something(run):
+    limits = ("--slo", "ttft_p90<=1s", "--max-regression", "5")
+    assert "add --baseline" in lmi_bench("gate", run, *limits, expect=2).stderr
+    refused = lmi_bench("gate", run, *limits, "--baseline", run, expect=2)
+    assert "write for example 5% or 0.05" in refused.stderr
+
+
 def test_a_file_that_is_no_scenario_is_not_shown_whole(tmp_path):
     path = tmp_path / "secrets.txt"
     path.write_text("x" * 5000)
