@@ -41,13 +41,20 @@ def append_and_sync(path: Path, data: bytes) -> None:
 
 
 def write_whole(path: Path, content: Any) -> None:
-    """Replace a file at once, so that a reader sees the old or the new one."""
+    """Replace a file at once, so that a reader sees the old or the new one.
+
+    Raises OSError where it cannot be written; the old one is then as it was.
+    """
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(json.dumps(content, indent=2).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # half a file would take the room that is short
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -19,6 +19,7 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_SLO_MISSED = 99
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 TargetErrorKind = Literal[
     "connect",

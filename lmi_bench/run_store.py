@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,10 +104,13 @@ class RunStore:
                 ) from exc
         except OSError as exc:
             raise InputError(f"cannot make the run folder {path}: {exc.strerror}") from exc
-        store = cls(path, redact(dict(manifest), secrets), secrets)
-        for name in (REQUESTS, LEVELS):
-            (path / name).touch()
-        write_whole(path / MANIFEST, store.manifest)
+        with _writing(path, "the run", "make room and start again"), ExitStack() as on_failure:
+            store = cls(path, redact(dict(manifest), secrets), secrets)
+            on_failure.callback(store.close)
+            for name in (REQUESTS, LEVELS):
+                (path / name).touch()
+            write_whole(path / MANIFEST, store.manifest)
+            on_failure.pop_all()
         return store
 
     @classmethod
@@ -138,16 +142,19 @@ class RunStore:
                 + _first_difference(manifest.get("scenario"), redact(scenario, secrets))
                 + ": name another folder with --out, or resume with the same scenario"
             )
-        store = cls(path, manifest, secrets)
-        for name in (REQUESTS, LEVELS):
-            drop_torn_tail(path / name)
-        store.levels = list(_read_lines(path / LEVELS))
-        for line in (*_read_lines(path / REQUESTS), *store.levels):
-            level, attempt = int(line["level"]), int(line["attempt"])
-            store._attempts[level] = max(attempt, store._attempts.get(level, 0))
-        if command:
-            manifest.setdefault("commands", []).append(redact(list(command), secrets))
-            write_whole(path / MANIFEST, manifest)
+        with _writing(path, "the run", "make room and try again"), ExitStack() as on_failure:
+            store = cls(path, manifest, secrets)
+            on_failure.callback(store.close)
+            for name in (REQUESTS, LEVELS):
+                drop_torn_tail(path / name)
+            store.levels = list(_read_lines(path / LEVELS))
+            for line in (*_read_lines(path / REQUESTS), *store.levels):
+                level, attempt = int(line["level"]), int(line["attempt"])
+                store._attempts[level] = max(attempt, store._attempts.get(level, 0))
+            if command:
+                manifest.setdefault("commands", []).append(redact(list(command), secrets))
+                write_whole(path / MANIFEST, manifest)
+            on_failure.pop_all()
         return store
 
     def next_attempt(self, level: int) -> int:
@@ -166,30 +173,25 @@ class RunStore:
             for record in records
         )
         line = redact(dict(level_line), self._secrets)
-        try:
+        with _writing(self.path, f"level {level + 1}", f"the levels before it are safe: {_GO_ON}"):
             append_and_sync(self.path / REQUESTS, requests)
             append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
-        except OSError as exc:
-            raise LmiBenchError(
-                f"cannot write level {level + 1} to {self.path}: {exc.strerror}; the levels before "
-                "it are safe: make room and continue with --resume"
-            ) from exc
         self.levels.append(line)
         self._attempts[level] = max(attempt, self._attempts.get(level, 0))
 
     def write_knees(self, knees: Sequence[Mapping[str, Any]]) -> None:
         """Save what the finished sweep says about its knee."""
-        write_whole(self.path / KNEES, redact(list(knees), self._secrets))
+        self._write(KNEES, list(knees))
 
     def write_slo_answer(self, answer: Mapping[str, Any]) -> None:
         """Save the highest load that a search found."""
-        write_whole(self.path / SLO_ANSWER, redact(dict(answer), self._secrets))
+        self._write(SLO_ANSWER, dict(answer))
 
     def write_cloudwatch(self, levels: Sequence[Mapping[str, Any]]) -> None:
         """Save what CloudWatch said of the levels; those known from before stay."""
         known = {(line["level"], line["attempt"]): dict(line) for line in _cloudwatch(self.path)}
         known |= {(line["level"], line["attempt"]): dict(line) for line in levels}
-        write_whole(self.path / CLOUDWATCH, redact(list(known.values()), self._secrets))
+        self._write(CLOUDWATCH, list(known.values()))
 
     def close(self) -> None:
         """Let other sweeps write the folder."""
@@ -204,6 +206,10 @@ class RunStore:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write(self, name: str, content: Any) -> None:
+        with _writing(self.path, name, f"the levels are safe: {_GO_ON}"):
+            write_whole(self.path / name, redact(content, self._secrets))
 
     def _request_line(self, level: int, attempt: int, record: RequestRecord) -> dict[str, Any]:
         optional: dict[str, Any] = {}
@@ -249,6 +255,18 @@ class RunStore:
             "ended_s": None if record.ended_s is None else _ns(record.ended_s),
             **optional,
         }
+
+
+_GO_ON = "make room and continue with --resume"
+
+
+@contextmanager
+def _writing(path: Path, what: str, help_text: str) -> Iterator[None]:
+    """Say in one line which part of a run the disk did not take, and what to do."""
+    try:
+        yield
+    except OSError as exc:
+        raise LmiBenchError(f"cannot write {what} to {path}: {exc.strerror}; {help_text}") from exc
 
 
 def load_run(path: Path) -> Run:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.durable import LOCK
 from lmi_bench.errors import InputError, LmiBenchError
 from lmi_bench.records import RequestRecord
 from lmi_bench.run_store import RunStore, build_manifest, load_run
@@ -164,6 +165,26 @@ def test_a_full_disk_says_what_to_do_and_keeps_the_levels_before(tmp_path):
     (path / "requests.jsonl").unlink()
     (path / "requests.jsonl").write_bytes(saved)
     assert len(load_run(path).levels) == 1
+
+
+def test_a_disk_that_is_full_from_the_beginning_or_at_the_end_is_one_line(tmp_path):
+    """Manifest and knees are written to a file beside them first: that one is /dev/full."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / LOCK).touch()
+    (path / "manifest.json.new").symlink_to("/dev/full")
+    with pytest.raises(LmiBenchError, match=r"cannot write the run to .*No space.*start again"):
+        RunStore.create(path, _manifest())
+    assert not (path / "manifest.json.new").is_symlink(), "half a file would take what room is left"
+    with RunStore.create(path, _manifest()) as store:
+        store.append_level([RECORD], _level(0))
+        (path / "knees.json.new").symlink_to("/dev/full")
+        with pytest.raises(LmiBenchError, match=r"cannot write knees\.json .*the levels are safe"):
+            store.write_knees([])
+    (path / "manifest.json.new").symlink_to("/dev/full")
+    with pytest.raises(LmiBenchError, match="make room and try again"):
+        RunStore.resume(path, Scenario().hash(), command=["lmi-bench"])
+    RunStore.resume(path, Scenario().hash()).close()
 
 
 def test_secrets_are_never_written(tmp_path):

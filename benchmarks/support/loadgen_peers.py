@@ -4,7 +4,7 @@
 
 `--peers` holds one virtual environment a tool: vllm, aiperf, guidellm, genai-bench, llmeter. Each
 runs with its own defaults on the client's core, 512 streams, three requests each; its result file
-is read by `lmi-bench import`'s readers (genai-bench's, which they do not know, by its own keys).
+is read by `lmi-bench import`'s readers.
 Errors are reported / true - 1 of the same quantile. A tool that reports no gaps between tokens
 shows its time per output token there, marked TPOT.
 """
@@ -12,7 +12,6 @@ shows its time per output token there, marked TPOT.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -87,16 +86,6 @@ def imported(pattern: str) -> Callable[[Path, int], Quantiles]:
     return read
 
 
-def read_genai_bench(folder: Path, _streams: int) -> Quantiles:
-    content = json.loads(next(folder.glob("g/D*.json")).read_text())
-    stats = content["aggregated_metrics"]["stats"]
-
-    def in_ms(name: str) -> dict[str, float]:
-        return {"p50": 1e3 * stats[name].get("p50", float("nan")), "p99": 1e3 * stats[name]["p99"]}
-
-    return {"ttft_ms": in_ms("ttft"), "tpot_ms": in_ms("tpot")}
-
-
 def vllm(job: Job) -> list[str]:
     return [
         job.python("vllm"), "-c", VLLM, "--backend", "openai-chat",
@@ -151,7 +140,7 @@ PEERS = {
     "vllm": Peer(vllm, imported("vllm.json")),
     "aiperf": Peer(aiperf, imported("profile_export_aiperf.json"), offline=False),
     "guidellm": Peer(guidellm, imported("guidellm.json")),
-    "genai-bench": Peer(genai_bench, read_genai_bench),
+    "genai-bench": Peer(genai_bench, imported("g/D*.json")),
     "llmeter": Peer(llmeter, imported("r/responses.jsonl")),
 }
 

@@ -1,16 +1,19 @@
 """Two runs of one workload: what differs by more than chance, level by level.
 
 Requests with the same number ask the same in both runs, so they are resampled in pairs: what makes
-one request longer than another cancels. A difference is claimed where the 95 % interval of B / A
-leaves out 1. Requests of one batch move together, which a bootstrap over requests cannot see: with
-a single run a side the true spread between runs is wider (`--repeat` measures it).
+one request longer than another cancels. Each metric has its own 95 % interval of B / A; a
+difference is claimed where that leaves out 1 and where, of all metrics and levels that are looked
+at together, not even one claim would be chance more than once in twenty (Holm 1979). Requests of
+one batch move together, which a bootstrap over requests cannot see: with a single run a side the
+true spread between runs is wider (`--repeat` measures it), so that less than 1 % is claimed only
+where both sides have three attempts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +35,8 @@ CONFIDENCE = 0.95
 RESAMPLES = 1000
 _GAP_RESAMPLES = 200  # gaps between tokens are many: each draw sorts them all
 _PAIRED_SHARE = 0.9
+_EQUAL = 1e-9  # of a logarithm: rounding
+LEAST_CLAIM, ATTEMPTS_FOR_LESS = 0.01, 3
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 COMPARED = ("p50", "p90")
 THROUGHPUT = "throughput"
@@ -44,6 +49,7 @@ class Difference:
     a, b       tok/s for the throughput, else ms
     change     b / a - 1; low, high: its 95 % interval
     verdict    of B against A; `unknown`, with `reason`, where there is too little
+    p_value    chance of as large a change either way between like runs, by the spread of the draws
     """
 
     level: str
@@ -57,6 +63,7 @@ class Difference:
     high: float | None
     verdict: Verdict
     reason: str = ""
+    p_value: float | None = None
 
     @property
     def worse_by(self) -> float | None:
@@ -77,6 +84,7 @@ class _Side:
     open_loop: bool
     records: Mapping[Key, RequestRecord]
     wall_s: float
+    attempts: int
 
 
 def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
@@ -97,10 +105,26 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             f"{a.path} and {b.path} have no level in common: "
             f"{_loads(left)} against {_loads(right)}; run both with the same loads"
         )
+    return _sure_together(
+        [
+            difference
+            for key in common
+            for difference in _compare_level(key, left[key], right[key], seed=seed)
+        ]
+    )
+
+
+def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
+    """The same with those claims only that hold together (Holm's step-down procedure)."""
+    ranked = sorted((d.p_value, i) for i, d in enumerate(differences) if d.p_value is not None)
+    sure: set[int] = set()
+    for place, (p_value, index) in enumerate(ranked):
+        if p_value > (1 - CONFIDENCE) / (len(ranked) - place):
+            break
+        sure.add(index)
     return [
-        difference
-        for key in common
-        for difference in _compare_level(key, left[key], right[key], seed=seed)
+        d if i in sure or d.verdict == "unknown" else replace(d, verdict="no difference")
+        for i, d in enumerate(differences)
     ]
 
 
@@ -153,6 +177,7 @@ def _side(run: Run, key: tuple[str, float], indices: Sequence[int]) -> _Side:
         open_loop=key[0] == "rate_per_s",
         records=records,
         wall_s=math.fsum(wall_time_s(run.records[index]) for index in indices),
+        attempts=len(indices),
     )
 
 
@@ -163,7 +188,14 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
     differences = [_compare_throughput(name, load, a, b, rng)]
     for metric in LATENCIES:
         differences += _compare_latency(name, load, metric, a, b, rng)
-    return differences
+    if min(a.attempts, b.attempts) >= ATTEMPTS_FOR_LESS:
+        return differences
+    return [
+        replace(d, verdict="no difference")
+        if d.change is not None and abs(d.change) < LEAST_CLAIM
+        else d
+        for d in differences
+    ]
 
 
 def _compare_throughput(
@@ -254,7 +286,20 @@ def _judge(
     if low > 0 or high < 0:
         better = low > 0 if metric == THROUGHPUT else high < 0
         verdict = "faster" if better else "slower"
-    return Difference(level, load, metric, unit, a, b, b / a - 1, low, high, verdict)
+    change = b / a - 1
+    p_value = _chance(b / a, kept)
+    return Difference(level, load, metric, unit, a, b, change, low, high, verdict, "", p_value)
+
+
+def _chance(ratio: float, draws: FloatArray) -> float:
+    """Of as large a change either way between like runs, the draws' logarithms being normal."""
+    draws = draws[draws > 0]
+    if ratio <= 0 or not draws.size:
+        return 0.0
+    apart, spread = abs(math.log(ratio)), float(np.std(np.log(draws)))
+    if spread == 0:
+        return 1.0 if apart < _EQUAL else 0.0
+    return math.erfc(apart / spread / math.sqrt(2))
 
 
 def _unknown(level: str, load: float, metric: str, unit: str, reason: str) -> Difference:

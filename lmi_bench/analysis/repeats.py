@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.latency import QUANTILES, samples_needed, summarise_level, wall_time_s
 from lmi_bench.errors import InputError
 from lmi_bench.records import LevelRun, RequestRecord
@@ -113,6 +114,26 @@ def repeat_rule(
         return replace(chosen, repeat=len(by_level[chosen.index]))
 
     return next_level
+
+
+def unmet_until(finished: Sequence[Mapping[str, Any]], until: Until) -> list[str]:
+    """Levels whose interval is still wider than asked for, each as a sentence."""
+    by_level: dict[int, list[Mapping[str, Any]]] = {}
+    for line in finished:
+        by_level.setdefault(line["level"], []).append(line)
+    texts = []
+    for lines in by_level.values():
+        found = spread_of(lines, until.metric)
+        width = math.inf if found is None else found.half_width
+        if width <= until.share:
+            continue
+        shown = f"+-{width:.1%}" if math.isfinite(width) else "not known"
+        texts.append(
+            f"{level_name(lines[0])}: after {len(lines)} attempts the 95 % interval of "
+            f"{until.metric} is {shown}, and +-{until.share:.1%} was asked for: more requests a "
+            "level make it narrower"
+        )
+    return texts
 
 
 def spread_of(lines: Sequence[Mapping[str, Any]], metric: str) -> Spread | None:

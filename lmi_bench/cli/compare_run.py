@@ -9,7 +9,7 @@ from pathlib import Path
 from lmi_bench.analysis.compare import Difference, compare_runs
 from lmi_bench.analysis.scaling_efficiency import ScalingEfficiency, scaling_efficiency
 from lmi_bench.cli.console import note, print_table, say
-from lmi_bench.cli.gate_run import write_text
+from lmi_bench.cli.files import write_text
 from lmi_bench.report.formats import MISSING, number
 from lmi_bench.run_store import load_run
 
@@ -30,7 +30,10 @@ def run_compare(a: Path, b: Path, *, json_file: Path | None) -> None:
     say(f"{b} against {a}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
     if scaling is not None:
         say(_scaling_text(scaling))
-    note("intervals: 95 %, paired bootstrap over requests; runs differ by more than requests do")
+    note(
+        "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
+        "(Holm); runs differ by more than requests do"
+    )
     if json_file is not None:
         content = {
             "a": str(a),

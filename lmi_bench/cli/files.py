@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from lmi_bench.errors import InputError
@@ -18,4 +19,6 @@ def write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
     except OSError as exc:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc

@@ -9,6 +9,7 @@ from lmi_bench.analysis.gate import GateCase, gate_baseline, gate_slos
 from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_values import FAILURE_RULES, FailureRule
 from lmi_bench.cli.console import print_table, say
+from lmi_bench.cli.files import write_text
 from lmi_bench.errors import InputError
 from lmi_bench.report.gate_files import gate_junit, gate_markdown, gate_rows
 from lmi_bench.run_store import load_run
@@ -72,12 +73,3 @@ def read_share(flag: str, text: str) -> float:
     if not 0 <= value <= 1:
         raise InputError(f"{flag} {text!r} is not a share; write for example 5% or 0.05")
     return value
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file and its folder; raises InputError where it cannot be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise InputError(f"cannot write {path}: {exc.strerror}") from exc

@@ -13,8 +13,9 @@ def import_results(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Results of vllm bench serve, SGLang, AIPerf, genai-perf, guidellm, llmperf, "
-            "llmeter, inference-perf, InferenceX, awscurl or llm-d; several make several levels."
+            help="Results of vllm bench serve, SGLang, AIPerf, genai-perf, guidellm, genai-bench, "
+            "llmperf, llmeter, inference-perf, evalscope, InferenceX, awscurl or llm-d; several "
+            "make several levels."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Run folder to make.")],

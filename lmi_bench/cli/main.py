@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import sys
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from lmi_bench.cli.sweep import sweep
 from lmi_bench.cli.validate import validate
 from lmi_bench.cli.verify import verify
 from lmi_bench.cli.workload import workload
-from lmi_bench.errors import EXIT_INTERRUPTED, InputError, LmiBenchError
+from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, LmiBenchError
 from lmi_bench.slo import join_goodput
 
 
@@ -47,6 +48,8 @@ class _FiniteCommand(TyperCommand):
                 raise InputError(f"{param.opts[0]} {value}: give a finite number")
         return super().invoke(ctx)
 
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="lmi-bench",
@@ -105,6 +108,12 @@ def main() -> None:
     except LmiBenchError as exc:
         typer.echo(f"error: {exc}", err=True)
         sys.exit(exc.exit_code)
+    except OSError as exc:
+        if exc.errno not in _NO_ROOM:
+            raise
+        where = f"cannot write {exc.filename}: " if exc.filename else ""
+        typer.echo(f"error: {where}{exc.strerror}; make room and try again", err=True)
+        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lmi_bench.cli.compose import model_folder, open_torch_engine
 from lmi_bench.cli.console import note, print_table, progress
 from lmi_bench.cli.engine_parts import close_all
-from lmi_bench.cli.gate_run import write_text
+from lmi_bench.cli.files import write_text
 from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.engine.texts import EVALUATION, read_text

@@ -13,7 +13,7 @@ from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.records import RequestRecord
-from lmi_bench.report.slo_text import goodput_rows, highest_meeting, meets_all
+from lmi_bench.report.slo_text import goodput_rows, highest_meeting, meets_all, misses_any
 from lmi_bench.run_store import Run
 from lmi_bench.slo import GOOD_SHARE, Slo
 
@@ -53,20 +53,38 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
         for line, records in zip(run.levels, run.records, strict=True)
     )
     if missed:
-        needed = requests_needed(slos)
-        most = max((_counted(records, options.failures) for records in run.records), default=0)
-        if most < needed:
-            say(
-                f"no level is known to meet {', '.join(map(str, slos))}: that needs {needed} "
-                f"answered requests a level, and no level has more than {most} "
-                f"(--requests-per-level {needed})"
-            )
-        else:
-            say(f"SLO missed at every level: {', '.join(map(str, slos))}")
+        say(why_missed(run, slos, options.failures))
     highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
     if highest is not None:
         say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(highest)}")
     return missed
+
+
+def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
+    """Where the SLOs are missed, and where nothing is known, if no level is known to meet them."""
+    stated, needed = ", ".join(map(str, slos)), requests_needed(slos)
+    levels = list(zip(run.levels, run.records, strict=True))
+    broken = [line for line, kept in levels if misses_any(line, kept, slos, failures=failures)]
+    unsure = [line for line, _ in levels if line not in broken]
+    if not unsure:
+        return f"SLO missed at every level: {stated}"
+    if not broken:
+        most = max((_counted(records, failures) for records in run.records), default=0)
+        return (
+            f"no level is known to meet {stated}: that needs {needed} answered requests a level, "
+            f"and no level has more than {most} (--requests-per-level {needed})"
+        )
+    return (
+        f"no level is known to meet {stated}: missed at {_names(broken)}; too few requests to tell "
+        f"at {_names(unsure)} (--requests-per-level {needed})"
+    )
+
+
+def _names(lines: Sequence[Mapping[str, Any]]) -> str:
+    """`concurrency 1, 2, 4`: levels of one kind share the word."""
+    first, *others = map(level_name, lines)
+    word, _, _ = first.partition(" ")
+    return ", ".join((first, *(name.removeprefix(f"{word} ") for name in others)))
 
 
 def _counted(records: Sequence[RequestRecord], failures: FailureRule) -> int:

@@ -10,7 +10,13 @@ import typer
 from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.cli.option_groups import spread_options
 from lmi_bench.cli.sweep_options import LoadOptions, SessionOptions, WorkloadOptions
-from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
+from lmi_bench.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_SLO_MISSED,
+    EXIT_TERMINATED,
+    InputError,
+)
 
 _TARGET, _LOAD, _CLIENT, _RUN = "Target", "Load", "Load generator", "Run"
 
@@ -207,6 +213,14 @@ def sweep(
             rich_help_panel=_RUN,
         ),
     ] = "exclude",
+    max_errors: Annotated[
+        str,
+        typer.Option(
+            help="Share of failed requests beyond which a level ends, and a list of levels with "
+            "it: 10%, or none.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "50%",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder.", rich_help_panel=_RUN)
     ] = None,
@@ -232,7 +246,14 @@ def sweep(
     from lmi_bench.cli.access import Access, read_headers
     from lmi_bench.cli.client import Client, read_workers
     from lmi_bench.cli.spend import Budget
-    from lmi_bench.cli.sweep_run import SweepOptions, read_slo_options, read_timeout, run
+    from lmi_bench.cli.sweep_run import (
+        SweepOptions,
+        read_max_errors,
+        read_slo_options,
+        read_timeout,
+        run,
+    )
+    from lmi_bench.cli.termination import termination_as_interrupt
 
     overrides: dict[str, Any] = {
         "name": name,
@@ -266,17 +287,24 @@ def sweep(
         trace=step_trace,
         cloudwatch_wait_s=cloudwatch_wait,
         max_time=max_time,
+        max_error_share=read_max_errors(max_errors),
     )
-    if matrix is not None:
-        from lmi_bench.cli.matrix_run import run_matrix
+    if matrix is not None and (scenario is not None or target is not None):
+        raise InputError("--matrix names its targets: leave SCENARIO and --target out")
+    with termination_as_interrupt() as is_terminated:
+        try:
+            if matrix is not None:
+                from lmi_bench.cli.matrix_run import run_matrix
 
-        if scenario is not None or target is not None:
-            raise InputError("--matrix names its targets: leave SCENARIO and --target out")
-        outcome = run_matrix(matrix, overrides, options, out=out, resume=resume)
-    else:
-        outcome = run(scenario, overrides, options, out=out, resume=resume)
+                outcome = run_matrix(matrix, overrides, options, out=out, resume=resume)
+            else:
+                outcome = run(scenario, overrides, options, out=out, resume=resume)
+        except KeyboardInterrupt:  # before the run had a folder
+            if not is_terminated():
+                raise
+            raise typer.Exit(EXIT_TERMINATED) from None
     if outcome.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(EXIT_TERMINATED if is_terminated() else EXIT_INTERRUPTED)
     if outcome.failed:
         raise typer.Exit(EXIT_FAILED)
     if outcome.slo_missed:

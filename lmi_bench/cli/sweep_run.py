@@ -6,14 +6,14 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.checks import check_levels, has_failed, level_name
 from lmi_bench.analysis.knee import Knee, find_knees
-from lmi_bench.analysis.repeats import pooled_run
+from lmi_bench.analysis.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
@@ -21,7 +21,7 @@ from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_wat
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
 from lmi_bench.cli.engine_options import check_policy_flags
-from lmi_bench.cli.gate_run import read_failures
+from lmi_bench.cli.gate_run import read_failures, read_share
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
@@ -68,6 +68,7 @@ class SweepOptions:
     trace  file for a Chrome trace of the engine in this process
     cloudwatch_wait_s  how long a SageMaker endpoint's last minutes are waited for
     max_time    as `--max-time` takes it; None: what the kind of levels has by itself
+    max_error_share  of a level's requests, beyond which it ends; None: no end
     """
 
     access: Access = NO_ACCESS
@@ -77,6 +78,7 @@ class SweepOptions:
     trace: Path | None = None
     cloudwatch_wait_s: float = DEFAULT_WAIT_S
     max_time: str | None = None
+    max_error_share: float | None = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,11 @@ def read_slo_options(goodput: str, failures: str) -> SloOptions:
     return SloOptions(tuple(parse_goodput(goodput)) if goodput else (), read_failures(failures))
 
 
+def read_max_errors(text: str) -> float | None:
+    """A share of failed requests from `10%` or `0.1`, or None from `none`."""
+    return None if text == "none" else read_share("--max-errors", text)
+
+
 def run_scenario(
     scenario: Scenario, options: SweepOptions, *, out: Path | None, resume: bool
 ) -> SweepOutcome:
@@ -163,6 +170,8 @@ def _measure(
     bench.prompts("")  # a data set that cannot be read is known before the folder is made
     time_box = TimeBox(_max_time_s(scenario, options.max_time), note=note)
     rule = level_rule(scenario, time_box)
+    stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
+    rule = replace(rule, stop_rules=stop_rules)
     spend = Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
@@ -209,6 +218,9 @@ def _conclude(
     pooled = pooled_run(run)
     _print_measured(pooled.levels, [] if failed else knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
+    if scenario.load.until is not None:
+        for text in unmet_until(run.levels, parse_until(scenario.load.until)):
+            warn(text)
     missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], options.slo)
     if answer is not None:
         say(describe_answer(answer))

@@ -292,6 +292,7 @@ async def connect(
     """
     loop = asyncio.get_running_loop()
     start_s = loop.time()
+    connected_s: float | None = None
     family, place = address
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -310,6 +311,9 @@ async def connect(
         return Connection(sock, receiver, tls, end_s - start_s, end_s - connected_s)
     except TimeoutError as exc:
         sock.close()
+        if connected_s is not None:
+            late = f"the handshake was not over within {timeout_s:g} s"
+            raise TargetError("tls", f"TLS with {host}:{place[1]} failed: {late}") from exc
         raise TargetError(
             "connect", f"no connection to {host}:{place[1]} within {timeout_s:g} s"
         ) from exc

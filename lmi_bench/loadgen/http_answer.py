@@ -275,10 +275,10 @@ def _collect_stream(
         before = len(counts)
         for payload in splitter.feed(body):
             text = plain_text(payload)
-            if text is None:
-                collector.add(parse(payload), time_s, bound_s)
-            else:
+            if text is not None:
                 collector.add_plain(text, time_s, bound_s)
+            elif payload.strip():  # an event without data keeps a connection open and says nothing
+                collector.add(parse(payload), time_s, bound_s)
         here = len(counts) - before
         if here:
             signals.delays_s.append(delay_s)
@@ -290,7 +290,8 @@ def _collect_stream(
                 signals.merged += here - 1
     if stamps:
         for payload in splitter.close():
-            collector.add(parse(payload), stamps[-1][0], stamps[-1][1])
+            if payload.strip():
+                collector.add(parse(payload), stamps[-1][0], stamps[-1][1])
 
 
 def _stamps(

@@ -168,6 +168,11 @@ class Probe:
         try:
             connection.connect()
         except TimeoutError as exc:
+            if connection.sock is not None:  # connected, and silent since
+                raise InputError(
+                    f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
+                    "speak it? Else write http:// instead of https://"
+                ) from exc
             raise InputError(
                 f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s"
             ) from exc

@@ -1,6 +1,7 @@
 """The server's own view of a level beside the client's: scraped before, during and after it.
 
-A thread of its own asks every second, so the loop that sends and receives never waits for it.
+A thread of its own asks, so the loop that sends and receives never waits for it: soon after the
+level begins, then less and less often down to every second, so that short levels are seen as well.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from lmi_bench.records import RequestRecord
 from lmi_bench.units import MS_PER_S
 
 EVERY_S = 1.0
+FIRST_S = 0.05
+"""Seconds to the first look within a level; each further one is twice as far away, to EVERY_S."""
 TIMEOUT_S = 2.0
 MAX_PAGE_BYTES = 8 * 2**20
 MAX_PREFIX_HIT_RATE = 0.01
@@ -46,11 +49,14 @@ class PowerMeter(Protocol):
 
 @dataclass(slots=True)
 class _Replica:
-    """One server and what it said in a level."""
+    """One server and what it said in a level.
+
+    during  each look within it, and the seconds since the one before, for which it stands
+    """
 
     url: str
     before: ServerSample | None = None
-    during: list[ServerSample] = field(default_factory=list)
+    during: list[tuple[float, ServerSample]] = field(default_factory=list)
     after: ServerSample | None = None
 
     @property
@@ -92,7 +98,7 @@ class ServerWatch:
         self._thread: threading.Thread | None = None
 
     async def begin(self) -> None:
-        """Scrape once, then every second, until `end`."""
+        """Scrape once, then again and again until `end`."""
         self._replicas = [_Replica(url) for url in self._urls]
         self._failed = {}
         self._stop = threading.Event()
@@ -134,10 +140,12 @@ class ServerWatch:
         return found or None
 
     def _watch(self, stop: threading.Event) -> None:
-        while not stop.wait(self._every_s):
+        wait_s = min(FIRST_S, self._every_s)
+        while not stop.wait(wait_s):
             for replica, sample in zip(self._replicas, self._scrape(), strict=True):
                 if sample is not None:
-                    replica.during.append(sample)
+                    replica.during.append((wait_s, sample))
+            wait_s = min(2 * wait_s, self._every_s)
 
     def _scrape(self) -> list[ServerSample | None]:
         if self._power is not None:
@@ -184,9 +192,10 @@ def _of_servers(
     for name in ("running", "waiting", "kv_usage_frac"):
         means, peaks = [], []
         for replica in replicas:
-            values = [s.gauges[name] for s in replica.during if name in s.gauges]
-            if values:
-                means.append(statistics.fmean(values))
+            seen = [(s.gauges[name], wait_s) for wait_s, s in replica.during if name in s.gauges]
+            if seen:
+                values, weights = zip(*seen, strict=True)
+                means.append(statistics.fmean(values, weights))
                 peaks.append(max(values))
         if means:
             share = name == "kv_usage_frac"

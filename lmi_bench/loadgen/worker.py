@@ -7,6 +7,7 @@ the sweep's affair: the worker ends when it is told to or when the pipe closes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -76,18 +77,21 @@ Answer = Ready | Progress | LevelPart | Failed
 def worker_main(pipe: Connection, job: WorkerJob) -> None:
     """Serve levels until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_on_sockets(_serve(pipe, job))
+    with contextlib.suppress(asyncio.CancelledError):
+        run_on_sockets(_serve(pipe, job))
 
 
 async def _serve(pipe: Connection, job: WorkerJob) -> None:
     orders: asyncio.Queue[Any] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    assert serving is not None
 
     def receive() -> None:
         try:
             orders.put_nowait(pipe.recv())
         except (EOFError, OSError):  # the sweep is gone
-            raise SystemExit(0) from None
+            loop.remove_reader(pipe.fileno())
+            serving.cancel()
 
     loop.add_reader(pipe.fileno(), receive)
     async with job.open_target() as target:

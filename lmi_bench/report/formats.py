@@ -11,6 +11,7 @@ from lmi_bench.report.values import Cell
 
 MISSING = "–"
 NOT_SUPPORTED = "n/a"
+_ROUNDING = 1e-12  # of a share: it stands for nothing
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -48,8 +49,14 @@ def usd(value: float | None, *, per: str = "") -> str:
 
 
 def share(value: float | None) -> str:
-    """A share of one, in percent."""
-    return MISSING if value is None else f"{number(value * 100)} %"
+    """A share of one, in percent; what rounding leaves of nothing is nothing.
+
+    >>> [share(v) for v in (0.5, 0.0123, 4e-16)]
+    ['50 %', '1.23 %', '0 %']
+    """
+    if value is None:
+        return MISSING
+    return f"{number(0.0 if abs(value) < _ROUNDING else value * 100)} %"
 
 
 def load_name(axis: str, value: float | None) -> str:

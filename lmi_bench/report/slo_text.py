@@ -95,14 +95,36 @@ def meets_all(
     failures: FailureRule = "exclude",
 ) -> bool:
     """Whether a level is known to meet every SLO."""
+    verdicts = _verdicts(line, records, slos, failures)
+    return all(verdict is True for verdict in verdicts)
+
+
+def misses_any(
+    line: Mapping[str, Any],
+    records: Sequence[RequestRecord],
+    slos: Sequence[Slo],
+    *,
+    failures: FailureRule = "exclude",
+) -> bool:
+    """Whether a level is known to miss an SLO; with too few requests neither is known."""
+    return any(verdict is False for verdict in _verdicts(line, records, slos, failures))
+
+
+def _verdicts(
+    line: Mapping[str, Any],
+    records: Sequence[RequestRecord],
+    slos: Sequence[Slo],
+    failures: FailureRule,
+) -> list[bool | None]:
+    """Of each SLO whether the level meets it; None where its requests cannot say."""
     open_loop = line.get("concurrency") is None
     measured = [
         level_measured_ms(records, slo, open_loop=open_loop, failures=failures)[0] for slo in slos
     ]
-    return all(
-        value is not None and value <= slo.limit_ms
+    return [
+        None if value is None else value <= slo.limit_ms
         for value, slo in zip(measured, slos, strict=True)
-    )
+    ]
 
 
 def highest_meeting(
@@ -112,14 +134,17 @@ def highest_meeting(
     *,
     failures: FailureRule = "exclude",
 ) -> Mapping[str, Any] | None:
-    """The valid level of the highest load up to which every valid one is known to meet the SLOs."""
+    """The valid level of the highest load that is known to meet the SLOs, below the first that is
+    known to miss one; what lies lower and cannot say is no breach, since latency rises with load.
+    """
     best = None
     for line, kept in sorted(zip(levels, records, strict=True), key=lambda pair: load_of(pair[0])):
         if not line.get("valid", True):
             continue
-        if not meets_all(line, kept, slos, failures=failures):
+        if misses_any(line, kept, slos, failures=failures):
             break
-        best = line
+        if meets_all(line, kept, slos, failures=failures):
+            best = line
     return best
 
 

@@ -16,6 +16,7 @@ from lmi_bench.analysis.repeats import (
     repeat_rule,
     spread,
     spread_of,
+    unmet_until,
 )
 from lmi_bench.errors import InputError
 from lmi_bench.records import LevelRun, RequestRecord
@@ -79,6 +80,18 @@ def test_more_noise_takes_more_attempts_and_never_more_than_twenty():
     noisy = np.mean([len(attempts_until(0.05, 8.0, seed)) for seed in range(20)])
     assert calm < noisy
     assert len(attempts_until(0.001, 20.0, 0)) == 20
+
+
+def test_an_interval_that_stayed_too_wide_is_named():
+    """Of 90, 100 and 110 the deviation is 10 and the half-width 4.303 * 10 / sqrt(3) = 24.8."""
+    wide, narrow = (90.0, 100.0, 110.0), (99.0, 100.0, 101.0)
+    lines = [{**line(0, p90), "concurrency": 8} for p90 in wide]
+    lines += [{**line(1, p90), "concurrency": 16} for p90 in narrow]
+    (text,) = unmet_until(lines, Until("ttft_p90", 0.05))
+    assert text.startswith(
+        "concurrency 8: after 3 attempts the 95 % interval of ttft_p90 is +-24.8%, and +-5.0% was"
+    )
+    assert "not known" in unmet_until(lines[:1], Until("ttft_p90", 0.05))[0]
 
 
 def test_levels_take_turns():

@@ -230,3 +230,22 @@ def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_a
         assert done.stdout == "", "no table of nothing"
     assert ("Serving Benchmark Result" in done.stdout) is (share_of_ten == 3)
     assert (run / "requests.jsonl").read_text().count("queue full") >= 6
+
+
+@pytest.mark.parametrize(
+    ("share", "code", "stopped_by", "requests"),
+    [("20%", 1, ["errors"], (12, 13)), ("none", 0, [None, None], (20, 20))],
+)
+def test_a_level_ends_at_the_share_of_failures_that_is_stated(
+    tmp_path, share, code, stopped_by, requests
+):
+    """After the probe the requests 1, 2, 10, 11 and 12 fail: the fifth, the first beyond a fifth
+    of twenty, ends the level, when the other user's may be on its way."""
+    run = tmp_path / "run"
+    with _failing(3) as (url, _):
+        target = (url, *STATED[:-1], "2,2", *TWENTY)
+        lmi_bench("sweep", *target, "--max-errors", share, "--out", run, expect=code)
+    levels = [json.loads(text) for text in (run / "levels.jsonl").read_text().splitlines()]
+    assert [line["stopped_by"] for line in levels] == stopped_by
+    for line in levels:
+        assert requests[0] <= line["requests"] <= requests[1]

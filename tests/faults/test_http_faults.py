@@ -75,7 +75,15 @@ def test_a_character_cut_in_two_is_whole_again():
 
 
 def test_comment_and_empty_frames_are_no_tokens():
-    noise = chunk(b": keep-alive\n\n") + chunk(b"\n\n") + chunk(b"event: ping\n\n")
+    silent = (
+        b": keep-alive\n\n",
+        b"\n\n",
+        b"event: ping\n\n",
+        b"data: \n\n",
+        b"data:\n\n",
+        b"data:   \n\n",
+    )
+    noise = b"".join(map(chunk, silent))
     record = record_of([STREAM_HEAD + noise, 0.02, noise + good_answer()[len(STREAM_HEAD) :]])
     assert (record.status, len(record.token_times_s)) == ("ok", 3)
 
@@ -283,6 +291,24 @@ def test_a_server_that_does_not_answer_the_connect_is_given_up():
     record = run_on_sockets(main())
     assert record.status == "connect"
     assert "0.2 s" in record.error
+
+
+def test_a_port_that_never_answers_the_handshake_is_a_tls_error():
+    """The connection stood, since the system took it: that is not the network's fault."""
+
+    async def main():
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.listen(1)
+            url = f"https://127.0.0.1:{sock.getsockname()[1]}"
+            async with HttpTarget(
+                url, find_format("openai"), model="m", connect_timeout_s=0.2
+            ) as target:
+                return (await measure(target, REQUEST, 0.0)).record()
+
+    record = run_on_sockets(main())
+    assert record.status == "tls"
+    assert "handshake was not over within 0.2 s" in record.error
 
 
 def test_plain_http_behind_https_is_a_tls_error():

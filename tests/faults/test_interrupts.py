@@ -18,7 +18,7 @@ from tests.loadgen.runtime_server import runtime_server
 INTERRUPTED = (130, -signal.SIGINT)  # Python may end by the signal itself: 130 to a shell
 
 
-def interrupted(args, moment) -> str:
+def interrupted(args, moment, by=signal.SIGINT, codes=INTERRUPTED) -> str:
     """Start a sweep, press Ctrl-C when `moment()` is true; what it said on stderr."""
     sweep = subprocess.Popen(
         command(*args),
@@ -32,9 +32,9 @@ def interrupted(args, moment) -> str:
         assert sweep.poll() is None, "over before it could be interrupted"
         assert time.monotonic() < limit_s
         time.sleep(0.01)
-    sweep.send_signal(signal.SIGINT)
+    sweep.send_signal(by)
     _, said = sweep.communicate(timeout=60)
-    assert sweep.returncode in INTERRUPTED
+    assert sweep.returncode in codes
     assert "Traceback" not in said
     return said
 
@@ -72,6 +72,16 @@ def test_ctrl_c_in_the_first_level_and_after_it_loses_the_level_in_flight_alone(
     records = lines(run / "requests.jsonl")
     numbers = [(r["level"], r["request_id"]) for r in records if (r["level"], r["attempt"]) in kept]
     assert len(numbers) == len(set(numbers)) == 3 + 6
+
+
+def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_path):
+    """Job schedulers and containers send SIGTERM: 128 + 15 tells them that it was heeded."""
+    run = tmp_path / "run"
+    levels = run / "levels.jsonl"
+    with runtime_server(step_s=0.02, signed=False) as url:
+        args = ("sweep", url, "--isl", "8", "--osl", "20", "--concurrency", "1,2", "--out", run)
+        said = interrupted(args, lambda: len(lines(levels)) == 1, signal.SIGTERM, (143,))
+    assert "1 finished level(s) kept" in said
 
 
 def test_ctrl_c_while_the_target_is_opened_leaves_nothing(tmp_path):

@@ -7,7 +7,8 @@ aiperf_0_13.json, which is what AIPerf 0.13.0 wrote of a server with a TTFT of 2
 
 Those in tests/data/imports_real are what the tools wrote, less ids, prompts and fields that are not
 read: two users, six answers of eight tokens, of benchmarks/support/truth_server.c with a TTFT of
-200 ms and an ITL of 20 ms.
+200 ms and an ITL of 20 ms. Two are of `lmi-bench serve` instead: genai_bench_0_0_5.json, and
+aiperf_0_13_sweep.json of `--concurrency 1,2`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ STATED = {
     "aiperf.json": ("aiperf", 4, None),
     "genai_perf.json": ("genai-perf", 4, None),
     "guidellm.json": ("guidellm", 4, None),
+    "genai_bench.json": ("genai-bench", 8, None),
     "llmperf_summary.json": ("llmperf", 10, None),
     "inference_perf_stage_0.json": ("inference-perf", None, 10.0),
     "inferencex_agg.json": ("inferencex", 64, None),
@@ -55,10 +57,10 @@ def test_the_tool_and_the_load_are_told_from_the_fields(name, tmp_path):
 
 
 def test_every_sample_becomes_a_run_that_can_be_read_back(tmp_path):
-    loads = {"aiperf_requests.jsonl": Load(2), "llmeter_responses.jsonl": Load(2)}
+    of_requests = ("_requests.jsonl", "_responses.json", "_responses.jsonl", "_per_request.json")
     for path in sorted(DATA.iterdir()):
         folder = tmp_path / path.stem
-        parts = [read_results(path, loads.get(path.name))]
+        parts = [read_results(path, Load(2) if path.name.endswith(of_requests) else None)]
         assert write_imported(parts, folder, command=["lmi-bench", "import"]) == 1
         run = load_run(folder)
         assert run.manifest["imported_from"] == parts[0].tool
@@ -148,6 +150,27 @@ def test_a_file_that_a_tool_wrote_says_what_was_true_of_the_server(name, tool, t
     assert line[itl]["p50"] == pytest.approx(20, rel=0.05)
 
 
+def test_what_genai_bench_wrote_fits_together_by_our_formulas():
+    """24 answers of 8 tokens: TPOT is (E2E - TTFT) / 7, throughput all tokens over the duration."""
+    (level,) = read_results(REAL / "genai_bench_0_0_5.json").levels
+    line = level.line
+    assert (line["concurrency"], line["requests"], line["output_tokens"]) == (2, 24, 192)
+    decoding_ms = line["e2e_ms"]["mean"] - line["ttft_ms"]["mean"]
+    assert line["tpot_ms"]["mean"] == pytest.approx(decoding_ms / 7, rel=0.02)
+    assert line["throughput_tokens_per_s"] == pytest.approx(192 / line["wall_s"])
+
+
+def test_a_sweep_that_aiperf_wrote_has_the_figures_of_its_single_exports():
+    """TTFT 54.12 and 37.79 ms, 69.64 and 154.49 tok/s: profile_export_aiperf.json of each."""
+    found = read_results(REAL / "aiperf_0_13_sweep.json")
+    lines = [level.line for level in found.levels]
+    assert [line["concurrency"] for line in lines] == [1, 2]
+    assert [round(line["ttft_ms"]["mean"], 2) for line in lines] == [54.12, 37.79]
+    assert [round(line["throughput_tokens_per_s"], 2) for line in lines] == [69.64, 154.49]
+    assert [line["output_tokens"] for line in lines] == [48, 48]
+    assert lines[0]["ttft_ms"]["std"] is None  # the file's is that of the runs, not of requests
+
+
 def test_aiperf_requests_leave_the_warm_up_out_and_count_failures():
     """Two answers with gaps of 10, 20 and 30, 10 ms after 50 ms, and one 503."""
     line = line_of("aiperf_requests.jsonl", Load(concurrency=2))
@@ -184,6 +207,54 @@ def test_llmperf_seconds_become_ms_and_its_itl_is_left_out():
     assert line["tpot_ms"]["mean"] is None
     assert "contains the TTFT" in line["itl_ms"]["unsupported"]["p50"]
     assert (line["requests"], line["errors"]) == (63, 3)
+
+
+def test_genai_bench_seconds_become_ms_and_its_scenario_the_workload():
+    """Of 40 answers p90 stands and p95 does not: it needs 59."""
+    found = read_results(DATA / "genai_bench.json")
+    line = found.levels[0].line
+    assert (line["requests"], line["errors"], line["wall_s"]) == (42, 2, 20.0)
+    assert (line["input_tokens"], line["output_tokens"]) == (4000, 2000)
+    assert line["ttft_ms"]["p90"] == pytest.approx(250)
+    assert line["tpot_ms"]["mean"] == pytest.approx(21)
+    assert line["e2e_ms"]["p50"] == pytest.approx(1100)
+    assert line["e2e_ms"]["unsupported"]["p95"] == "needs 59 samples, has 40"
+    assert "not the gaps" in line["itl_ms"]["unsupported"]["mean"]
+    assert line["imported"]["status_codes"] == {"503": 2}
+    assert found.workload == {"input_tokens": 100, "output_tokens": 50}
+
+
+def test_genai_bench_may_have_been_told_to_write_ms(tmp_path):
+    content = json.loads((DATA / "genai_bench.json").read_text())
+    path = tmp_path / "ms.json"
+    path.write_text(json.dumps({**content, "_time_unit": "ms"}))
+    line = read_results(path).levels[0].line
+    assert line["ttft_ms"]["p90"] == pytest.approx(0.25)
+    path.write_text(json.dumps({**content, "_time_unit": "min"}))
+    with pytest.raises(InputError, match="unit 'min'"):
+        read_results(path)
+
+
+def test_llmperf_requests_have_latencies_and_no_timeline():
+    """TTFT 0.2 and 0.4 s, E2E 1 and 2 s, and one 429."""
+    found = read_results(DATA / "llmperf_individual_responses.json", Load(concurrency=2))
+    line = found.levels[0].line
+    assert (line["requests"], line["errors"], line["output_tokens"]) == (3, 1, 60)
+    assert (line["ttft_ms"]["mean"], line["e2e_ms"]["mean"]) == pytest.approx((300, 1500))
+    assert line["wall_s"] is line["throughput_tokens_per_s"] is None
+    assert "no times of day" in found.notes[0]
+
+
+def test_inference_perf_requests_become_ours_in_both_forms_of_their_info():
+    """Sent at 500.0: tokens after 0.2, 0.3, 0.4 s; at 500.1: after 0.3 and 0.5 s; a 503."""
+    (level,) = read_results(DATA / "inference_perf_per_request.json", Load(rate_per_s=10)).levels
+    first, second, failed = level.records
+    assert first.token_times_s == pytest.approx((0.2, 0.3, 0.4))
+    assert second.token_times_s == pytest.approx((0.4, 0.6))
+    assert (failed.ok, failed.error) == (False, "busy")
+    assert level.line["ttft_ms"]["mean"] == pytest.approx(250)
+    assert level.line["itl_ms"]["mean"] == pytest.approx((100 + 100 + 200) / 3)
+    assert level.line["wall_s"] == pytest.approx(0.6)
 
 
 def test_inference_perf_seconds_become_ms():

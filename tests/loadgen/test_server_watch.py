@@ -108,11 +108,11 @@ def _page(requests=0, running=0, hits=0, ttft_s=0.25, preemptions=0):
     )
 
 
-def _watch(*urls, **options):
+def _watch(*urls, every_s=0.02, level_s=0.3, **options):
     async def main():
-        watch = ServerWatch(urls, every_s=0.02, **options)
+        watch = ServerWatch(urls, every_s=every_s, **options)
         await watch.begin()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(level_s)
         await watch.end()
         return watch.summary(RECORDS)
 
@@ -131,6 +131,13 @@ def test_counters_are_those_of_the_level_and_the_injected_delay_is_the_differenc
     assert seen["client_minus_server_ttft_ms"] == pytest.approx(50.0)
     assert seen["prefix_cache_hit_rate"] == pytest.approx(2 / 400)
     assert seen["warnings"] == []
+
+
+def test_a_level_shorter_than_the_usual_second_is_seen_and_each_look_stands_for_its_time(serve):
+    """Looks after 50 and 150 ms, of 1 and 4 running: (1 * 50 + 4 * 100) / 150 = 3."""
+    url = serve(_page(10), _page(11, running=1), _page(12, running=4), _page(14))
+    seen = _watch(url, every_s=1.0, level_s=0.25)
+    assert seen["running"] == {"mean": pytest.approx(3.0), "max": 4.0}
 
 
 def test_a_warm_prefix_cache_is_warned_of(serve):

@@ -188,19 +188,21 @@ def test_a_worker_that_dies_ends_the_level_with_its_exit_code(url):
         run_on_sockets(main())
 
 
-def test_a_cancelled_level_leaves_no_process_behind(url):
+def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capfd):
     async def main():
         pool = WorkerPool(_job(url), 2)
         task = asyncio.create_task(_endless(url, pool))
         while len(pool._workers) < 2:
             await asyncio.sleep(0.01)
         processes = [worker.process for worker in pool._workers]
+        await asyncio.sleep(1.0)  # both are at work
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return [process.is_alive() for process in processes]
+        return [(process.is_alive(), process.exitcode) for process in processes]
 
-    assert run_on_sockets(main()) == [False, False]
+    assert run_on_sockets(main()) == [(False, 0), (False, 0)]
+    assert capfd.readouterr().err == ""
 
 
 def test_auto_takes_another_worker_when_a_core_is_nearly_full():

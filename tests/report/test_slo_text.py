@@ -28,3 +28,14 @@ def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, 
     ]
     found = highest_meeting(levels, records, SLOS)
     assert (found and found["concurrency"]) == highest
+
+
+def test_a_level_with_too_few_requests_to_tell_is_no_breach():
+    """p90 needs 29 requests: one user sent three, two sent six, four sent 30."""
+    slos = (parse_slo("ttft_p90<=1s"),)
+    levels = [{"concurrency": n, "valid": True} for n in (1, 2, 4)]
+    records = [
+        [RequestRecord(i, 0.0, 0.0, (0.5, 1.5), (1, 1), 1, 2, ended_s=1.5) for i in range(n)]
+        for n in (3, 6, 30)
+    ]
+    assert highest_meeting(levels, records, slos) == levels[2]

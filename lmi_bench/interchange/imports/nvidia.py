@@ -1,4 +1,4 @@
-"""Results of AIPerf and genai-perf: a summary of metrics with units, or a line a request.
+"""Results of AIPerf and genai-perf: a summary of metrics with units, a line a request, a sweep.
 
 Their `inter_token_latency` is (E2E - TTFT) / (n - 1) of a request, which is our TPOT; gaps between
 chunks are `inter_chunk_latency`, our ITL. Single values stand in `avg`.
@@ -36,6 +36,10 @@ _NAMES = {
     "min": "min", "max": "max", "std": "std",
 }  # fmt: skip
 _UNIT_MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
+SEARCH_HISTORY_HELP = (
+    "search_history.json holds the path of a search and not what its levels measured: import the "
+    "profile_export_aiperf.json of each iteration, which lie beside it"
+)
 _NO_CHUNKS = "the file has no gaps between chunks (inter_chunk_latency)"
 
 
@@ -51,15 +55,56 @@ def is_request_line(content: Mapping[str, Any]) -> bool:
     return isinstance(metadata, Mapping) and "request_start_ns" in metadata
 
 
+def is_sweep(content: Mapping[str, Any]) -> bool:
+    """Whether an object is AIPerf's profile_export_aiperf_sweep.json."""
+    return isinstance(content.get("per_combination_metrics"), list)
+
+
+def is_aggregate(content: Mapping[str, Any]) -> bool:
+    """Whether an object is AIPerf's profile_export_aiperf_aggregate.json."""
+    metadata = content.get("metadata")
+    return isinstance(metadata, Mapping) and metadata.get("aggregation_type") == "confidence"
+
+
+def is_search_history(content: Mapping[str, Any]) -> bool:
+    """Whether an object is AIPerf's search_history.json."""
+    return "iterations" in content and ("boundary_summary" in content or "best" in content)
+
+
+def load_of(content: Mapping[str, Any]) -> Load:
+    """What a summary says of how it was measured."""
+    config = content.get("input_config") or {}
+    rate = number_of({"x": _find(config, "request_rate")}, "x")
+    # a rate with a cap on the concurrency is an open loop
+    if rate:
+        return Load(rate_per_s=rate)
+    return Load(concurrency=whole_of({"x": _find(config, "concurrency")}, "x"))
+
+
+def read_sweep(content: Mapping[str, Any], load: Load | None) -> Imported:
+    """One profile_export_aiperf_sweep.json: a level for each combination, the mean of its runs."""
+    if load is not None:
+        raise InputError(
+            "a sweep states the load of each level: leave --concurrency and --rate out"
+        )
+    levels = tuple(
+        _mean_of_runs(each["parameters"], each["metrics"], None)
+        for each in content["per_combination_metrics"]
+    )
+    return Imported("aiperf", levels)
+
+
+def read_aggregate(content: Mapping[str, Any], load: Load | None) -> Imported:
+    """One profile_export_aiperf_aggregate.json: the mean of the runs of one level."""
+    metadata = content["metadata"]
+    level = _mean_of_runs(metadata.get("variation_values") or {}, content["metrics"], load)
+    return Imported("aiperf", (level,), facts={"model": metadata.get("model")})
+
+
 def read_summary(content: Mapping[str, Any], load: Load | None) -> Imported:
     """One `profile_export_aiperf.json` or `profile_export_genai_perf.json`."""
     tool = "aiperf" if _is_aiperf(content) else "genai-perf"
     config = content.get("input_config") or {}
-    if load is None:
-        concurrency = whole_of({"x": _find(config, "concurrency")}, "x")
-        rate = number_of({"x": _find(config, "request_rate")}, "x")
-        # a rate with a cap on the concurrency is an open loop
-        load = Load(rate_per_s=rate) if rate else Load(concurrency=concurrency)
     completed = whole_of(_metric(content, "request_count"), "avg")
     errors = whole_of(_metric(content, "error_request_count"), "avg")
     latencies = {
@@ -75,7 +120,7 @@ def read_summary(content: Mapping[str, Any], load: Load | None) -> Imported:
     throughput = number_of(_metric(content, "output_token_throughput"), "avg")
     rate_per_s = number_of(_metric(content, "request_throughput"), "avg")
     line = summary_line(
-        load,
+        load or load_of(content),
         tool=tool,
         requests=None if completed is None else completed + (errors or 0),
         errors=errors,
@@ -128,6 +173,33 @@ def read_requests(lines: Sequence[Mapping[str, Any]], load: Load | None) -> Impo
     absent = {} if chunks else {"itl_ms": _NO_CHUNKS}
     level = record_level(load, records, tool="aiperf", missing_metrics=absent)
     return Imported("aiperf", (level,))
+
+
+def _mean_of_runs(
+    parameters: Mapping[str, Any], found: Mapping[str, Any], load: Load | None
+) -> ImportedLevel:
+    """A level of which the file has each statistic's mean over the runs.
+
+    A metric holds its statistics, or each of them stands by itself, as `time_to_first_token_p90`.
+    The deviation in it is that of the runs and not of the requests: it is left out.
+    """
+    values = {str(name).split(".")[-1]: value for name, value in parameters.items()}
+    if load is None and values.get("request_rate"):
+        load = Load(rate_per_s=number_of(values, "request_rate"))
+    elif load is None:
+        load = Load(concurrency=whole_of(values, "concurrency"))
+    metrics: dict[str, dict[str, Any]] = {}
+    for name, metric in found.items():
+        unit = metric.get("unit", "ms")
+        if "avg" in metric:
+            metrics[name] = {**metric, "unit": unit, "std": None}
+            continue
+        of, _, statistic = name.rpartition("_")
+        if statistic != "std":
+            metrics.setdefault(of, {"unit": unit})[statistic] = metric.get("mean")
+    (level,) = read_summary(metrics, load).levels
+    extra = {**level.line["imported"], "parameters": dict(parameters)}
+    return ImportedLevel({**level.line, "imported_from": "aiperf", "imported": extra})
 
 
 def _record(number: int, sent_s: float, metrics: Mapping[str, Any]) -> RequestRecord:

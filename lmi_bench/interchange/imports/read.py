@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from lmi_bench.errors import InputError, file_reason
 from lmi_bench.interchange.imports import (
     by_request_tools,
+    evalscope,
+    genai_bench,
     guidellm,
     nvidia,
     summaries,
@@ -23,6 +26,22 @@ from lmi_bench.interchange.imports.level import Imported, Load
 _Object = Mapping[str, Any]
 _Reader = Callable[[_Object, Load | None], Imported]
 _LinesReader = Callable[[Sequence[_Object], Load | None], Imported]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """A file of requests, which does not say under which load they were sent.
+
+    beside   where the tool says it: its other file's name, from the first one's
+    load_of  what stands there
+    """
+
+    knows: Callable[[_Object], bool]
+    read: _LinesReader
+    beside: Callable[[str], str]
+    load_of: Callable[[_Object], Load] | None
+
 
 # The first that knows the fields reads: SGLang's lines look like vLLM's but for a few.
 _OBJECTS: tuple[tuple[Callable[[_Object], bool], _Reader], ...] = (
@@ -30,19 +49,46 @@ _OBJECTS: tuple[tuple[Callable[[_Object], bool], _Reader], ...] = (
     (vllm_family.is_vllm, vllm_family.read_vllm),
     (vllm_family.is_inferencex, vllm_family.read_inferencex),
     (nvidia.is_summary, nvidia.read_summary),
+    (nvidia.is_sweep, nvidia.read_sweep),
+    (nvidia.is_aggregate, nvidia.read_aggregate),
     (guidellm.is_guidellm, guidellm.read_guidellm),
+    (genai_bench.is_genai_bench, genai_bench.read_genai_bench),
     (by_request_tools.is_llmperf, by_request_tools.read_llmperf),
+    (by_request_tools.is_llmeter_summary, by_request_tools.read_llmeter_summary),
     (summaries.is_inference_perf, summaries.read_inference_perf),
     (summaries.is_awscurl, summaries.read_awscurl),
     (summaries.is_llm_d, summaries.read_llm_d),
 )
-_LINES: tuple[tuple[Callable[[_Object], bool], _LinesReader], ...] = (
-    (nvidia.is_request_line, nvidia.read_requests),
-    (by_request_tools.is_llmeter_line, by_request_tools.read_llmeter),
+_REQUESTS: tuple[_Requests, ...] = (
+    _Requests(
+        nvidia.is_request_line,
+        nvidia.read_requests,
+        lambda name: name.replace(".jsonl", "_aiperf.json"),
+        nvidia.load_of,
+    ),
+    _Requests(
+        by_request_tools.is_llmeter_line,
+        by_request_tools.read_llmeter,
+        lambda _: "summary.json",
+        by_request_tools.llmeter_load,
+    ),
+    _Requests(
+        by_request_tools.is_llmperf_request,
+        by_request_tools.read_llmperf_requests,
+        lambda name: name.replace("individual_responses", "summary"),
+        by_request_tools.llmperf_load,
+    ),
+    _Requests(
+        by_request_tools.is_inference_perf_request,
+        by_request_tools.read_inference_perf_requests,
+        lambda name: name,
+        None,
+    ),
 )
 TOOLS = (
     "vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm",
-    "llmperf", "llmeter", "inference-perf", "awscurl", "llm-d benchmark report 0.2",
+    "genai-bench", "llmperf", "llmeter", "inference-perf", "evalscope perf", "awscurl",
+    "llm-d benchmark report 0.2",
 )  # fmt: skip
 
 
@@ -54,19 +100,39 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     """
     objects = _objects(path)
     first = objects[0]
-    for knows_line, read_lines in _LINES:
-        if knows_line(first):
-            return _checked(path, partial(read_lines, objects, load))
+    for requests in _REQUESTS:
+        if requests.knows(first):
+            known = load or _checked(path, partial(_load_beside, path, requests))
+            return _checked(path, partial(requests.read, objects, known))
+    if evalscope.is_summary(first) or evalscope.is_percentiles(first):
+        joined = _checked(path, partial(evalscope.join, objects, partial(_beside, path)))
+        return _checked(path, partial(evalscope.read_evalscope, joined, load))
     for knows, read in _OBJECTS:
         if knows(first):
             return _checked(path, partial(_read_each, read, objects, load))
+    if nvidia.is_search_history(first):
+        raise InputError(f"{path}: {nvidia.SEARCH_HISTORY_HELP}")
     raise InputError(
         f"{path}: no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
         f"known are {', '.join(TOOLS)}"
     )
 
 
-def _checked(path: Path, read: Callable[[], Imported]) -> Imported:
+def _load_beside(path: Path, requests: _Requests) -> Load | None:
+    """The load by the tool's own summary beside a file of requests; None where there is none."""
+    if requests.load_of is None:
+        return None
+    found = _beside(path, requests.beside(path.name))
+    return None if found is None else requests.load_of(found[0])
+
+
+def _beside(path: Path, name: str) -> list[_Object] | None:
+    """The objects of another file in the same folder, if it is there."""
+    other = path.with_name(name)
+    return _objects(other) if name != path.name and other.is_file() else None
+
+
+def _checked(path: Path, read: Callable[[], T]) -> T:
     try:
         return read()
     except InputError as exc:

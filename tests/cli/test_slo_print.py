@@ -1,0 +1,40 @@
+"""Why no level meets the SLOs: a miss is told from what nobody can know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.cli.slo_print import why_missed
+from lmi_bench.records import RequestRecord
+from lmi_bench.run_store import Run
+from lmi_bench.slo import parse_slo
+
+SLOS = (parse_slo("ttft_p90<=1s"),)
+
+
+def run_of(*levels):
+    """A run of (users, requests, TTFT in seconds)."""
+    records = [
+        tuple(RequestRecord(i, 0.0, 0.0, (ttft_s, 3.0), (1, 1), 1, 2) for i in range(n))
+        for _, n, ttft_s in levels
+    ]
+    lines = [{"level": i, "concurrency": users} for i, (users, _, _) in enumerate(levels)]
+    return Run(Path("run"), {}, lines, records, None)
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        (((16, 48, 2.0), (32, 96, 3.0)), "SLO missed at every level: ttft_p90<=1000ms"),
+        (
+            ((1, 3, 0.1), (2, 6, 0.1), (16, 48, 2.0)),
+            "no level is known to meet ttft_p90<=1000ms: missed at concurrency 16; too few "
+            "requests to tell at concurrency 1, 2 (--requests-per-level 29)",
+        ),
+        (((1, 3, 0.1),), "needs 29 answered requests a level, and no level has more than 3"),
+    ],
+)
+def test_a_miss_is_told_from_too_few_requests(levels, said):
+    assert said in why_missed(run_of(*levels), SLOS, "exclude")
