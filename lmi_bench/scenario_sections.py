@@ -21,7 +21,7 @@ DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Users = Annotated[int, Field(ge=1, le=1_000_000)]
+Users = Annotated[int, Field(gt=0, le=1_000_000)]
 """Of one level; each is a task of its own."""
 
 

@@ -175,6 +175,12 @@ def _notes(question: Question, model: str) -> tuple[str, ...]:
 def _measured(question: Question, runs: list[Run]) -> Basis:
     """The profile fitted to the runs' closed loops, and the loads that their rates were."""
     first = runs[0]
+    for run in runs:
+        if not run.levels:
+            raise InputError(
+                f"{run.path} has no finished level to calibrate on: sweep again, or go on with "
+                "--resume"
+            )
     measured_model = _measured_model(question, runs)
     measured_shape = find_model(measured_model)
     model = question.model or measured_model

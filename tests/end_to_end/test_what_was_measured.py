@@ -57,6 +57,13 @@ def test_runs_of_two_models_are_no_one_profile(tmp_path, run):
     assert "several models (llama-2-7b, mistral-7b)" in refused.stderr
 
 
+def test_a_run_that_was_killed_in_its_first_level_calibrates_nothing(tmp_path, run):
+    killed = tmp_path / "killed"
+    shutil.copytree(run, killed)
+    (killed / "levels.jsonl").unlink()
+    assert "no finished level" in lmi_bench("recommend", killed, "--rate", "1", expect=2).stderr
+
+
 def test_a_length_of_nothing_is_not_the_runs_length(run):
     refused = lmi_bench("recommend", run, "--input-tokens", "0", expect=2)
     assert "at least 1" in refused.stderr
