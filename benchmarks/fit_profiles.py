@@ -22,6 +22,7 @@ from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.calibrate import profile_of_fit
 from lmi_bench.analysis.cells import Cell, marks_of
 from lmi_bench.analysis.discrepancy import observations_of
+from lmi_bench.analysis.engine_defaults import V1
 from lmi_bench.analysis.fit import fit_cells
 from lmi_bench.analysis.measured_tables import TableRow, read_table
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
@@ -59,14 +60,14 @@ def plans() -> list[Plan]:
         jumpstart,
         Plan(
             "vllm_0_12.json",
-            replace(GRAPH_GPU_PRIOR, version="0.12"),
+            replace(GRAPH_GPU_PRIOR, version="0.12", defaults=V1),
             closed,
             ("vllm 0.12.0", "vllm"),
             "135 cells of a closed loop on H100: Qwen3 32B BF16, Llama 3.1 70B FP8, TP 2 to 8",
         ),
         Plan(
             "vllm_0_19.json",
-            replace(GRAPH_GPU_PRIOR, version="0.19"),
+            replace(GRAPH_GPU_PRIOR, version="0.19", defaults=V1),
             open_,
             ("vllm",),
             "14 cells of an open loop on H100: Llama 3.1 8B at TP 1, Mixtral 8x7B at TP 2, FP16",

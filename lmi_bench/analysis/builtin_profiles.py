@@ -9,6 +9,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Final
 
+from lmi_bench.analysis.engine_defaults import SGLANG, SMALL_CHUNKS, V1, vllm_defaults
 from lmi_bench.analysis.profiles import EngineProfile, StepParameters, profile_from_json
 from lmi_bench.engine.scheduling.config import KvLayout
 
@@ -42,6 +43,7 @@ EAGER_GPU_PRIOR: Final = EngineProfile(
         request_overhead_s=10e-3,
         moe_share=0.6,
         narrow_share=0.45,  # kernels of 2023; those of the priors below have been reworked
+        narrow_launch_s=0.4e-3,  # two Triton launches: groups in act order cannot be split
     ),
     log_sd={
         "bandwidth_share": 0.15,
@@ -79,6 +81,7 @@ GRAPH_GPU_PRIOR: Final = replace(
         EAGER_GPU_PRIOR.parameters,
         bandwidth_share=0.85,
         host_per_layer_s=5e-6,
+        narrow_launch_s=0.0,
         host_per_sequence_s=30e-6,
         host_per_prompt_token_s=1e-6,
         nvlink_latency_s=8e-6,
@@ -106,6 +109,7 @@ SGLANG_PRIOR: Final = replace(
     name="SGLang",
     fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
     chunked_prefill=False,
+    defaults=SGLANG,
 )
 
 # vLLM before its V1 engine (0.8): a step is planned and its answers are sent while the GPU waits,
@@ -119,9 +123,29 @@ VLLM_V0_PRIOR: Final = replace(
         GRAPH_GPU_PRIOR.parameters,
         gap_per_layer_s=150e-6,
         host_per_sequence_s=0.15e-3,
-        narrow_share=0.55,
+        host_per_prompt_s=2.5e-3,
+        request_overhead_s=8e-3,
+        narrow_share=0.45,  # its AWQ kernels were those of 2023
     ),
+    log_sd={**GRAPH_GPU_PRIOR.log_sd, "host_per_prompt_s": 0.7},
     max_batch_size=256,
+    defaults=SMALL_CHUNKS,
+    widen_first_rows=256,  # its AWQ layers hand more rows to the dense product
+)
+
+# 0.6 and 0.7: the server is a process of its own, and answers are sent while the next step runs.
+VLLM_0_6_PRIOR: Final = replace(
+    VLLM_V0_PRIOR,
+    version="0.6 and 0.7",
+    parameters=replace(
+        VLLM_V0_PRIOR.parameters,
+        gap_per_layer_s=120e-6,
+        host_per_sequence_s=0.1e-3,
+        host_per_prompt_s=1.2e-3,
+        request_overhead_s=15e-3,
+        narrow_share=0.65,  # Marlin's
+    ),
+    widen_first_rows=0,
 )
 
 # TGI from 2.0 on: CUDA graphs, its host in Rust, prompts in steps of their own.
@@ -130,6 +154,17 @@ TGI_GRAPH_PRIOR: Final = replace(
     name="TGI",
     version="2.x",
     fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
+    defaults="",
+)
+
+# TensorRT-LLM before it had a server (`trtllm-serve`): its own benchmark calls the engine.
+TRT_LLM_PRIOR: Final = replace(
+    GRAPH_GPU_PRIOR,
+    name="TensorRT-LLM",
+    version="before 0.16",
+    fitted_on="nothing yet: prior of an engine without a server around it",
+    parameters=replace(GRAPH_GPU_PRIOR.parameters, request_overhead_s=2e-3),
+    shared_head_dims=(128, 256),  # of its XQA kernels (`shouldUse` of release 0.9)
 )
 
 # The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
@@ -197,10 +232,13 @@ VLLM_0_12: Final = _shipped("vllm_0_12")
 VLLM_0_19: Final = _shipped("vllm_0_19")
 
 _EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
+_TRT_LLM: Final = ("tensorrt", "trt")
+_SERVED_TRT_LLM: Final = (0, 16)
 _LEAST_LOG_SD = 0.05
 _V1_OF_VLLM: Final = (0, 8)
+_OVERLAPPED_VLLM: Final = (0, 6)
 _GRAPHS_OF_TGI: Final = (2, 0)
-_VERSION = re.compile(r"\bv?(\d+)\.(\d+)")
+_VERSION = re.compile(r"\bv?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def prior_of_engine(
@@ -231,9 +269,13 @@ def prior_of_engine(
         general = TGI_GRAPH_PRIOR
     elif engine.startswith("sglang"):
         general = SGLANG_PRIOR
+    elif engine.startswith(_TRT_LLM) and version is not None and version < _SERVED_TRT_LLM:
+        general = TRT_LLM_PRIOR
     elif engine.startswith("vllm"):
         if version is not None and version < _V1_OF_VLLM:
-            return VLLM_V0_PRIOR
+            v0 = VLLM_V0_PRIOR if version < _OVERLAPPED_VLLM else VLLM_0_6_PRIOR
+            return replace(v0, defaults=vllm_defaults(version))
+        general = replace(GRAPH_GPU_PRIOR, defaults=V1)
         kin = [VLLM_0_19, VLLM_0_12] if open_loop else [VLLM_0_12, VLLM_0_19]
         if version is not None:
             kin.sort(key=partial(_distance, version))
@@ -254,13 +296,13 @@ def _has_seen(
     return bool(set(profile.models) & set(models) and set(profile.accelerators) & set(accelerators))
 
 
-def _version_of(engine: str) -> tuple[int, int] | None:
-    """Major and minor number in `vllm 0.6.3.post1`; None without one."""
+def _version_of(engine: str) -> tuple[int, ...] | None:
+    """The numbers, two or three, in `vllm 0.6.3.post1`; None without any."""
     found = _VERSION.search(engine)
-    return None if found is None else (int(found[1]), int(found[2]))
+    return None if found is None else tuple(int(part) for part in found.groups() if part)
 
 
-def _distance(version: tuple[int, int], profile: EngineProfile) -> int:
+def _distance(version: tuple[int, ...], profile: EngineProfile) -> int:
     """How many minor versions lie between; those of other major versions are far."""
     own = _version_of(profile.version)
     if own is None:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.analysis.engine_defaults import as_set
 from lmi_bench.analysis.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
 from lmi_bench.analysis.memory import MemoryPlan, plan_memory
 from lmi_bench.analysis.profiles import EngineProfile
@@ -104,6 +105,7 @@ def scheduler_config_for(
                 f"{max_total_tokens:,} tokens: more devices or a smaller draft"
             )
     cache_tokens = budget_bytes / bytes_per_token
+    profile = as_set(profile, shape, instance.accelerator, cache_tokens)
     return SchedulerConfig(
         num_blocks=max(
             math.floor(cache_tokens / profile.block_size),
@@ -113,7 +115,11 @@ def scheduler_config_for(
         max_model_len=max_total_tokens,
         kv_layout=profile.kv_layout,
         max_rolling_batch_size=profile.max_batch_size,
-        max_rolling_batch_prefill_tokens=max(profile.max_prefill_tokens, max_total_tokens),
+        max_rolling_batch_prefill_tokens=(
+            profile.max_prefill_tokens
+            if profile.chunked_prefill
+            else max(profile.max_prefill_tokens, max_total_tokens)
+        ),
         chunked_prefill=profile.chunked_prefill,
     )
 

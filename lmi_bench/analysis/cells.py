@@ -17,7 +17,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.capacity import (
+    memory_plan_for,
+    planned_model_for,
+    scheduler_config_for,
+)
+from lmi_bench.analysis.engine_defaults import as_set
 from lmi_bench.analysis.equal_requests import (
     CopyLimits,
     EqualRun,
@@ -27,6 +32,7 @@ from lmi_bench.analysis.equal_requests import (
     run_open,
     run_users,
 )
+from lmi_bench.analysis.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
 from lmi_bench.analysis.layouts import Workload, slots_of
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
@@ -155,6 +161,21 @@ class CellPrediction:
         return float(getattr(self, metric))
 
 
+def profile_of(profile: EngineProfile, cell: Cell) -> EngineProfile:
+    """The profile with the scheduler that it has for the cell's model and machine."""
+    if not profile.defaults:
+        return profile
+    cache_tokens = _cache_tokens(
+        cell.shape,
+        cell.instance,
+        cell.tensor_parallel,
+        cell.dtype,
+        cell.kv_dtype,
+        _Memory.of(profile),
+    )
+    return as_set(profile, cell.shape, cell.instance.accelerator, cache_tokens)
+
+
 def model_of(profile: EngineProfile, cell: Cell) -> PricedSteps:
     """The step-time model of one copy."""
     return planned_model_for(
@@ -201,6 +222,7 @@ class _Memory:
                 profile.kv_layout,
                 profile.max_batch_size,
                 profile.block_size,
+                profile.defaults,
             ),
             profile,
         )
@@ -210,6 +232,34 @@ class _Memory:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Memory) and self.key == other.key
+
+
+@lru_cache(maxsize=4096)
+def _cache_tokens(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    kv_dtype: str | None,
+    memory: _Memory,
+) -> float:
+    """Tokens that the cache of one copy holds; 0 where the weights alone are too large."""
+    plan = memory_plan_for(
+        shape,
+        instance,
+        tensor_parallel,
+        dtype,
+        memory.profile,
+        input_tokens=1,
+        output_tokens=1,
+        kv_dtype=kv_dtype,
+    )
+    return max(0.0, plan.kv_budget_bytes) / mean_kv_bytes_per_token(
+        shape,
+        shape.max_positions,
+        bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+        tensor_parallel=tensor_parallel,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -248,14 +298,14 @@ def predict_cell(
     slower  factor by which each step of an open loop takes longer than the profile says
     """
     model = model_of(profile, cell)
+    profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
     parts: list[_Part]
     if cell.rate_per_s is not None:
         steps: HasPricer = model if slower == 1.0 else _Slower(model, slower)
         parts = [_open_part(steps, profile, cell, slots)]
     else:
-        simulated = not smooth and (cell.length_spread > 0 or profile.chunked_prefill)
-        follow = _simulated_part if simulated else _traced_part
+        follow = _simulated_part if cell.length_spread and not smooth else _traced_part
         parts = []
         for users in _shares(cell.concurrency, cell.replicas):
             requests = max(1, round(cell.num_requests * users / cell.concurrency))
@@ -333,7 +383,7 @@ def waits_for_slots(profile: EngineProfile, cell: Cell) -> bool:
         slots = slots_for(profile, cell)
     except InputError:
         return False  # whoever prices the cell says why it cannot run
-    if slots >= profile.max_batch_size:
+    if slots >= profile_of(profile, cell).max_batch_size:
         return False  # a setting, and known
     return cell.concurrency > _NEARLY * cell.replicas * slots
 
@@ -477,7 +527,7 @@ def regime_of(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> 
         offered = cell.rate_per_s * cell.output_tokens
         waiting = offered > capacity_tokens_per_s(profile, cell)
         waiting = waiting and cell.num_requests / cell.replicas > predicted.peak_sequences
-    if waiting and predicted.peak_sequences >= profile.max_batch_size:
+    if waiting and predicted.peak_sequences >= profile_of(profile, cell).max_batch_size:
         return "batch_limit"
     if waiting:
         return "kv_memory"

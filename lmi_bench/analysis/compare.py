@@ -201,7 +201,10 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
 def _compare_throughput(
     name: str, load: float, a: _Side, b: _Side, rng: np.random.Generator
 ) -> Difference:
-    """Tokens per second; draws keep what a side held: its users, or its wall time at a rate."""
+    """Tokens per second; draws keep what a side held: its users, or its wall time at a rate.
+
+    A level of users ends when the last of them does, so a draw's requests are worked through again.
+    """
     tokens = [np.array([r.output_tokens for r in s.records.values()], dtype=float) for s in (a, b)]
     if not tokens[0].size or not tokens[1].size or a.wall_s <= 0 or b.wall_s <= 0:
         return _unknown(name, load, THROUGHPUT, "tok/s", "a side completed no request")
@@ -215,9 +218,25 @@ def _compare_throughput(
         e2e = np.array(
             [request_latency(r, open_loop=False).e2e_s or 0.0 for r in side.records.values()]
         )
-        pace = float(of.sum() / e2e.sum())
-        drawn.append(point * of[chosen].sum(axis=1) / e2e[chosen].sum(axis=1) / pace)
+        users = max(1, round(load))
+        own = np.arange(of.size)[None, :]
+        pace = float(of.sum() / _worked_through_s(e2e[own], users)[0])
+        took_s = _worked_through_s(e2e[chosen], users)
+        drawn.append(point * of[chosen].sum(axis=1) / took_s / pace)
     return _judge(name, load, THROUGHPUT, "tok/s", points[0], points[1], drawn[1] / drawn[0])
+
+
+def _worked_through_s(e2e_s: FloatArray, users: int) -> FloatArray:
+    """Seconds in which users, each taking the next request as soon as it is free, end a draw.
+
+    e2e_s  (draws, requests)
+    """
+    free_s = np.zeros((len(e2e_s), min(users, e2e_s.shape[1])))
+    rows = np.arange(len(e2e_s))
+    for request_s in e2e_s.T:
+        free_s[rows, free_s.argmin(axis=1)] += request_s
+    ended_s: FloatArray = free_s.max(axis=1)
+    return ended_s
 
 
 def _compare_latency(

@@ -212,13 +212,14 @@ class EngineAxes:
 
         Raises InputError for more than MOST_SETTINGS of them, or a value that cannot be.
         """
+        as_set = profile.defaults == ""  # else a device may be set to less than the profile says
         axes: list[list[Any]] = [
             _axis(self.dtypes, weight_format(dtype).name, lambda name: weight_format(name).name),
             _axis(self.kv_dtypes, None, lambda name: _narrower_cache(dtype, name)),
             [None] if self.speculation is None else [None, self.speculation],
-            _axis(self.max_batch_sizes, profile.max_batch_size),
-            _axis(self.max_prefill_tokens, profile.max_prefill_tokens),
-            _axis(self.chunked_prefill, profile.chunked_prefill),
+            _axis(self.max_batch_sizes, profile.max_batch_size if as_set else None),
+            _axis(self.max_prefill_tokens, profile.max_prefill_tokens if as_set else None),
+            _axis(self.chunked_prefill, profile.chunked_prefill if as_set else None),
             _axis(self.memory_shares, profile.memory_share),
             _axis(self.cuda_graphs, has_graphs(profile)),
             _axis(self.copies, None),

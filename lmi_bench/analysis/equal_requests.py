@@ -112,8 +112,9 @@ def run_users(model: HasPricer, users: int, num_requests: int, limits: CopyLimit
 
 
 def _delays(mean_s: float, count: int) -> list[float]:
-    chance = np.random.default_rng(_SEED + 1)
-    return [float(value) for value in chance.exponential(mean_s, size=count)]
+    """Exponential, scaled to their mean: that of a few draws would be a matter of luck."""
+    drawn = np.random.default_rng(_SEED + 1).exponential(size=count)
+    return [float(value) for value in drawn * (mean_s / drawn.mean())]
 
 
 def _lengths(mean: int, spread: float) -> Iterator[int]:

@@ -158,7 +158,7 @@ class Fit:
         full = _cache_full(self.profile, cell)
         guessed = _limit_is_guessed(self.profile, cell, predicted)
         transfer = self._transfer_sd(cell)
-        unmeasured = [0.0] * len(metrics)
+        unmeasured = [(0.0, 0.0)] * len(metrics)
         if not self.cells:
             unmeasured = unmeasured_sd(self.profile, cell, predicted, metrics)
         scales = self.scales.of(wanted)
@@ -167,14 +167,13 @@ class Fit:
             variance = float(jacobian[index] @ self.covariance @ jacobian[index])
             left = max(0.0, float(prior[index, index])) + item.noise_sd**2
             variance += float(scales[index]) ** 2 * left + transfer**2
-            variance += unmeasured[index] ** 2
             if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
                 variance += _SETTING_ERROR**2
             if full:
                 variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
             value = predicted.value(item.metric) * math.exp(float(shift[index]))
-            factor = math.exp(Z80 * math.sqrt(variance))
-            estimates[item.metric] = Estimate(value, value / factor, value * factor)
+            down, up = (math.exp(Z80 * math.sqrt(variance + sd**2)) for sd in unmeasured[index])
+            estimates[item.metric] = Estimate(value, value / down, value * up)
         return estimates
 
     def error_left(
@@ -392,7 +391,7 @@ def _fit_steps(
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
     observations = observations_of(cells)
     start = np.array([log_value(base, name) for name in names])
-    simulated = base.chunked_prefill or any(cell.length_spread for cell in cells)
+    simulated = any(cell.length_spread for cell in cells)
     weights = np.array(
         [
             0.0

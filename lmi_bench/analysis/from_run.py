@@ -180,6 +180,7 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
         max_prefill_tokens=int(scheduler["max_rolling_batch_prefill_tokens"]),
         chunked_prefill=bool(scheduler["chunked_prefill"]),
         block_size=int(scheduler["block_size"]),
+        defaults="",
     )
 
 

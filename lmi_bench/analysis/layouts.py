@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.engine_defaults import as_set
 from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
@@ -174,7 +175,8 @@ def plan_copy(
         )
     if problem is not None:
         raise InputError(problem)
-    workload, profile = workload.under(setting), setting.profile(profile)
+    workload = workload.under(setting)
+    profile = setting.profile(as_set(profile, workload.shape, layout.instance.accelerator))
     common = (
         workload.shape,
         layout.instance,

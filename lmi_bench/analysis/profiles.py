@@ -31,6 +31,10 @@ class StepParameters:
     host_per_layer_s         launching a layer's kernels, a step; small with CUDA graphs
     host_per_sequence_s      bookkeeping of a running sequence, a step
     host_per_prompt_token_s  preparing a prompt token
+    host_per_prompt_s        admitting a prompt, or going on with one that was split: its blocks,
+                             its sampling, the start of its answer
+    narrow_launch_s          of a layer in a decode step over several ranks: what the host takes
+                             more for products of 4-bit weights
     host_stretch_per_rank    relative growth of both host times with each further rank
     nvlink_latency_s, pcie_latency_s   start of one all-reduce
     nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
@@ -64,6 +68,8 @@ class StepParameters:
     unhidden_share: float = 0.0
     rows_read_share: float = 1.0
     narrow_share: float = 1.0
+    host_per_prompt_s: float = 0.0
+    narrow_launch_s: float = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -97,6 +103,12 @@ class EngineProfile:
     levels                  measured levels that predictions are corrected by (`cell_files`)
     fitted_cells            of a profile that ships: marks of the levels that it was fitted to
                             (`cells.marks_of`), none of them the reader's own
+    widen_first_rows        of a step, from which weights of few bits are widened as a whole before
+                            their products; 0: always on the way
+    shared_head_dims        head sizes for which a decode step reads the cache once for all query
+                            heads of a KV head; others read it for each. Empty: all sizes
+    defaults                rule by which model and device bound the scheduler's settings
+                            (`engine_defaults`); empty: they are as they stand
     machine                 figures of the machine `local` that the shares are of, where the fit
                             was made on it
     """
@@ -127,6 +139,9 @@ class EngineProfile:
     levels: tuple[Mapping[str, Any], ...] = ()
     machine: MeasuredMachine | None = None
     fitted_cells: tuple[str, ...] = ()
+    defaults: str = ""
+    widen_first_rows: int = 0
+    shared_head_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
@@ -249,7 +264,7 @@ def _from_document(document: Mapping[str, Any]) -> EngineProfile:
     values = dict(document)
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
-    for name in ("accelerators", "vendors", "notes", "models", "levels"):
+    for name in ("accelerators", "vendors", "notes", "models", "levels", "shared_head_dims"):
         values[name] = tuple(values.get(name, ()))
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:

@@ -6,7 +6,7 @@
                    + gap_per_layer * layers
       both(a, b) = max(a, b) + unhidden * min(a, b)      unhidden 0 on GPUs
       host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
-    prefill of T = GPU + host_per_prompt_token * T
+    prefill of T = GPU + host_per_prompt_token * T + host_per_prompt a prompt
     all-reduce   = r a layer, latency + bytes * factor(tp, link) / link rate
                    r = 2, or 1 where attention and feed-forward are parallel branches
     stretch      = stretch_per_rank * r / 2: ranks wait for the slowest at each all-reduce
@@ -77,7 +77,8 @@ class StepParts:
     all_reduce_s           adding up the ranks' halves, after them
     gap_s                  what kernels take that neither reads nor arithmetic explain
     host_s                 launching the step, at the same time as the GPU part
-    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
+    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts,
+                           by token and by prompt
     total_s                the step; binding: the part that a faster step would need
     """
 
@@ -136,6 +137,7 @@ class StepTimeModel:
         if shape.is_moe:  # each expert sees few rows, padded to whole blocks
             self._flop_per_s *= parameters.moe_share
         self._weight_bytes_per_s = self._read_bytes_per_s
+        self._wide_flop_per_s = self._flop_per_s
         if widening_ops_per_param:
             # the fewer the bits, the less of the rate of 16-bit products such kernels reach
             narrow = parameters.narrow_share ** (_NARROW_BYTES / weight_bytes_per_param)
@@ -159,6 +161,9 @@ class StepTimeModel:
             shape, tensor_parallel
         )
         self._kv_bytes_per_layer_token = values * kv_bytes_per_value
+        shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
+        # of the cache by a decode step, over once: kernels that do not know groups of heads
+        self._decode_reads_each = 1 if shared else shape.num_heads // shape.num_kv_heads
         narrow_cache = kv_bytes_per_value < _ACTIVATION_BYTES  # a conversion a value that is read
         self._kv_widening_s = values * narrow_cache / vector_op_per_s
         self._linear_flop_per_token = (
@@ -180,8 +185,11 @@ class StepTimeModel:
         )
         stretch *= profile.host_factors.get(device.name, 1.0)
         self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
+        if widening_ops_per_param and weight_bytes_per_param < 1 and tensor_parallel > 1:
+            self._host_s += parameters.narrow_launch_s * shape.num_layers
         self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
         self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
+        self._host_per_prompt_s = parameters.host_per_prompt_s
         self._gap_s = parameters.gap_per_layer_s * shape.num_layers
         self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
         self._decode_coefficients = self._collect_decode()
@@ -234,7 +242,9 @@ class StepTimeModel:
         decode_reads = self._attended(step.decode_context_tokens, step.decode_sequences)
         prefill_reads = self._attended(step.prefill_context_tokens, step.prefill_sequences)
         kv_s = (
-            self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
+            self._kv_bytes_per_layer_token
+            * (decode_reads * self._decode_reads_each + prefill_reads)
+            / self._read_bytes_per_s
         )
         # a window of w keys bounds the pairs of a prompt of n tokens by n * w
         pairs = step.prefill_context_pairs
@@ -246,16 +256,22 @@ class StepTimeModel:
         rows = step.decode_tokens / step.decode_sequences if step.decode_sequences else 1.0
         pair_flop = self._pair_flop_per_layer * (decode_reads * rows + prefill_pairs)
         linear_s = linear_flop / self._flop_per_s + widening_s
+        products_s = self._both(weights_s, linear_s)
+        if self._widens_first and tokens >= self.profile.widen_first_rows:
+            first_s, wide_read_s = self._widen_first_s()
+            weights_s, linear_s = first_s, linear_flop / self._wide_flop_per_s
+            products_s = first_s + self._both(wide_read_s, linear_s)
         pair_s = pair_flop / self._attention_flop_per_s
         pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
         compute_s = linear_s + pair_s
         all_reduce_s = self._all_reduce_base_s + self._all_reduce_per_token_s * tokens
         # matrix products and attention are kernels of their own: each is bound by itself
-        gpu_s = self._both(weights_s, linear_s) + self._both(kv_s, pair_s)
+        gpu_s = products_s + self._both(kv_s, pair_s)
         gpu_s += all_reduce_s + self._gap_s
         host_s = self._host_s if step.decode_sequences else 0.0
         per_sequence_s = self._host_per_sequence_s * step.decode_sequences
         per_prompt_token_s = self._host_per_prompt_token_s * step.prefill_tokens
+        per_prompt_token_s += self._host_per_prompt_s * step.prefill_sequences
         binding = self._binding(
             host_s, per_sequence_s + per_prompt_token_s, weights_s + kv_s, compute_s, all_reduce_s
         )
@@ -272,6 +288,22 @@ class StepTimeModel:
             total_s,
             binding,
         )
+
+    @property
+    def _widens_first(self) -> bool:
+        """Whether weights are widened as a whole before the products of many rows.
+
+        Experts see few rows each.
+        """
+        narrow = self._widening_s_per_param > 0 and self.profile.widen_first_rows > 0
+        return narrow and self._dense_streamed_bytes is not None
+
+    def _widen_first_s(self) -> tuple[float, float]:
+        """Seconds of writing a dense model's weights in 16 bits, and of reading them again."""
+        narrow_bytes = (self._dense_streamed_bytes or 0.0) / self.tensor_parallel
+        wide_bytes = narrow_bytes / self._weight_bytes_per_param * _ACTIVATION_BYTES
+        first_s = (narrow_bytes + wide_bytes) / self._weight_bytes_per_s
+        return first_s, wide_bytes / self._read_bytes_per_s
 
     def _both(self, read_s: float, compute_s: float) -> float:
         """Seconds of reading and arithmetic at the same time, as far as one hides the other."""
@@ -326,7 +358,10 @@ class StepTimeModel:
             self._dense_streamed_bytes / (self.tensor_parallel * self._weight_bytes_per_s),
             (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
             self._both(
-                self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s,
+                self._kv_bytes_per_layer_token
+                * layers
+                * self._decode_reads_each
+                / self._read_bytes_per_s,
                 self._pair_flop_per_layer * layers / self._attention_flop_per_s,
             ),
         )
@@ -346,21 +381,28 @@ class StepTimeModel:
         prefill_reads = self._attended_of(trace.prefill_context_tokens, trace.prefill_sequences)
         prefill_pairs = self._attended_of(trace.prefill_context_pairs, trace.prefill_tokens)
         kv_s = (
-            self._kv_bytes_per_layer_token * (decode_reads + prefill_reads) / self._read_bytes_per_s
+            self._kv_bytes_per_layer_token
+            * (decode_reads * self._decode_reads_each + prefill_reads)
+            / self._read_bytes_per_s
         )
         widened = weight_stream / self._weight_bytes_per_param
-        linear_s = (
-            self._linear_flop_per_token * tokens
-            + self._head_flop_per_row * (trace.decode_sequences + trace.prefill_sequences)
-        ) / self._flop_per_s
+        linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
+            trace.decode_sequences + trace.prefill_sequences
+        )
+        linear_s = linear_flop / self._flop_per_s
         linear_s += self._widening_s_per_param * widened * np.ceil(tokens / _ROWS_PER_WIDENING)
         pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
         pair_s = pair_flop / self._attention_flop_per_s
         pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
+        products_s = self._both_of(weights_s, linear_s)
+        if self._widens_first:
+            first_s, wide_read_s = self._widen_first_s()
+            wide_s = self._both_of(wide_read_s, linear_flop / self._wide_flop_per_s)
+            many = tokens >= self.profile.widen_first_rows
+            products_s = np.where(many, first_s + wide_s, products_s)
         gpu_s = (
-            np.maximum(weights_s, linear_s)
-            + np.maximum(kv_s, pair_s)
-            + self._unhidden * (np.minimum(weights_s, linear_s) + np.minimum(kv_s, pair_s))
+            products_s
+            + self._both_of(kv_s, pair_s)
             + self._gap_s
             + self._all_reduce_base_s
             + self._all_reduce_per_token_s * tokens
@@ -370,8 +412,16 @@ class StepTimeModel:
             np.maximum(gpu_s, host_s)
             + self._host_per_sequence_s * trace.decode_sequences
             + self._host_per_prompt_token_s * trace.prefill_tokens
+            + self._host_per_prompt_s * trace.prefill_sequences
         )
         return np.asarray(step_s * trace.repeat, dtype=np.float64)
+
+    def _both_of(
+        self, read_s: float | NDArray[np.float64], compute_s: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """`_both` over arrays."""
+        both_s = np.maximum(read_s, compute_s) + self._unhidden * np.minimum(read_s, compute_s)
+        return np.asarray(both_s, dtype=np.float64)
 
     def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
         """`step_time_s` as a plain function of counts, for loops of many steps.
@@ -392,8 +442,10 @@ class StepTimeModel:
         fixed_s = self._gap_s + self._all_reduce_base_s
         reduce_s, host_s = self._all_reduce_per_token_s, self._host_s
         row_s, prompt_host_s = self._host_per_sequence_s, self._host_per_prompt_token_s
+        admitted_s = self._host_per_prompt_s
         both = self._both
-        attention_s = both(kv_s, flop_pair_s)
+        decode_kv_s = kv_s * self._decode_reads_each
+        attention_s = both(decode_kv_s, flop_pair_s)
 
         def price(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
@@ -405,12 +457,12 @@ class StepTimeModel:
             every = rows + tokens
             linear_s = prompt_token_s * every + head_s * (rows + prompts)
             gpu_s = both(weights_of(every), linear_s) + both(
-                kv_s * (context + cached), flop_pair_s * (context + pairs)
+                decode_kv_s * context + kv_s * cached, flop_pair_s * (context + pairs)
             )
             gpu_s += fixed_s + reduce_s * every
             if rows and host_s > gpu_s:
                 gpu_s = host_s
-            return gpu_s + row_s * rows + prompt_host_s * tokens
+            return gpu_s + row_s * rows + prompt_host_s * tokens + admitted_s * prompts
 
         return price
 

@@ -33,6 +33,7 @@ from lmi_bench.analysis.measured_tables import (
 )
 from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.unmeasured import as_assumed
 from lmi_bench.analysis.unstated import as_fitted, fit_unstated
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.units import s_to_ms
@@ -184,6 +185,10 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     cell = row.cell
     if cell is None or cell.max_sequences is not None:
         return row
+    tokens = cell.input_tokens + cell.output_tokens
+    if tokens > cell.shape.max_positions:  # with a context that had been extended
+        cell = replace(cell, shape=replace(cell.shape, max_positions=tokens))
+        row = replace(row, cell=cell)
     try:
         slots_for(base, cell)
     except CapacityError:
@@ -195,7 +200,10 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
 
 
 def _as_fitted(fit: Fit, row: TableRow) -> TableRow:
-    return row if row.cell is None else replace(row, cell=as_fitted(fit, row.cell))
+    if row.cell is None:
+        return row
+    cell = as_fitted(fit, row.cell) if fit.cells else as_assumed(row.cell, row.engine)
+    return replace(row, cell=cell)
 
 
 def _cells(rows: Sequence[TableRow]) -> list[Cell]:

@@ -8,6 +8,7 @@ from lmi_bench.analysis.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     TGI_2023,
+    VLLM_0_6_PRIOR,
     VLLM_0_12,
     VLLM_0_19,
     VLLM_V0_PRIOR,
@@ -22,6 +23,7 @@ SHIPPED = {
     "eager-prior": EAGER_GPU_PRIOR,
     "graph-prior": GRAPH_GPU_PRIOR,
     "vllm-v0-prior": VLLM_V0_PRIOR,
+    "vllm-v0.6-prior": VLLM_0_6_PRIOR,
 }
 
 

@@ -16,12 +16,12 @@ SCENARIO = {"workload": {"input_tokens": 8, "output_tokens": 8}, "seed": 0}
 
 
 def records_of(seed, *, n=120, slower=1.0, users=4, lengths_seed=7):
-    """Users one after the other; lengths differ by request, and are the same for every seed."""
+    """Who is free takes the next; lengths differ by request, and are the same for every seed."""
     own = np.random.default_rng(lengths_seed).integers(4, 40, size=n)
     rng = np.random.default_rng(seed)
     free, records = [0.0] * users, []
     for number in range(n):
-        user = number % users
+        user = free.index(min(free))
         sent = free[user]
         ttft = slower * 0.2 * np.exp(0.1 * rng.standard_normal())
         gaps = slower * 0.02 * np.exp(0.1 * rng.standard_normal(own[number] - 1))

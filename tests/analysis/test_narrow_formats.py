@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023, VLLM_0_12
+from lmi_bench.analysis.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_V0_PRIOR
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.cells import Cell, predict_cell
 from lmi_bench.analysis.kv_cache import kv_bytes_per_value
 from lmi_bench.analysis.step_trace import LevelShape, trace_closed_loop
+from lmi_bench.analysis.weights import weight_bytes
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -116,10 +117,38 @@ def test_fp8_weights_need_no_widening_where_the_device_multiplies_them():
     assert parts("float8", prompt(1024)).compute_s > parts("float16", prompt(1024)).compute_s
 
 
+@pytest.mark.parametrize(("ranks", "more_s"), [(1, 0.0), (2, 32 * 0.4e-3)])
+def test_four_bit_weights_over_several_ranks_keep_an_eager_host_busy(ranks, more_s):
+    """GPTQ in TGI of 2023: 0.4 ms a layer more, of 32 layers."""
+    wide, four = (
+        step_time_model_for(MODEL, A100, ranks, dtype, TGI_2023).explain(decode(1))
+        for dtype in ("float16", "int4")
+    )
+    assert four.host_s - wide.host_s == pytest.approx(more_s)
+
+
+def test_many_rows_are_multiplied_densely_by_weights_widened_before():
+    """By hand, of what a prompt of 1,024 tokens takes longer than in FP16: P weights of b bytes
+    read and 2 written at the rate of the kernels that widen, 0.85 * 0.45**(0.5 / b) of 1,555 GB/s.
+    """
+    bytes_each = weight_bytes(MODEL, "int4") / MODEL.params_total
+    params = MODEL.params_total - MODEL.vocab_size * MODEL.hidden_size
+    rate = 1555e9 * 0.85 * 0.45 ** (0.5 / bytes_each)
+    four, wide = (
+        parts(dtype, prompt(1024), profile=VLLM_V0_PRIOR) for dtype in ("int4", "float16")
+    )
+    assert four.total_s - wide.total_s == pytest.approx(params * (bytes_each + 2) / rate, rel=1e-3)
+    on_the_way = replace(VLLM_V0_PRIOR, widen_first_rows=0)
+    for rows, alike in ((255, True), (256, False)):
+        one, other = (parts("int4", prompt(rows), profile=p) for p in (VLLM_V0_PRIOR, on_the_way))
+        assert (one.total_s == other.total_s) == alike
+
+
 @pytest.mark.parametrize("dtype", ["int4", "int8", "float8", "float16"])
 @pytest.mark.parametrize("kv_dtype", [None, "float8"])
-def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype):
-    model = step_time_model_for(MODEL, A100, 1, dtype, TGI_2023, kv_dtype=kv_dtype)
+@pytest.mark.parametrize("profile", [TGI_2023, VLLM_V0_PRIOR], ids=["on the way", "before"])
+def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
+    model = step_time_model_for(MODEL, A100, 1, dtype, profile, kv_dtype=kv_dtype)
     trace = trace_closed_loop(LevelShape(7, 14, 300, 20, 5, 2048, True))
     price = model.pricer()
     expected = []

@@ -118,6 +118,30 @@ def test_a_prompt_is_not_held_up_by_the_launch_but_pays_for_its_tokens():
     assert parts.total_s == pytest.approx(flop / 1e9 + 0.1)
 
 
+def test_kernels_that_do_not_know_groups_read_the_cache_for_each_query_head():
+    """50 tokens of 40 bytes, one KV head for two query heads: 2,000 bytes, or 4,000."""
+    grouped = replace(SHAPE, num_kv_heads=1)
+    profile = replace(TGI_2023, parameters=FREE)
+    for sizes, read_bytes in (((), 2_000), ((5, 7), 2_000), ((128,), 4_000)):
+        own = replace(profile, shared_head_dims=sizes)
+        fast = replace(DEVICE, fp16_flop_per_s=1e12)  # so that reading is what binds
+        priced = StepTimeModel(grouped, fast, 1, NO_LINK, own)
+        parts = priced.explain(ONE_DECODE)
+        assert parts.kv_s == pytest.approx(read_bytes / 1e9)
+        assert priced.step_time_s(ONE_DECODE) == pytest.approx(parts.total_s)
+        assert priced.pricer()(1, 50, 0, 0, 0.0, 0) == pytest.approx(parts.total_s)
+        mixed = replace(ONE_DECODE, prefill_sequences=1, prefill_tokens=2, prefill_context_pairs=9)
+        assert priced.pricer()(1, 50, 1, 2, 9, 0) == pytest.approx(priced.step_time_s(mixed))
+
+
+def test_each_prompt_of_a_step_is_admitted():
+    two = StepShape(prefill_sequences=2, prefill_tokens=100, prefill_context_pairs=2550)
+    plain, slow = model(), model(host_per_prompt_s=0.25)
+    assert slow.step_time_s(two) - plain.step_time_s(two) == pytest.approx(0.5)
+    assert slow.pricer()(0, 0, 2, 100, 2550, 0) == pytest.approx(slow.step_time_s(two))
+    assert slow.step_time_s(ONE_DECODE) == plain.step_time_s(ONE_DECODE)
+
+
 def test_two_ranks_halve_the_reads_and_pay_for_all_reduces():
     """4 all-reduces of 10 values of 2 bytes: a ring moves 2 * (2 - 1) / 2 of them."""
     parts = model(tp=2, link=Link("nvlink", 1e9), nvlink_latency_s=1e-3).explain(ONE_DECODE)
