@@ -39,6 +39,8 @@ from benchmarks.support.random_calls import (  # noqa: E402
     ANSWERED_OR_REFUSED,
     Call,
     Lengths,
+    is_answered,
+    is_overloaded,
     random_call,
 )
 
@@ -108,8 +110,8 @@ async def send(client: aiohttp.ClientSession, call: Call, counts: Counter[str]) 
             body = await response.read()
         if response.status not in ANSWERED_OR_REFUSED:
             raise SystemExit(f"{call.path} {call.body[:300]!r}: {response.status} {body[:300]!r}")
-        if response.status != 503 and b'"OriginalStatusCode":503' not in body:
-            return "answered" if response.status == 200 else "refused"
+        if not is_overloaded(response.status, body):
+            return "answered" if is_answered(response.status, body) else "refused"
         counts["of these first refused for want of room"] += 1
         await asyncio.sleep(0.1)
 

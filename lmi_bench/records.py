@@ -38,6 +38,7 @@ class Exchange:
     held_s            seconds that it waited, before `sent_s`, for a connection of a limited number
     token_ids         ids of the answer, where the target has them
     cached_tokens     of the prompt, found in the server's prefix cache, where it says so
+    thought_chars     characters that `text` begins with which are reasoning, not answer
     """
 
     sent_s: float
@@ -62,6 +63,7 @@ class Exchange:
     held_s: float = 0.0
     token_ids: Sequence[int] = ()
     cached_tokens: int | None = None
+    thought_chars: int = 0
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:
@@ -207,6 +209,8 @@ class GeneratorCheck:
     """What the load generator says of itself during a level; times in seconds.
 
     receiver             who read the sockets: "native", "python", "mixed"; "" without sockets
+    token_counts         who counted the answers' tokens: "server", "tokenizer", "chunks", or
+                         several of them, the most frequent first; "" without sockets
     receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
                          an upper bound of it where the kernel gives no time
     merged_share         share of the tokens that shared a read with a later one of their stream
@@ -228,6 +232,7 @@ class GeneratorCheck:
     cpu_share: float = 0.0
     timestamps: str = "loop"
     receiver: str = ""
+    token_counts: str = ""
     receive_delay_p99_s: float = 0.0
     merged_share: float = 0.0
     unsure_share: float = 0.0

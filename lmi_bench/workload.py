@@ -143,7 +143,8 @@ class ClosedLoop:
     """Who sends next in a closed loop: a user sends again as soon as its answer ended.
 
     Users share one numbered supply of requests. A user is told to stop when the supply is used
-    up or the level's time is over; it never holds a number it will not send.
+    up or the level's time is over; it holds no number that it will not send, but where a cap made
+    it wait until the level was stopped.
     """
 
     def __init__(
@@ -159,6 +160,11 @@ class ClosedLoop:
     def num_sent(self) -> int:
         """Requests handed out so far."""
         return self._next_index
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop rule was met."""
+        return self._stopped
 
     def start_offset_s(self, user: int, spacing_s: float = 0.0) -> float:
         """When a user sends its first request: one after the other, `spacing_s` apart."""

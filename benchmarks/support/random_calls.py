@@ -11,8 +11,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-ANSWERED_OR_REFUSED = frozenset({200, 400, 404, 405, 413, 424, 503})
-"""Statuses that a server may give these requests; 424 is SageMaker's word for a refusal."""
+ANSWERED_OR_REFUSED = frozenset({200, 400, 404, 405, 413, 422, 424, 429, 503})
+"""Statuses that a server may give these requests; 424 is SageMaker's word for a refusal, 422 and
+429 are TGI's."""
 
 JUNK = (None, True, -1, 0, 2**40, 2**70, 1.5, "", "x", [], [""], [1, "a"], {}, {"a": 1}, "\x00é日")
 
@@ -36,6 +37,18 @@ class Call:
     body: bytes
     patience_s: float | None = None
     cut: bool = False
+
+
+def is_overloaded(status: int, body: bytes) -> bool:
+    """Whether a call was refused for want of room, in any of the protocols."""
+    if status in (429, 503) or b'"OriginalStatusCode":503' in body:
+        return True
+    return body.startswith(b"data: ") and b'"error_type":"overloaded"' in body
+
+
+def is_answered(status: int, body: bytes) -> bool:
+    """Whether it was not refused; TGI refuses a stream by an event under 200."""
+    return status == 200 and not body.startswith(b'data: {"error":')
 
 
 def random_call(draw: random.Random, lengths: Lengths, *, model: str = "toy") -> Call:
@@ -62,6 +75,14 @@ def _body(draw: random.Random, lengths: Lengths, model: str) -> tuple[str, dict[
     stop = draw.choice((None, None, None, [" t1001"], ["t10", " t2"], ["zzz"]))
     stream = draw.random() < 0.6
     inner: dict[str, Any]
+    if draw.random() < 0.15:
+        path = draw.choice(("/generate", "/generate_stream", "/"))
+        inner = {"max_new_tokens": length, "details": True, "stop": stop or []}
+        inner |= {"do_sample": draw.random() < 0.5, "best_of": draw.choice((None, None, 1, 2))}
+        body = {"inputs": text, "parameters": inner, "stream": stream}
+        if draw.random() < 0.25:
+            inner[draw.choice((*inner, "top_k", "truncate", "seed"))] = draw.choice(JUNK)
+        return path, body
     if draw.random() < 0.5:
         path = draw.choice(("/invocations", "/invocations", f"/predictions/{model}"))
         parameters |= {"max_new_tokens": length, "details": True, "stop_sequences": stop}
@@ -72,10 +93,12 @@ def _body(draw: random.Random, lengths: Lengths, model: str) -> tuple[str, dict[
         prompt = text if draw.random() < 0.5 else list(range(num_words))
         body = {"prompt": prompt, "max_tokens": length, "stop": stop, "stream": stream}
         body |= parameters | {"stream_options": {"include_usage": True}}
+        body |= {"n": draw.choice((1, 1, 1, 2, 3)), "echo": draw.random() < 0.2}
+        body |= {"presence_penalty": draw.choice((0, 0, 1)), "frequency_penalty": 0}
         if draw.random() < 0.3:
             path = "/v1/chat/completions"
             body |= {"messages": [{"role": "user", "content": text}], "top_logprobs": 0}
-            del body["prompt"]
+            del body["prompt"], body["echo"]
         inner = body
     if draw.random() < 0.25:
         field = draw.choice((*inner, "new\nfield", "n", "min_tokens", "logprobs"))

@@ -60,6 +60,7 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
             "and are left out (the reasons are in levels.jsonl)"
         )
     warnings += _check_lengths(line, name)
+    warnings += _check_ends(line, name)
     warnings += _check_held(line, name)
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
@@ -101,8 +102,8 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
         server, chunks = counts["server_tokens"], counts["chunk_tokens"]
         if abs(chunks - server) > LENGTH_TOLERANCE * server:
             warnings.append(
-                f"{name}: the server counted {server:,} tokens, {chunks:,} came as chunks of their "
-                "own: throughput and TPOT are by the server's count, ITL is between chunks"
+                f"{name}: {server:,} tokens were counted ({_counted_by(line)}), {chunks:,} came as "
+                "chunks of their own: throughput and TPOT are by that count, ITL is between chunks"
             )
     cached = line.get("cached_prompt_frac") or 0.0
     if cached > PREFIX_HIT_TOLERANCE and not line.get("cached_prompt_expected"):
@@ -111,6 +112,24 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
             "is lower than with prompts that it has not seen"
         )
     return warnings
+
+
+def _counted_by(line: Mapping[str, Any]) -> str:
+    """Who says how many tokens there were; a run of another tool or of old knows no better."""
+    counted = (line.get("generator") or {}).get("token_counts")
+    return f"by the {counted}" if counted else "by the server"
+
+
+def _check_ends(line: Mapping[str, Any], name: str) -> list[str]:
+    """Answers without a finish_reason beside others with one: a proxy may have ended them."""
+    unsaid = line.get("without_finish_reason") or 0
+    completed = (line.get("requests") or 0) - (line.get("errors") or 0)
+    if not 0 < unsaid < completed:
+        return []  # a server that never gives one has cut nothing
+    return [
+        f"{name}: {unsaid} of {completed} answers ended without a finish_reason, the others have "
+        "one: they may have been cut on their way, and count as completed"
+    ]
 
 
 def _check_held(line: Mapping[str, Any], name: str) -> list[str]:

@@ -54,6 +54,12 @@ class Knee:
     why: str
     recommended: bool = False
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Knee:
+        """The value of an entry of knees.json."""
+        same = ("rule", "axis", "low", "high", "cause", "change", "why", "recommended")
+        return cls(load=content[content["axis"]], **{name: content[name] for name in same})
+
     def to_dict(self) -> dict[str, Any]:
         """An entry of knees.json."""
 

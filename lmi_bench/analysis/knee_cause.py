@@ -1,8 +1,8 @@
 """Why a sweep bends where it does, and the one change that moves the bend.
 
 A cause is named only if a fact shows it: what the load generator says of itself, what the server
-refused, a limit that lies between the knee and the next level, or the part of the step model that
-binds there. Without such a fact the cause is `unknown`, with what would tell.
+refused or let wait, a limit that lies between the knee and the next level, or the part of the step
+model that binds there. Without such a fact the cause is `unknown`, with what would tell.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ _CHANGES: Mapping[str, str] = {
     "client": "Give the load generator more cores or a host of its own, and measure again",
 }
 
+_WAITING, _FULL_CACHE = 1.0, 0.9
+"""Requests that wait on average, and share of the KV cache in use, from which on each counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class KneeFacts:
@@ -87,7 +90,7 @@ def find_cause(
             f"The server refused {refused} requests at {curve.name(beyond.load)}: raise its limit "
             "of waiting or running requests, or add replicas",
         )
-    cap = _cap(beyond, facts)
+    cap = _cap(beyond, facts) or _queue(beyond)
     if cap is not None:
         return cap
     binding = facts.binding.get(beyond.load)
@@ -124,6 +127,23 @@ def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
     if memory is not None and memory < beyond.concurrency:
         return "kv_memory", f"{_CHANGES['kv_memory']} (it holds about {memory:.3g} sequences)"
     return None
+
+
+def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
+    """What the server's own metrics say of the next level: requests waited, and for what."""
+    server = beyond.line.get("server") or {}
+    waiting = (server.get("waiting") or {}).get("mean") or 0.0
+    running = (server.get("running") or {}).get("max")
+    full = (server.get("kv_usage_frac") or {}).get("max") or 0.0
+    if server.get("preemptions") or (waiting >= _WAITING and full >= _FULL_CACHE):
+        return "kv_memory", f"{_CHANGES['kv_memory']} (its metrics: {full:.0%} in use)"
+    if waiting < _WAITING or not running:
+        return None
+    return (
+        "server_limit",
+        f"The server ran at most {running:g} sequences at once while {waiting:.3g} waited, by its "
+        "own metrics: raise its limit (max_rolling_batch_size, max_num_seqs), or add replicas",
+    )
 
 
 def _client_to_blame(point: LevelPoint) -> bool:

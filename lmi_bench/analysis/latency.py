@@ -237,6 +237,8 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     if run.engine is not None:  # of a target in this process; an endpoint does not say
         line["engine"] = dict(run.engine)
     line |= _of_lengths(completed)
+    if unsaid := _without_reason(run.check, completed):
+        line["without_finish_reason"] = unsaid
     if spec.sessions:
         line["sessions"] = summarise_sessions(run)
     if spec.max_in_flight is not None:
@@ -248,6 +250,13 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     if by_replica:
         line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
     return line
+
+
+def _without_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -> int:
+    """Streamed answers of a server that ended, and not in the middle, without saying why."""
+    if not check.receiver:
+        return 0
+    return sum(record.streamed and record.finish_reason is None for record in completed)
 
 
 def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.kneedle import kneedle_index
 from lmi_bench.analysis.level_sizes import LevelSizes
+from lmi_bench.analysis.slo_trials import SEARCH_KEY
 from lmi_bench.analysis.sweep_curve import sweep_curve
 from lmi_bench.slo import Slo
 from lmi_bench.workload import LevelSpec
@@ -80,6 +81,8 @@ def _ends_doubling(chain: Sequence[_Line], slos: Sequence[Slo]) -> bool:
     if last.get("stopped_by") in _FAILED_BY:
         return True
     if any(check_slo(last, slo).verdict == "fail" for slo in slos):
+        return True
+    if (last.get(SEARCH_KEY) or {}).get("sure"):  # too few requests for the quantile, all the same
         return True
     return len(chain) > 1 and is_saturated(chain[-2], last)
 

@@ -45,6 +45,11 @@ class SloAnswer:
     boundary: Boundary | None
     endpoint_seconds: float
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> SloAnswer:
+        """The value of slo.json's content."""
+        return cls(**{**content, "slo": tuple(content["slo"])})
+
     def to_dict(self) -> dict[str, Any]:
         """The value as JSON holds it."""
         whole = self.load == "concurrency"

@@ -88,6 +88,11 @@ class SloSearch:
             ]
         )
 
+    def first_breach(self, finished: Lines) -> float | None:
+        """Lowest load tried that misses an SLO, judged with its neighbours."""
+        high = bracket(self.trials(finished)).high
+        return None if high is None else high.load
+
     def is_closed(self, found: Bracket) -> bool:
         """Whether the bracket is as narrow as asked, or as whole users allow."""
         if found.low is None or found.high is None:

@@ -68,7 +68,9 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         )
     load = bench.scenario.load
     if client.workers not in (1, "auto") and (
-        load.max_sessions is not None or load.max_in_flight is not None
+        load.max_sessions is not None
+        or load.max_in_flight is not None
+        or isinstance(bench.scenario.client.connections, int)
     ):
         raise InputError(
             f"--workers {client.workers}: caps are held in one process; leave --workers out"

@@ -40,6 +40,20 @@ def generate(
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1 repeats less.", rich_help_panel=_SAMPLING)
     ] = 1.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Taken from the logit of each token that the answer holds, -2 to 2.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            help="The same for each time that the answer holds it, -2 to 2.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
     seed: Annotated[
         int | None, typer.Option(help="Makes draws repeatable.", rich_help_panel=_SAMPLING)
     ] = None,
@@ -127,6 +141,8 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=seed,
         stop_token_ids=tuple(stop_token_ids or ()),
         min_tokens=min_tokens,

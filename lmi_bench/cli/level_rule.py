@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class LevelRule:
     """What `run_sweep` needs to know of the levels.
 
     total   number of levels, None where a rule picks them
-    search  of a search over the SLOs
+    search  what says where the SLOs break, where a rule picks the levels and SLOs are stated
     """
 
     levels: NextLevel
@@ -52,7 +52,11 @@ def with_levels_found(scenario: Scenario) -> Scenario:
 
 
 def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule:
-    """The rule of a scenario's load section; the levels end with the time box, if there is one."""
+    """The rule of a scenario's load section; the levels end with the time box, if there is one.
+
+    Levels that are picked for the curve (`auto`) go on, where one of them broke an SLO, as a search
+    that narrows down where it breaks.
+    """
     box = TimeBox(None) if time_box is None else time_box
     load, summarise_one = scenario.load, _summarise(scenario)
     if not load.is_adaptive:
@@ -75,14 +79,24 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
         max_in_flight=load.max_in_flight,
         as_sessions=session_levels(scenario),
     )
-    if load.search is None:
-        rules = StopRules(ends_sweep=False)
-        picked = auto_levels(sizes, slos=slos, fits=box.fits)
-        return LevelRule(picked, None, rules, summarise_one)
+    curve = None if load.search is not None else auto_levels(sizes, slos=slos, fits=box.fits)
+    if curve is not None and not slos:
+        return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
     search = _search(scenario, sizes)
+    seek = box.levels(search.next_level)
+    of_curve: set[int] = set()
+
+    def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
+        spec = None if curve is None else curve(finished)
+        if spec is not None:
+            of_curve.add(spec.index)
+            return spec
+        if curve is not None and search.first_breach(finished) is None:
+            return None  # full before an SLO broke: more users would only wait
+        return seek(finished)
 
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        if spec.num_requests is None:
+        if spec.num_requests is None or spec.index in of_curve:  # a knee needs whole levels
             return None
         return CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None).add
 
@@ -90,7 +104,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
         return {**summarise_one(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
 
     rules = StopRules(ends_sweep=False, watch=watch)
-    return LevelRule(box.levels(search.next_level), None, rules, summarise, search)
+    return LevelRule(next_level, None, rules, summarise, search)
 
 
 def _summarise(scenario: Scenario) -> Callable[[LevelRun], dict[str, Any]]:
@@ -104,8 +118,8 @@ def _summarise(scenario: Scenario) -> Callable[[LevelRun], dict[str, Any]]:
 def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:
     load = scenario.load
     slos = tuple(parse_slo(text) for text in scenario.slo)
-    start = load.concurrency if load.search == "concurrency" else load.rate_per_s
-    axis: LoadAxis = "concurrency" if load.search == "concurrency" else "rate_per_s"
+    start = load.rate_per_s if load.search == "rate" else load.concurrency
+    axis: LoadAxis = "rate_per_s" if load.search == "rate" else "concurrency"
     usual = START_USERS if axis == "concurrency" else START_RATE_PER_S
     first = float(start[0]) if isinstance(start, tuple) else usual
     if axis == "concurrency":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from lmi_bench.errors import InputError
 from lmi_bench.loadgen.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.discover import Discovery, discover
+from lmi_bench.loadgen.endpoint import parse_endpoint
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
@@ -99,7 +101,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,
         tokenizers=tokenizers,
-        notes=notes,
+        notes=(*notes, *_several_addresses(scenario.target)),
         secrets=access.secrets(),
         metrics_url=_metrics_page(scenario.target),
         metrics_headers=headers,
@@ -125,7 +127,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         settings.custom_attributes,
     )
     aws = open_aws_access(settings.endpoint_url)
-    if aws.is_aws:
+    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
         found = read_endpoint_facts(
             aws,
             invocation.endpoint_name,
@@ -176,7 +178,7 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
         tokenizers=(model,),
-        notes=found.notes,
+        notes=(*found.notes, *_several_addresses(aws.runtime_url)),
         usd_per_hour=found.price_usd_per_hour,
         count_instances=found.count_instances,
         cloudwatch=cloudwatch,
@@ -191,6 +193,19 @@ def _choose_receive(scenario: Scenario, url: str) -> ReceiveChoice:
     if choice.why is not None and not tls:
         note(f"receiver: {choice.note}")
     return choice
+
+
+def _several_addresses(url: str) -> tuple[str, ...]:
+    """What is told of a name that stands for several machines."""
+    at = parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
+    try:
+        found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()  # whoever connects says so
+    most = max(len({place[0] for kind, *_, place in found if kind == one}) for one, *_ in found)
+    if most < 2:
+        return ()
+    return (f"{at.host} has {most} addresses: connections are shared out among those that answer",)
 
 
 def _discover(scenario: Scenario, access: Access) -> Discovery:

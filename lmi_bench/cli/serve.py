@@ -1,4 +1,4 @@
-"""`lmi-bench serve`: the bundled engine, or its simulation, behind LMI and OpenAI routes."""
+"""`lmi-bench serve`: the bundled engine, or its simulation, behind LMI, OpenAI and TGI routes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP: LMI, OpenAI and SageMaker's runtime paths, until Ctrl-C.
+    """Serve a model over HTTP: LMI, OpenAI, TGI and SageMaker's runtime paths, until Ctrl-C.
 
     With --executor simulated --instance ml.g5.2xlarge --model llama-2-7b it answers with the
     predicted timing of that instance and needs no GPU. TGI's limits are read from the

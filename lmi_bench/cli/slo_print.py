@@ -29,8 +29,10 @@ class SloOptions:
 AS_STATED = SloOptions()
 
 
-def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
+def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: bool = True) -> bool:
     """Print goodput and each SLO by level; whether every level missed what was stated.
+
+    verdict  False: the levels are shown, and who picked them says what they come to
 
     Where limits of a request are stated and no SLO, a level needs 90 % of its requests within them.
     """
@@ -52,6 +54,8 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
         meets_all(line, records, slos, failures=options.failures)
         for line, records in zip(run.levels, run.records, strict=True)
     )
+    if not verdict:
+        return missed
     if missed:
         say(why_missed(run, slos, options.failures))
     highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.cost import usd_per_1m_tokens
+from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.levels import NextLevel
@@ -107,8 +108,8 @@ class Spend:
             likely_usd = _likely_s(spec, finished) * self._usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
                 self._note(
-                    f"stopped before {spec.label}: {self._max_usd - left_usd:.2f} USD are spent, "
-                    f"it would take about {likely_usd:.2f} more, and --max-spend is "
+                    f"stopped before {spec.label}: {number(self._max_usd - left_usd, 2)} USD are "
+                    f"spent, it would take about {number(likely_usd, 2)} more, and --max-spend is "
                     f"{self._max_usd:g}"
                 )
                 return None
@@ -159,11 +160,14 @@ class Spend:
             now_s = self._clock()
             self._earlier_usd, self._started_s = self._spent_usd(now_s), now_s
             self._usd_per_hour *= now / before
-        reason = f"the endpoint went from {before} to {now} instances during the level"
+        reason = (
+            f"the endpoint went from {before} to {now} instances during the level: run it again"
+        )
+        others = [line["invalid_reason"]] if line["invalid_reason"] else []
         return {
             "instances": now,
             "valid": False,
-            "invalid_reason": line["invalid_reason"] or f"{reason}: run it again",
+            "invalid_reason": "; ".join([*others, reason]),
         }
 
 
@@ -174,6 +178,19 @@ def _likely_s(spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> float:
         return spec.duration_s or 0.0
     likely_s = float(last["elapsed_s"]) * spec.num_requests / float(last["requests"])
     return min(likely_s, spec.duration_s or likely_s)
+
+
+def cost_at(lines: Sequence[Mapping[str, Any]], answer: SloAnswer) -> str | None:
+    """What output costs at the load of an answer, for people; None where nothing is priced."""
+    at = [line for line in lines if line.get(answer.load) == answer.value]
+    cost = at[-1].get("usd_per_1m_output_tokens") if at else None
+    if cost is None:
+        return None
+    return (
+        f"  there {cost:.2f} USD per 1M output tokens, "
+        f"{at[-1]['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
+        f"{at[-1]['price_usd_per_hour']:.2f} USD an hour"
+    )
 
 
 def cheapest(lines: Sequence[Mapping[str, Any]]) -> str | None:

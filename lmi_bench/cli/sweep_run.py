@@ -21,17 +21,18 @@ from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_wat
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
 from lmi_bench.cli.engine_options import check_policy_flags
+from lmi_bench.cli.finished_run import finished_run
 from lmi_bench.cli.gate_run import read_failures, read_share
+from lmi_bench.cli.idle_options import refuse_idle_options
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
-from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest
+from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest, cost_at
 from lmi_bench.cli.time_box import AUTO_S, TimeBox, clock_text, read_max_time
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
 from lmi_bench.records import LevelRun
-from lmi_bench.redaction import redact_text
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
     LEVEL_GIVE_WAY,
@@ -42,6 +43,7 @@ from lmi_bench.report.text import (
     level_rows,
     replica_lines,
     session_rows,
+    token_counts_line,
 )
 from lmi_bench.run_store import (
     MANIFEST,
@@ -56,8 +58,6 @@ from lmi_bench.slo import parse_goodput, parse_slo
 
 if TYPE_CHECKING:
     from lmi_bench.engine.step_trace import StepTrace
-
-_TOLD_OF_A_SERVER = ("engine.tensor_parallel", "engine.dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +105,9 @@ def run(
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides)
-    _check_engine_flags(scenario, overrides)
+    refuse_idle_options(scenario.target, overrides)
+    check_policy_flags(scenario.engine.policy, overrides)
     return run_scenario(scenario, options, out=out, resume=resume)
-
-
-def _check_engine_flags(scenario: Scenario, overrides: Mapping[str, Any]) -> None:
-    """Raise InputError for flags that set an engine where a server of its own is measured.
-
-    Its degree and number format no server tells: whoever calibrates on the run reads them. Likewise
-    for flags of another batching policy than the engine's.
-    """
-    if not is_endpoint(scenario.target):
-        check_policy_flags(scenario.engine.policy, overrides)
-        return
-    set_by_flag = [
-        f"--{name.removeprefix('engine.').replace('_', '-')}"
-        for name, value in overrides.items()
-        if name.startswith("engine.") and name not in _TOLD_OF_A_SERVER and value is not None
-    ]
-    if set_by_flag:
-        raise InputError(
-            f"{', '.join(set_by_flag)}: {redact_text(scenario.target)} has settings of its own, "
-            "which a sweep does not change; these are for the bundled engine (no URL) and sim:"
-        )
 
 
 def read_slo_options(goodput: str, failures: str) -> SloOptions:
@@ -147,6 +127,9 @@ def run_scenario(
     level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
     if options.max_time is not None:
         read_max_time(options.max_time)
+    if resume and out is not None and (found := finished_run(out, scenario)) is not None:
+        note(f"{out} is finished, {len(found.run.levels)} level(s): nothing is left to be sent")
+        return _conclude(out, found.scenario, options, found.knees, found.answer)
     tracer = None if options.trace is None else _step_trace(options.trace)
     bench = open_bench(scenario, options.access, trace=tracer)
     folder = out or _default_folder(bench.scenario)
@@ -221,9 +204,14 @@ def _conclude(
     if scenario.load.until is not None:
         for text in unmet_until(run.levels, parse_until(scenario.load.until)):
             warn(text)
-    missed = print_slos(pooled, [parse_slo(text) for text in scenario.slo], options.slo)
+    slos = [parse_slo(text) for text in scenario.slo]
+    missed = print_slos(pooled, slos, options.slo, verdict=answer is None)
     if answer is not None:
         say(describe_answer(answer))
+        if (cost := cost_at(run.levels, answer)) is not None:
+            say(cost)
+        if answer.value is not None and answer.first_breach is None and not scenario.load.search:
+            note("no SLO broke up to where the levels end; --search concurrency goes on beyond")
         missed = answer.value is None
         if doubtful := _invalid_beside(answer, run.levels):
             warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
@@ -471,5 +459,7 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         warn(text)
     if (own_error := generator_line(levels)) is not None:
         say(own_error)
+    if (counts := token_counts_line(levels)) is not None:
+        say(counts)
     if (cost := cheapest(levels)) is not None:
         say(cost)

@@ -25,6 +25,7 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
     WaitUntil,
 )
+from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.errors import EngineError, InputError
@@ -100,6 +101,12 @@ class Generation:
     def decode_s(self) -> float | None:
         """Seconds from its first token to its end, None before."""
         return _between(self.first_token_s, self.finished_s)
+
+    async def started(self) -> None:
+        """Return when the first token is there, or the end without one. Raises EngineError if the
+        engine failed before."""
+        async for _ in self:
+            return
 
     async def wait(self) -> None:
         """Return when the request has ended. Raises EngineError if the engine failed."""
@@ -210,8 +217,14 @@ class AsyncEngine:
             assert self._error is not None
             raise self._error
 
-    def submit(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> Generation:
-        """Queue a request; it arrives now.
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        beside: Generation | None = None,
+    ) -> Generation:
+        """Queue a request; it arrives now. There is but one place: `beside` changes nothing.
 
         Raises CapacityError if it can never fit, OverloadedError if the engine takes no more,
         EngineError if the engine is not running.
@@ -227,6 +240,11 @@ class AsyncEngine:
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()
         return generation
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The scheduler's settings."""
+        return self._scheduler.config
 
     @property
     def outstanding(self) -> int:

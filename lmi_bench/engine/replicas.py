@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Protocol
 
 from lmi_bench.engine.async_engine import AsyncEngine, Generation
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.router import Router
+from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.errors import EngineError, InputError
 
@@ -24,8 +25,19 @@ from lmi_bench.errors import EngineError, InputError
 class ServingEngine(Protocol):
     """What answers requests: an engine, or several behind a router."""
 
-    def submit(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> Generation:
-        """Queue a request; see AsyncEngine.submit."""
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        beside: Generation | None = None,
+    ) -> Generation:
+        """Queue a request, at the place of `beside` if one is given; see AsyncEngine.submit."""
+        ...
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The settings of the whole: `max_concurrent_requests` counts all places."""
         ...
 
     def stats(self) -> EngineStats:
@@ -69,19 +81,36 @@ class ReplicaGroup:
     ) -> None:
         await self._stack.__aexit__(exc_type, exc, traceback)
 
-    def submit(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> Generation:
-        """Queue a request at the replica that the router picks; `replica` of the generation says
-        which.
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        beside: Generation | None = None,
+    ) -> Generation:
+        """Queue a request at the replica that the router picks, or at that of `beside`; `replica`
+        of the generation says which.
 
         Raises what AsyncEngine.submit raises, and EngineError once any replica has failed.
         """
         for engine in self._engines:
             if engine.error is not None:
                 return engine.submit(prompt_token_ids, sampling)  # raises that error
-        replica = self._router.pick([engine.outstanding for engine in self._engines])
+        replica = None if beside is None else beside.replica
+        if replica is None:
+            replica = self._router.pick([engine.outstanding for engine in self._engines])
         generation = self._engines[replica].submit(prompt_token_ids, sampling)
         generation.replica = replica
         return generation
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """A replica's settings, with the requests that all of them take together."""
+        config = self._engines[0].config
+        limit = config.max_concurrent_requests
+        if limit is None:
+            return config
+        return replace(config, max_concurrent_requests=limit * len(self._engines))
 
     @property
     def error(self) -> EngineError | None:

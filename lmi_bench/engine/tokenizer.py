@@ -30,11 +30,11 @@ class Tokenizer:
         self.folder = folder
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
-        self._special_ids: frozenset[int] = frozenset(
-            token_id
+        self._special_tokens: dict[int, str] = {
+            token_id: token.content
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
-        )
+        }
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -79,6 +79,10 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def special_token(self, token_id: int) -> str | None:
+        """The name of a token that `decode` passes over, such as `</s>`; None for others."""
+        return self._special_tokens.get(token_id)
+
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """Whether every token has the same id in both."""
         ours: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -90,7 +94,7 @@ class Tokenizer:
 
     def _shown(self, token_ids: Iterable[int]) -> list[int]:
         """Without the special tokens, which `decode` passes over."""
-        return [token_id for token_id in token_ids if token_id not in self._special_ids]
+        return [token_id for token_id in token_ids if token_id not in self._special_tokens]
 
 
 class Detokenizer:

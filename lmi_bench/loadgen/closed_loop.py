@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.measure import Measured, measure
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
@@ -24,6 +25,7 @@ async def run_closed_loop(
     spacing_s: float = 0.0,
     timeout_s: float | None = 60.0,
     guard: StallGuard | None = None,
+    cap: InFlightCap | None = None,
     on_ended: Callable[[Measured], bool] = lambda _: True,
 ) -> list[Measured]:
     """Let the users work through their requests; returns them in request order.
@@ -31,6 +33,7 @@ async def run_closed_loop(
     request_at  the request of a number
     spacing_s   seconds between the first sends of neighbouring users: a burst of all at once
                 measures the server's accept queue
+    cap         on the requests in flight, below the number of users
     on_ended    called as each request ends; False: send no more, let the rest finish
     """
     loop = asyncio.get_running_loop()
@@ -42,9 +45,21 @@ async def run_closed_loop(
         if delay_s > 0:
             await asyncio.sleep(delay_s)
         while (index := users.next_index(loop.time() - start_s)) is not None:
-            measured = await measure(
-                target, request_at(index), due_s, timeout_s=timeout_s, guard=guard
-            )
+            request = request_at(index)
+            measured: Measured | None
+            if cap is None:
+                measured = await measure(target, request, due_s, timeout_s=timeout_s, guard=guard)
+            else:
+                measured = await cap.measure(
+                    target,
+                    request,
+                    due_s,
+                    timeout_s=timeout_s,
+                    guard=guard,
+                    stopped=lambda: users.is_stopped,
+                )
+            if measured is None:
+                return
             ended.append(measured)
             if not on_ended(measured):
                 users.stop()

@@ -27,6 +27,7 @@ from lmi_bench.loadgen.receive import Receiver
 READ_BYTES = 65536
 """Kept below 128 KiB, above which each buffer becomes a memory mapping of its own."""
 MAX_ANSWER_BYTES = 256 * 2**20
+"""Of any answer; a request may set a lower limit."""
 _CONTROL_BYTES = 64
 _MORE_FOLLOWS = frozenset((b"\n\n\r\n", b"}\n\r\n"))
 """Last bytes of a read that end a chunk of events, not a response: that of a chunked one ends with
@@ -77,6 +78,7 @@ class Connection:
     sent_by_ns  when all of the present request was in the kernel's hands; 0: not yet
     connect_s   what opening it took, the TLS handshake included; tls_s: the handshake alone
     reusable    whether another request may follow
+    address     where it leads
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class Connection:
         tls: TlsLayer | None,
         connect_s: float,
         tls_s: float | None = None,
+        address: Address | None = None,
     ) -> None:
         self._sock = sock
+        self.address = address
         self._receiver = receiver
         self._tls = tls
         self._recvmsg = sock.recvmsg
@@ -95,6 +99,7 @@ class Connection:
         self._waiter: asyncio.Future[None] | None = None
         self._unsent = b""
         self._num_fed = 0
+        self._most_bytes = MAX_ANSWER_BYTES
         self._chunked = False
         self._complete = False
         self._reads: list[Read] = []
@@ -111,14 +116,19 @@ class Connection:
         if not self.native:
             receiver.add(self)
 
-    def start(self, request: bytes) -> tuple[int, asyncio.Future[None]]:
+    def start(
+        self, request: bytes, *, most_bytes: int | None = None
+    ) -> tuple[int, asyncio.Future[None]]:
         """Send a request; gives the time just before it left and a future of the response's end.
+
+        most_bytes  a longer response fails; None: as long as any may be
 
         The future holds a TargetError if the response fails.
         """
         self.reads = self._reads = []
+        self._most_bytes = min(MAX_ANSWER_BYTES, most_bytes or MAX_ANSWER_BYTES)
         if self._kept is not None:
-            self._kept.restart(MAX_ANSWER_BYTES)
+            self._kept.restart(self._most_bytes)
         self.num_bytes = 0
         self._num_fed = 0
         self._chunked = False
@@ -165,7 +175,7 @@ class Connection:
             self._fail("broken_stream", f"the connection broke: {exc.strerror}")
             return
         now_ns = monotonic_ns()
-        if self._chunked and data[-4:] in _MORE_FOLLOWS and self.num_bytes < MAX_ANSWER_BYTES:
+        if self._chunked and data[-4:] in _MORE_FOLLOWS and self.num_bytes < self._most_bytes:
             # Not the end: the parser gets it with the bytes that may be, in one call.
             self._reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
             self.num_bytes += len(data)
@@ -219,8 +229,8 @@ class Connection:
             return
         if self._complete:
             self._finish()
-        elif self.num_bytes > MAX_ANSWER_BYTES:
-            self._fail("malformed_frame", f"the response has more than {MAX_ANSWER_BYTES:,} bytes")
+        elif self.num_bytes > self._most_bytes:
+            self._fail("malformed_frame", f"the response has more than {self._most_bytes:,} bytes")
 
     def give_up(self, error: TargetError) -> None:
         """Close the connection and let the request in flight fail with this."""
@@ -304,11 +314,11 @@ async def connect(
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, place)
             if tls_context is None:
-                return Connection(sock, receiver, None, loop.time() - start_s)
+                return Connection(sock, receiver, None, loop.time() - start_s, address=address)
             connected_s = loop.time()
             tls = await _handshake(sock, tls_context, host)
             end_s = loop.time()
-        return Connection(sock, receiver, tls, end_s - start_s, end_s - connected_s)
+        return Connection(sock, receiver, tls, end_s - start_s, end_s - connected_s, address)
     except TimeoutError as exc:
         sock.close()
         if connected_s is not None:

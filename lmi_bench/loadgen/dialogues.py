@@ -66,16 +66,21 @@ class Dialogue:
     def _after(
         self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest
     ) -> PlannedRequest:
-        """The new words behind everything before them, in each form that the target may take."""
+        """The new words behind everything before them, in each form that the target may take.
+
+        Reasoning is left out, as chat servers want it and their clients do.
+        """
         answered = reply.output_tokens
         if answered is None:
             answered = sum(reply.token_counts)
+        answered = max(0, answered - reply.reasoning_tokens)
+        answer = reply.text[reply.thought_chars :]
         ids: tuple[int, ...] = ()
         if asked.prompt_token_ids and said.prompt_token_ids:
-            reply_ids = reply.token_ids or self._encoded(reply.text)
+            reply_ids = reply.token_ids or self._encoded(answer)
             ids = (*asked.prompt_token_ids, *reply_ids, *said.prompt_token_ids)
-        text = said.prompt_text and f"{asked.prompt_text}{reply.text}\n{said.prompt_text}"
-        messages = (*asked.messages, ("assistant", reply.text), *said.messages)
+        text = said.prompt_text and f"{asked.prompt_text}{answer}\n{said.prompt_text}"
+        messages = (*asked.messages, ("assistant", answer), *said.messages)
         return replace(
             said,
             input_tokens=len(ids) or asked.input_tokens + answered + said.input_tokens,

@@ -34,6 +34,7 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
 }
 """Ends of a path that say what it is; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)
+_TGI_ROUTER: Final = "text-generation-router"
 _UNNAMED: Final = "an OpenAI-compatible server"
 _NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
 _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
@@ -145,7 +146,9 @@ def discover(
             max_model_len=hints.max_model_len,
             states_counts=any(event.output_tokens is not None for event in events),
             forces_length=forced and candidate != "tgi",
-            notes=_notes(model, hints, name) + length_notes(wire_format),
+            notes=_notes(model, hints, name)
+            + length_notes(wire_format)
+            + _end_notes(candidate, events, stream=stream),
             wire_format=wire_format if wire_format is OLD_LENGTH else None,
         )
     raise InputError(
@@ -175,21 +178,29 @@ def _candidates(protocol: str | None, by_path: Sequence[str], hints: _Hints) -> 
 
 
 def _ask(probe: Probe) -> _Hints:
-    """What the server says of itself, TGI first: it has `/v1/models` too."""
+    """What the server says of itself, TGI first: it has `/v1/models` too.
+
+    Another server with TGI's routes says so (`router`): its other protocols can force a length.
+    """
     info = probe.get("/info").json_object()
+    tgi = None
     if "model_id" in info and ("max_total_tokens" in info or "max_input_tokens" in info):
-        return _Hints(
+        tgi = _Hints(
             server=f"TGI {info.get('version', '')}".strip(),
             protocols=("tgi",),
             models=(str(info["model_id"]),),
             max_model_len=_positive(info.get("max_total_tokens")),
         )
+        if info.get("router", _TGI_ROUTER) == _TGI_ROUTER:
+            return tgi
     reply = probe.get("/v1/models")
     entries = reply.json_object().get("data")
     if isinstance(entries, list) and entries and isinstance(entries[0], dict):
         return _from_models([entry for entry in entries if isinstance(entry, dict)])
     if reply.status in WANTS_KEY:
         raise wants_key(probe, find_format("openai"), reply)
+    if tgi is not None:
+        return tgi
     if probe.get("/ping").status == 200:
         return _Hints(server="a SageMaker container (LMI)", protocols=("lmi",))
     return _Hints()
@@ -227,6 +238,14 @@ def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
     if wanted is None and len(hints.models) > 1:
         return (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
     return ()
+
+
+def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> tuple[str, ...]:
+    """What is told where a cut answer could not be told from a whole one."""
+    says_why = any(event.finish_reason is not None for event in events)
+    if says_why or not stream or not protocol.startswith("openai"):
+        return ()
+    return ("warning: answers end without a finish_reason: one that was cut cannot be known",)
 
 
 def _check(events: Sequence[WireEvent]) -> None:

@@ -217,7 +217,9 @@ static int wait_for_events(struct harvester *self, int most, int64_t wait_ns) {
     return epoll_wait(self->epoll_fd, self->events, most, 0);
 }
 
-/* Read all of a stream that is there; the number of wakes. */
+/* Read all of a stream that is there, up to the first read beyond its limit (whoever is woken then
+ * gives it up: a server that writes faster than we read would keep us here for ever); the number
+ * of wakes. */
 static int read_stream(
     struct harvester *self, struct stream *stream, int fd, uint32_t events, int64_t bound_ns,
     struct wake *wake
@@ -230,7 +232,10 @@ static int read_stream(
     do {
         kind = read_once(self, stream, fd, bound_ns, &error, &came);
         if (kind) seen = kind;
-    } while (came && (came == READ_BYTES || to_the_end) && kind != FAILED);
+    } while (
+        came && (came == READ_BYTES || to_the_end) && kind != FAILED &&
+        stream->num_bytes <= stream->limit_bytes
+    );
     if (!seen) return 0;
     *wake = (struct wake){fd, seen, events, error};
     return 1;

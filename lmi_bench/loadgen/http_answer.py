@@ -97,6 +97,8 @@ class _Collector:
         self.cached_tokens: int | None = None
         self.error: WireEvent | None = None
         self.reasoning_tokens = 0
+        self.thought_chars = 0
+        self.answered = False
         self.first_answer_s: float | None = None
         self.streamed = True
         self.ended = False
@@ -122,6 +124,8 @@ class _Collector:
         if num_tokens:
             if event.reasoning:
                 self.reasoning_tokens += num_tokens
+                if not self.answered:  # thoughts amid the answer stay where they are
+                    self.thought_chars += len(event.text)
                 self._add_tokens(num_tokens, event.text, time_s, late_s)
             else:
                 self._add_answer(num_tokens, event.text, time_s, late_s)
@@ -132,6 +136,7 @@ class _Collector:
             self._add_answer(1, text, time_s, late_s)
 
     def _add_answer(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+        self.answered = True
         if self.reasoning_tokens and self.first_answer_s is None:
             self.first_answer_s = time_s
         self._add_tokens(num_tokens, text, time_s, late_s)
@@ -192,6 +197,7 @@ def decode_answer(
             streamed=collector.streamed,
             held_s=held_s,
             cached_tokens=collector.cached_tokens,
+            thought_chars=collector.thought_chars,
         )
 
     try:

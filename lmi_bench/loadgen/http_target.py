@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Literal, Self
 
 from lmi_bench.clock import is_virtual
 from lmi_bench.errors import InputError, TargetError, timeout_message
+from lmi_bench.loadgen.addresses import Turns, find_addresses
 from lmi_bench.loadgen.connection import Address, Connection, connect
 from lmi_bench.loadgen.endpoint import header_lines, parse_endpoint, request_head
 from lmi_bench.loadgen.http_answer import NS_PER_S, KernelTime, Read, decode_answer
@@ -35,6 +35,9 @@ SPACING_S = 0.0004
 for each other in the server's accept and read queues, which is no property of the model."""
 MAX_UNDECODED_BYTES = 256 * 2**20
 """Answers kept undecoded during a level; beyond it each is decoded when it ends."""
+LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 4 * 2**20, 64 * 2**10
+"""How long an answer may be: a token with its log-probs and its frame has some 200 to 4,000 bytes.
+Without a limit a server that does not end would fill this machine's memory."""
 USER_TIME_TICK_S = 0.00025
 """How often the receiver looks for data by user time: it bounds how late an idle loop reads, for
 about 2 % of a core."""
@@ -121,7 +124,9 @@ class HttpTarget:
             raise InputError("this host gives no kernel receive times: use --timestamps user")
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
-        self._address: Address | None = None
+        self._look_up = asyncio.Lock()
+        self._connect_to: Turns | None = None
+        self._ask: Turns | None = None
         self._connections = connections
         self._first_token_timeout_s = first_token_timeout_s
         self._native = native
@@ -138,6 +143,11 @@ class HttpTarget:
         """Whose receive time counts."""
         return "kernel" if self._stamps is not None and self._stamps.available else "user"
 
+    @property
+    def max_connections(self) -> int | None:
+        """As many requests can be under way at once; None: no limit."""
+        return self._connections if isinstance(self._connections, int) else None
+
     async def open(self, connections: int) -> None:
         """Have this many idle connections, handshakes done.
 
@@ -153,9 +163,9 @@ class HttpTarget:
         await asyncio.sleep(0)  # one look at the sockets: the server may have closed some meanwhile
         self._idle = [connection for connection in self._idle if connection.reusable]
         missing = connections - len(self._idle)
-        if missing > 0 and self._address is None:
+        if missing > 0:
             with contextlib.suppress(TargetError):
-                self._address = await self._resolve()  # once, not by each of them
+                await self._addresses()  # once, not by each of them
         gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
 
         async def one() -> None:
@@ -233,9 +243,9 @@ class HttpTarget:
         if self._gate is None:
             return await self._respond_now(request, 0.0)
         loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        asked_s, waits = loop.time(), self._gate.locked()
         async with self._gate:
-            return await self._respond_now(request, loop.time() - asked_s)
+            return await self._respond_now(request, loop.time() - asked_s if waits else 0.0)
 
     async def _respond_now(self, request: PlannedRequest, held_s: float) -> _Response:
         body = self._format.request_body(request, model=self._model, stream=self._stream)
@@ -246,7 +256,8 @@ class HttpTarget:
             self._sample_clock()
         head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
         message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
-        sent_ns, ended = connection.start(message)
+        most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN * request.output_tokens)
+        sent_ns, ended = connection.start(message, most_bytes=most_bytes)
 
         def response() -> _Response:
             tls_s = None if connect_s is None else connection.tls_s
@@ -300,7 +311,7 @@ class HttpTarget:
     async def _take(self) -> tuple[Connection, float | None]:
         """An idle connection that is still open, or a new one and what opening it took."""
         while self._idle:
-            connection = self._idle.pop()
+            connection = self._idle.pop(self._whose_turn())
             if connection.reusable:
                 return connection, None
             self._open.discard(connection)
@@ -312,11 +323,9 @@ class HttpTarget:
         receiver = receiver_of(asyncio.get_running_loop())
         if self._native is not None:
             receiver.use_native(self._native)
-        if self._address is None:
-            self._address = await self._resolve()
         connection = await connect(
             receiver,
-            self._address,
+            (await self._addresses()).next(),
             tls_context=self._tls_context,
             host=self.endpoint.host,
             kernel_stamps=self.timestamps == "kernel",
@@ -329,33 +338,28 @@ class HttpTarget:
             self._signals.tls_s.append(connection.tls_s)
         return connection
 
-    async def _resolve(self) -> Address:
-        """The first address that takes a connection: a host may list one that nobody serves."""
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(
-                self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
-            )
-        except OSError as exc:
-            raise TargetError(
-                "connect", f"cannot find the address of {self.endpoint.host!r}: {exc.strerror}"
-            ) from exc
-        addresses: list[Address] = [
-            (family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found
-        ]
-        for family, place in addresses[:-1]:
-            with contextlib.suppress(TargetError):
-                probe = await connect(
-                    receiver_of(loop),
-                    (family, place),
-                    tls_context=None,
-                    host=self.endpoint.host,
-                    kernel_stamps=False,
-                    timeout_s=self._connect_timeout_s,
-                )
-                probe.close()
-                return family, place
-        return addresses[-1]
+    def _whose_turn(self) -> int:
+        """Place among the idle connections of the one to use: the last one that was freed.
+
+        Of a host with several addresses it is the last one to the address whose turn it is, or few
+        requests at once would all go where the first one went.
+        """
+        if self._ask is None or len(self._ask.all) == 1:
+            return -1
+        address = self._ask.next()
+        places = range(len(self._idle) - 1, -1, -1)
+        return next((i for i in places if self._idle[i].address == address), -1)
+
+    async def _addresses(self) -> Turns:
+        """Where connections lead, looked up once: by the first that asks, for all."""
+        async with self._look_up:
+            if self._connect_to is None:
+                found = await self._resolve()
+                self._connect_to, self._ask = Turns(found), Turns(found)
+        return self._connect_to
+
+    async def _resolve(self) -> list[Address]:
+        return await find_addresses(self.endpoint.host, self.endpoint.port)
 
     def _drop(self, connection: Connection) -> None:
         connection.close()
@@ -378,8 +382,14 @@ class HttpTarget:
             whole=whole,
             held_s=response.held_s,
         )
-        if self._count_tokens is None or exchange.output_tokens is not None or not exchange.text:
+        seen = self._signals if signals is None else signals
+        if exchange.output_tokens is not None:
+            seen.counted_by["server"] += whole
             return exchange
+        if self._count_tokens is None or not exchange.text:
+            seen.counted_by["chunks"] += whole
+            return exchange
+        seen.counted_by["tokenizer"] += whole
         return replace(exchange, output_tokens=self._count_tokens(exchange.text))
 
     def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:

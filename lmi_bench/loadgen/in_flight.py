@@ -1,11 +1,13 @@
 """A cap on the requests in flight: one that is due beyond it waits its turn, first come first.
 
-The wait is not the generator's fault, so it is kept apart from its own delay.
+The wait is not the generator's fault, so it is kept apart from its own delay, and it is not the
+server's, so no time-out counts it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from lmi_bench.loadgen.measure import Measured, measure
 from lmi_bench.loadgen.stall_guard import StallGuard
@@ -27,12 +29,18 @@ class InFlightCap:
         *,
         timeout_s: float | None,
         guard: StallGuard | None = None,
-    ) -> Measured:
-        """Like `measure`, when it is this request's turn; the time-out counts from the send."""
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Measured | None:
+        """Like `measure`, when it is this request's turn; the time-out counts from the send.
+
+        stopped  asked when it is: if the level has ended meanwhile nothing is sent, and None comes
+        """
         loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        asked_s, waits = loop.time(), self._gate.locked()
         async with self._gate:
-            held_s = loop.time() - asked_s
+            if stopped():
+                return None
+            held_s = loop.time() - asked_s if waits else 0.0
             measured = await measure(target, request, due_s, timeout_s=timeout_s, guard=guard)
         measured.hold(held_s)
         return measured

@@ -95,6 +95,16 @@ class LevelAware(Protocol):
 
 
 @runtime_checkable
+class Connected(Protocol):
+    """A target that may have a limited number of connections."""
+
+    @property
+    def max_connections(self) -> int | None:
+        """As many requests can be under way at once; the others wait. None: no limit."""
+        ...
+
+
+@runtime_checkable
 class EngineWatched(Protocol):
     """A target whose engine can be looked into."""
 
@@ -125,7 +135,11 @@ class LevelRunner:
         self._on_progress = on_progress
         self._timeout_s = timeout_s
         self._guard = StallGuard() if timeout_s is None else None
-        self._cap = None if spec.max_in_flight is None else InFlightCap(spec.max_in_flight)
+        most = spec.max_in_flight or math.inf
+        if isinstance(target, Connected) and target.max_connections is not None:
+            most = min(most, target.max_connections)
+        self._most = None if math.isinf(most) else int(most)
+        self._cap = None if self._most is None else InFlightCap(self._most)
         self._share = share
         self._num_requests = share.num_requests(spec)
         self._users = share.users(spec)
@@ -222,7 +236,7 @@ class LevelRunner:
 
     def _connections(self) -> int:
         most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users
-        most = min(most, self._spec.max_in_flight or most)
+        most = min(most, self._most or most)
         return most if self._num_requests is None else min(most, self._num_requests)
 
     async def _warm_up(self) -> None:
@@ -257,6 +271,7 @@ class LevelRunner:
             spacing_s=self._share.of * spacing_s,
             timeout_s=self._timeout_s,
             guard=self._guard,
+            cap=self._cap,
             on_ended=self._ended,
         )
 

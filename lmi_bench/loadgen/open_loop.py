@@ -27,33 +27,38 @@ async def run_open_loop(
     on_ended: Callable[[Measured], bool] = lambda _: True,
     stop: asyncio.Event | None = None,
 ) -> list[Measured]:
-    """Send the plan's requests at `start_s` + their arrival; returns them in the plan's order.
+    """Send the plan's requests at `start_s` + their arrival; returns those sent, in its order.
 
     Due times are absolute, so one late send does not push the next.
 
     plan      in order of arrival; consumed as time goes on
     cap       on the requests in flight, if any
-    on_ended  called as each request ends; False: send no more, let the rest finish
+    on_ended  called as each request ends; False: send no more, let those in flight finish
     stop      set from outside: likewise
     """
     loop = asyncio.get_running_loop()
     stop = stop or asyncio.Event()
 
-    async def one(request: PlannedRequest, due_s: float) -> Measured:
-        send = measure if cap is None else cap.measure
-        measured = await send(target, request, due_s, timeout_s=timeout_s, guard=guard)
-        if not on_ended(measured):
+    async def one(request: PlannedRequest, due_s: float) -> Measured | None:
+        measured: Measured | None
+        if cap is None:
+            measured = await measure(target, request, due_s, timeout_s=timeout_s, guard=guard)
+        else:
+            measured = await cap.measure(
+                target, request, due_s, timeout_s=timeout_s, guard=guard, stopped=stop.is_set
+            )
+        if measured is not None and not on_ended(measured):
             stop.set()
         return measured
 
-    tasks: list[asyncio.Task[Measured]] = []
+    tasks: list[asyncio.Task[Measured | None]] = []
     async with asyncio.TaskGroup() as group:
         for request in plan:
             due_s = start_s + request.arrival_s
             if await stopped_before(stop, due_s - loop.time()):
                 break
             tasks.append(group.create_task(one(request, due_s)))
-    return [task.result() for task in tasks]
+    return [measured for task in tasks if (measured := task.result()) is not None]
 
 
 async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:

@@ -6,6 +6,7 @@ Plain arrays, so that the parts of several worker processes add up exactly.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class ReceiveSignals:
     merged         events that shared a read with a later one of their stream
     without_stamp  reads with tokens for which the kernel's time was wanted and not to be had
     clock_steps    steps of the real-time clock, during which user time was taken
+    counted_by     whole answers by who counted their tokens: "server", "tokenizer" or "chunks"
     connect_s      time that each new connection took, TLS included; tls_s: of its TLS handshake
     """
 
@@ -40,6 +42,7 @@ class ReceiveSignals:
     merged: int = 0
     without_stamp: int = 0
     clock_steps: int = 0
+    counted_by: Counter[str] = field(default_factory=Counter)
     connect_s: array[float] = field(default_factory=_floats)
     tls_s: array[float] = field(default_factory=_floats)
 
@@ -66,6 +69,7 @@ class ReceiveSignals:
             merged=self.merged + other.merged,
             without_stamp=self.without_stamp + other.without_stamp,
             clock_steps=max(self.clock_steps, other.clock_steps),
+            counted_by=self.counted_by + other.counted_by,
             connect_s=self.connect_s + other.connect_s,
             tls_s=self.tls_s + other.tls_s,
         )

@@ -62,6 +62,11 @@ class RetryingTarget:
         self._draw = draw
         self._quota = _Quota()
 
+    @property
+    def max_connections(self) -> int | None:
+        """As many requests can be under way at once; None: no limit."""
+        return self._target.max_connections
+
     async def send(self, request: PlannedRequest) -> Exchange:
         """Send a request until it is answered, or may not be tried again. Raises TargetError."""
         exchange, first_s, retries = await self._retried(lambda: self._target.send(request))

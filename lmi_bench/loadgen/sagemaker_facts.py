@@ -101,7 +101,9 @@ def describe_endpoint(
 ) -> EndpointFacts:
     """The same over given boto3 clients of `sagemaker` and `application-autoscaling`.
 
-    Without a target variant the one with the greatest weight stands for the endpoint.
+    Without a target variant the one with the greatest weight stands for the endpoint's settings;
+    the price and the instances that are counted later are those of all variants, which share its
+    requests.
     """
     endpoint = sagemaker.describe_endpoint(EndpointName=endpoint_name)
     status = endpoint["EndpointStatus"]
@@ -114,7 +116,8 @@ def describe_endpoint(
     container, component = _container(sagemaker, planned, inference_component)
     instance_type = planned.get("InstanceType")
     num_instances = running.get("CurrentInstanceCount")
-    price, price_facts = _price(instance_type, num_instances, region)
+    answering = [running] if target_variant is not None else endpoint["ProductionVariants"]
+    price, price_facts = _price_of_all(answering, config["ProductionVariants"], region)
     environment = _without_secrets(container.get("Environment", {}))
     facts = {
         "kind": "sagemaker",
@@ -137,6 +140,8 @@ def describe_endpoint(
     }
     model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
     where = f"{num_instances} x {instance_type}" if instance_type else "serverless"
+    if len(answering) > 1:
+        where += f" and {len(answering) - 1} other variant(s), which answer, too"
     notes = [f"{endpoint_name} in {region}: {where}, routing {facts['routing']}"]
     notes.append(
         f"price {price:.2f} USD an hour for all instances ({price_facts['provenance']})"
@@ -154,24 +159,28 @@ def describe_endpoint(
         price_usd_per_hour=price,
         model=model,
         image=container.get("Image"),
-        count_instances=lambda: _count_instances(sagemaker, endpoint_name, name),
+        count_instances=lambda: _count_instances(
+            sagemaker, endpoint_name, [each["VariantName"] for each in answering]
+        ),
         notes=tuple(notes),
     )
 
 
-def _count_instances(sagemaker: Any, endpoint_name: str, variant: str) -> int | None:
-    """Instances of a variant now; None where AWS does not say."""
+def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]) -> int | None:
+    """Instances of these variants now; None where AWS does not say."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        variants = sagemaker.describe_endpoint(EndpointName=endpoint_name)["ProductionVariants"]
+        running = sagemaker.describe_endpoint(EndpointName=endpoint_name)["ProductionVariants"]
     except (ClientError, BotoCoreError, KeyError):
         return None
-    for running in variants:
-        if running["VariantName"] == variant:
-            count: int | None = running.get("CurrentInstanceCount")
-            return count
-    return None
+    counts = [
+        each.get("CurrentInstanceCount") for each in running if each["VariantName"] in variants
+    ]
+    if not counts or None in counts:
+        return None
+    total: int = sum(counts)
+    return total
 
 
 def _without(reason: str) -> EndpointFacts:
@@ -255,6 +264,28 @@ def _autoscaling(
         ]
     except (ClientError, BotoCoreError):
         return None
+
+
+def _price_of_all(
+    answering: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]], region: str
+) -> tuple[float | None, dict[str, Any]]:
+    """USD an hour of the variants that answer; facts of each by its name where they are several."""
+    types = {each["VariantName"]: each.get("InstanceType") for each in planned}
+    prices = {
+        each["VariantName"]: _price(
+            types.get(each["VariantName"]), each.get("CurrentInstanceCount"), region
+        )
+        for each in answering
+    }
+    if len(prices) == 1:
+        return next(iter(prices.values()))
+    known = [price for price, _ in prices.values() if price is not None]
+    facts = {"variants": {name: facts for name, (_, facts) in prices.items()}}
+    if len(known) < len(prices):
+        reasons = [f"{name}: {each['reason']}" for name, (p, each) in prices.items() if p is None]
+        return None, {"reason": "; ".join(reasons), **facts}
+    each = next(facts for _, facts in prices.values())
+    return sum(known), {"usd_per_hour": sum(known), "provenance": each["provenance"], **facts}
 
 
 def _price(

@@ -103,6 +103,7 @@ def check_level(
         cpu_share=watch.cpu_share,
         timestamps=signals.timestamps,
         receiver=signals.receiver,
+        token_counts=", ".join(name for name, n in signals.counted_by.most_common() if n),
         asked_load=asked,
         achieved_load=achieved,
         workers=workers,

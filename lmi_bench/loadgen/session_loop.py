@@ -120,6 +120,8 @@ class SessionLoop:
             if request is None:
                 break
             measured = await self._ask(request, due_s, held_s)
+            if measured is None:
+                break
             held_s = 0.0
             self._ended.append(measured)
             if not self._on_ended(measured):
@@ -131,12 +133,23 @@ class SessionLoop:
             due_s += dialogue.pause_s
         return due_s
 
-    async def _ask(self, request: PlannedRequest, due_s: float, held_s: float) -> Measured:
-        send = measure if self._cap is None else self._cap.measure
-        measured = await send(
-            self._target, request, due_s, timeout_s=self._timeout_s, guard=self._guard
-        )
-        measured.hold(held_s)
+    async def _ask(self, request: PlannedRequest, due_s: float, held_s: float) -> Measured | None:
+        measured: Measured | None
+        if self._cap is None:
+            measured = await measure(
+                self._target, request, due_s, timeout_s=self._timeout_s, guard=self._guard
+            )
+        else:
+            measured = await self._cap.measure(
+                self._target,
+                request,
+                due_s,
+                timeout_s=self._timeout_s,
+                guard=self._guard,
+                stopped=self._stop.is_set,
+            )
+        if measured is not None:
+            measured.hold(held_s)
         return measured
 
     def _in_order(self) -> list[Measured]:

@@ -77,6 +77,7 @@ async def run_sweep(
         # A search looks at each answer as it ends, in this process; caps count what is in flight
         # here.
         capped = spec.max_in_flight is not None or spec.max_sessions is not None
+        capped = capped or getattr(target, "max_connections", None) is not None
         watched = rules.watch(spec) is not None or capped
         count = 1 if workers is None or watched else workers.count_for(spec, lines)
         try:

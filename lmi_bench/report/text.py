@@ -234,6 +234,22 @@ def generator_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
     return f"the generator's own error: {', '.join(parts)}; {clocks}{told}"
 
 
+_COUNTED_BY = {
+    "server": "the server's own",
+    "tokenizer": "the model's tokenizer, where the server states none",
+    "chunks": "chunks, where the server states none and no tokenizer is at hand",
+}
+
+
+def token_counts_line(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """Who counted the tokens of answers, over all levels; None where no endpoint gave them."""
+    stated = [(line.get("generator") or {}).get("token_counts") for line in lines]
+    names = dict.fromkeys(name for text in stated if text for name in text.split(", "))
+    if not names:
+        return None
+    return f"token counts: {'; '.join(_COUNTED_BY.get(name, name) for name in names)}"
+
+
 def render_markdown(view: ReportView) -> str:
     """The report as Markdown: for a pull request, an issue, a wiki."""
     parts = [f"# {_line(view.title)}", f"lmi-bench {view.version}, {view.generated_at}"]

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.analysis.checks import check_level, check_levels, has_failed
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.records import LevelRun, RequestRecord
+from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.workload import LevelSpec
 
 
@@ -48,7 +48,7 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
     said = [text for text in check_level(level) if "came as chunks" in text]
     assert bool(said) == warned == ("unequal_counts" in level)
     if warned:
-        assert "counted 160 tokens, 40 came" in said[0]
+        assert "160 tokens were counted (by the server), 40 came" in said[0]
 
 
 def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
@@ -126,3 +126,28 @@ def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wante
 )
 def test_a_level_most_of_whose_requests_failed_is_no_measurement(errors, stopped_by, failed):
     assert has_failed({"requests": 10, "errors": errors, "stopped_by": stopped_by}) is failed
+
+
+@pytest.mark.parametrize(("unsaid", "warned"), [(0, False), (3, True), (10, False)])
+def test_answers_that_end_without_a_reason_beside_others_with_one_may_have_been_cut(unsaid, warned):
+    """A server that never gives a reason has cut nothing, but they are counted all the same."""
+    records = tuple(
+        RequestRecord(
+            n,
+            0.0,
+            0.0,
+            (0.1, 0.2),
+            (1, 1),
+            output_tokens=2,
+            finish_reason=None if n < unsaid else "length",
+        )
+        for n in range(10)
+    )
+    check = GeneratorCheck(receiver="python")
+    spec = LevelSpec(0, concurrency=10, num_requests=10)
+    level = summarise_level(LevelRun(spec, 1, records, check=check))
+    assert level.get("without_finish_reason", 0) == unsaid
+    said = [text for text in check_level(level) if "finish_reason" in text]
+    assert bool(said) is warned
+    if warned:
+        assert "3 of 10 answers ended without a finish_reason" in said[0]

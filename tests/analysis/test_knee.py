@@ -163,6 +163,36 @@ def test_a_server_that_refuses_requests_is_named_as_the_limit():
     assert "refused 20 requests at concurrency 64" in knee.change
 
 
+@pytest.mark.parametrize(
+    ("server", "cause", "said"),
+    [
+        (
+            {"running": {"mean": 31.0, "max": 32.0}, "waiting": {"mean": 30.0, "max": 32.0}},
+            "server_limit",
+            "ran at most 32 sequences at once while 30 waited",
+        ),
+        (
+            {
+                "running": {"mean": 31.0, "max": 33.0},
+                "waiting": {"mean": 30.0, "max": 32.0},
+                "kv_usage_frac": {"mean": 0.9, "max": 0.98},
+            },
+            "kv_memory",
+            "98% in use",
+        ),
+        ({"preemptions": 3.0}, "kv_memory", "more room"),
+        ({"running": {"mean": 60.0, "max": 64.0}, "waiting": {"mean": 0.1}}, "unknown", "State"),
+    ],
+)
+def test_what_waits_by_the_servers_own_metrics_is_the_cause(server, cause, said):
+    """Of a URL nothing else is known: its /metrics, read during the next level, tell."""
+    lines = levels(G5_2XLARGE)
+    lines[6] |= {"server": server}
+    knee = knees_of(lines)["latency_limit"]
+    assert (knee.load, knee.cause) == (32, cause)
+    assert said in knee.change
+
+
 def test_a_knee_at_the_top_of_the_sweep_is_not_given_a_cause():
     knee = knees_of(levels(G5_2XLARGE[:5]), facts=KneeFacts(b_max=2))["latency_limit"]
     assert knee.load == 16

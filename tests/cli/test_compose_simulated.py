@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.cli.compose_simulated import open_simulated_engine
-from lmi_bench.errors import CapacityError
+from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.scenario import EngineSection
 
 MIB = 2**20
@@ -26,3 +26,19 @@ def test_a_tenth_of_the_device_is_its_share_of_cache():
 def test_a_share_that_holds_no_weights_is_refused():
     with pytest.raises(CapacityError, match="GiB"):
         cache_tokens(0.1)
+
+
+@pytest.mark.parametrize(
+    ("option", "settings"),
+    [
+        ("--threads", {"threads": 2}),
+        ("--backend", {"backend": "native"}),
+        ("--compile-shapes", {"compile_shapes": "1x512"}),
+        ("--device", {"device": "cpu"}),
+    ],
+)
+def test_how_steps_would_be_computed_is_refused_where_none_is(option, settings):
+    with pytest.raises(InputError, match=f"{option}: a simulated engine computes nothing"):
+        open_simulated_engine(
+            "llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512
+        )

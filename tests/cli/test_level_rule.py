@@ -109,6 +109,34 @@ def test_auto_levels_stop_when_the_slots_are_full(tmp_path):
     assert max(loads) == 16
 
 
+def test_auto_levels_go_on_to_where_the_slo_breaks(tmp_path):
+    """The curve first, by doubling; then between its levels. From 34 users on a tenth of the
+    answers take 4 s."""
+    run, answer = sweep(
+        tmp_path / "run", Slots(10), {"concurrency": "auto"}, slo=["e2e_p90<=3.05s"]
+    )
+    loads = [line["concurrency"] for line in run.levels]
+    assert loads[:6] == [1, 2, 4, 8, 16, 32]
+    assert 30 <= answer.value <= 33
+    assert answer.value < answer.first_breach <= 34
+    assert answer.low <= answer.value <= answer.first_breach <= answer.high
+    assert answer.binding == "e2e_p90<=3050ms"
+
+
+def test_auto_levels_end_where_the_server_is_full_if_no_slo_broke_by_then(tmp_path):
+    load = {"concurrency": "auto", "requests_per_user": 8}
+    run, answer = sweep(tmp_path / "run", Slots(8), load, slo=["e2e_p90<=100s"])
+    assert max(line["concurrency"] for line in run.levels) == answer.value == 16
+    assert answer.first_breach is None
+
+
+def test_doubling_ends_where_few_requests_already_make_a_miss_certain(tmp_path):
+    """12 answers are too few for a p90, yet none of them was below the limit."""
+    run, answer = sweep(tmp_path / "run", Slots(2), {"concurrency": "auto"}, slo=["e2e_p90<=1.5s"])
+    assert answer.value == 2
+    assert max(line["concurrency"] for line in run.levels) == 4
+
+
 @pytest.mark.parametrize(
     ("load", "found"),
     [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.cli.spend import Budget, Spend, cheapest
+from lmi_bench.cli.spend import Budget, Spend, cheapest, cost_at
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.levels import in_order
 from lmi_bench.workload import LevelSpec
@@ -56,6 +59,19 @@ def test_each_level_has_its_price_and_what_was_spent_so_far():
     assert lines[0]["usd_per_1m_output_tokens"] == pytest.approx(1.0)
     assert lines[0]["usd_per_1m_total_tokens"] == pytest.approx(0.5)
     assert cheapest(lines).startswith("cheapest at concurrency 1: 1.00 USD per 1M output tokens")
+
+
+def test_the_load_that_a_search_found_has_its_price():
+    """By hand: at 3.6 USD an hour 2,000 tok/s make 1e6 tokens in 500 s, for 0.50 USD."""
+    clock = Clock()
+    lines, _ = sweep(Spend(3.6, clock=clock), clock, level_s=lambda spec: 10.0)
+    lines[2] |= {"usd_per_1m_output_tokens": 0.5, "usd_per_1m_total_tokens": 0.25}
+    answer = SloAnswer(("ttft_p90<=1s",), "concurrency", 4.0, 3, 6, 8, None, "smooth", 1.0)
+    assert cost_at(lines, answer) == (
+        "  there 0.50 USD per 1M output tokens, 0.25 per 1M in and out, at 3.60 USD an hour"
+    )
+    assert cost_at([{**line, "usd_per_1m_output_tokens": None} for line in lines], answer) is None
+    assert cost_at(lines, replace(answer, value=None)) is None
 
 
 def test_a_level_that_would_cost_more_than_is_left_is_not_begun():

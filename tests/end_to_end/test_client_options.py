@@ -55,3 +55,11 @@ def test_a_wrong_option_is_named(tmp_path, option, value, said):
         done = lmi_bench("sweep", url, *SMALL, option, value, "--out", tmp_path / "r", expect=2)
     assert said in done.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_a_number_of_connections_is_that_of_the_whole_sweep(tmp_path):
+    """Two workers with two each would have four."""
+    with runtime_server() as url:
+        args = ("sweep", url, *SMALL, "--connections", "2", "--workers", "2")
+        refused = lmi_bench(*args, "--out", tmp_path / "run", expect=2)
+    assert "caps are held in one process" in refused.stderr

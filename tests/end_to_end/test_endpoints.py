@@ -46,6 +46,7 @@ def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
         done = lmi_bench("sweep", url, "--concurrency", "1,2", "--out", run)
     assert "protocol openai, model toy, context 512 tokens" in done.stderr
     assert "token counts: the server's own" in done.stderr
+    assert "token counts: the server's own" in done.stdout
     levels = lines_of(run, "levels.jsonl")
     assert levels
     assert all(line["errors"] == 0 for line in levels)
@@ -53,6 +54,17 @@ def test_a_url_says_all_that_is_needed_of_a_server(tmp_path):
     scenario = manifest_of(run)["scenario"]
     assert (scenario["protocol"], scenario["model"]) == ("openai", "toy")
     assert (run / "knees.json").exists()
+
+
+def test_the_bundled_server_is_measured_over_tgis_routes_where_that_is_asked_for(tmp_path):
+    run = tmp_path / "run"
+    with runtime_server(signed=False) as url:
+        done = lmi_bench("sweep", url, "--protocol", "tgi", *SMALL, "--out", run)
+    assert "protocol tgi, model toy, context 512 tokens" in done.stderr
+    assert [line["errors"] for line in lines_of(run, "levels.jsonl")] == [0, 0]
+    for record in lines_of(run, "requests.jsonl"):
+        assert (record["input_tokens"], record["output_tokens"]) == (8, 6)
+        assert record["token_counts"] == [1] * 6
 
 
 def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):

@@ -86,8 +86,8 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
     ("command", "said"),
     [
         (
-            ("sweep", "http://127.0.0.1:9", "--policy", "none", "--quantize", "int8", "--tp", "4"),
-            "--quantize, --policy: http://127.0.0.1:9 has settings of its own",
+            ("sweep", "http://127.0.0.1:9", "--policy", "none"),
+            "--policy: an endpoint keeps its own engine settings",
         ),
         (
             ("sweep", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--batch-size", "8"),

@@ -170,6 +170,14 @@ def test_an_endless_stream_is_a_time_out_and_the_server_is_hung_up_on():
     assert server.broken_off == 1
 
 
+def test_an_answer_far_longer_than_its_tokens_can_be_is_cut_off():
+    """Three tokens have 4 MiB; a server that writes as fast as it can would fill the memory."""
+    script = [STREAM_HEAD, *[chunk(event("x" * 60_000))] * 100]
+    record = record_of(script)
+    assert record.status == "malformed_frame"
+    assert "more than 4,194,304 bytes" in record.error
+
+
 @pytest.mark.parametrize("head", [[], [STREAM_HEAD, chunk(b": waiting\n\n")]])
 def test_a_first_token_that_does_not_come_in_time_is_a_time_out_of_its_own(head):
     """Headers and comments are no token; once one came, the answer may take its time."""

@@ -180,6 +180,33 @@ def test_tgi_is_told_from_its_openai_side_by_info():
     assert not found.forces_length
 
 
+def test_another_server_with_tgis_routes_is_asked_for_its_models_first():
+    """Its completions can force a length; where it has none, TGI's routes are taken."""
+    info = {"model_id": "toy", "max_total_tokens": 512, "version": "1", "router": "another"}
+    routes = {("GET", "/info"): says(info), ("POST", "/generate_stream"): good_tgi}
+    with playing(routes) as (url, _):
+        assert discover(url).protocol == "tgi"
+    routes |= {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): good_completions}
+    with playing(routes) as (url, _):
+        found = discover(url)
+        stated = discover(url, protocol="tgi")
+        by_path = discover(url + "/generate_stream")
+    assert (found.protocol, found.server) == ("openai", "vllm")
+    assert stated.protocol == by_path.protocol == "tgi"
+
+
+def test_the_bundled_server_is_found_as_it_was_before_it_had_tgis_routes():
+    with runtime_server(signed=False) as url:
+        plain = discover(url)
+        named = discover(url, protocol="tgi")
+        paths = {path: discover(url + path).protocol for path in ("/generate", "/invocations")}
+    assert (plain.protocol, plain.model, plain.server) == ("openai", "toy", "lmi-bench")
+    assert plain.forces_length
+    assert (plain.max_model_len, named.max_model_len) == (512, 512)
+    assert (named.protocol, named.model, named.states_counts) == ("tgi", "toy", True)
+    assert paths == {"/generate": "tgi", "/invocations": "lmi"}
+
+
 def test_an_lmi_container_answers_ping_and_invocations():
     routes = {("GET", "/ping"): says({}), ("POST", "/invocations"): good_lmi}
     with playing(routes) as (url, _):
@@ -429,3 +456,13 @@ def test_credentials_in_a_url_are_sent_and_not_shown():
             accepts(url.replace("//", "//me:hidden@"), protocol="openai", model="m")
         assert "Authorization" in asked[0][3]
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", ["length", None])
+def test_a_server_whose_answers_end_without_a_reason_is_warned_of(reason):
+    """Cut by a proxy that adds its own [DONE], such an answer looks whole."""
+    answer = events(completion("a"), completion("b", reason), USAGE)
+    routes = {("POST", "/v1/completions"): lambda _: (200, "text/event-stream", answer)}
+    with playing(routes) as (url, _):
+        notes = discover(url, protocol="openai", model="m").notes
+    assert any("finish_reason" in note for note in notes) is (reason is None)

@@ -149,6 +149,7 @@ def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
     assert exchange.token_times_s == (3.0, 4.0, 5.0, 6.0)
     assert exchange.first_answer_s == 5.0
     assert exchange.reasoning_tokens == 2
+    assert exchange.text[exchange.thought_chars :] == "Yes."
 
 
 def test_an_answer_without_thoughts_has_one_first_token():

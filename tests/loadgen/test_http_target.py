@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.clock import run_virtual
 from lmi_bench.errors import InputError
 from lmi_bench.loadgen.endpoint import parse_endpoint
@@ -23,6 +24,7 @@ from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts, TextCounter
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sweep import run_sweep
+from lmi_bench.report.text import token_counts_line
 from lmi_bench.wire.format import find_format
 from lmi_bench.workload import LevelSpec, PlannedRequest
 from tests.faults.misbehaving import (
@@ -349,6 +351,36 @@ def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
     assert (silent.output_tokens, silent.token_counts) == (7, (1, 1))
     assert stated.output_tokens == 4
     assert records_of([chunks + end])[0][0].output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("stated", "counter", "named"),
+    [
+        (True, TextCounter(Letters()), "server"),
+        (False, TextCounter(Letters()), "tokenizer"),
+        (False, None, "chunks"),
+    ],
+)
+def test_a_level_names_who_counted_its_tokens(stated, counter, named):
+    counts = chunk(usage(4, 1)) if stated else b""
+    answer = STREAM_HEAD + chunk(event(" abc", "length")) + counts + chunk(DONE) + LAST_CHUNK
+
+    async def main():
+        async with serving(lambda _: [answer]) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            async with HttpTarget(url, OPENAI, model="m", count_tokens=counter) as target:
+                result = await run_sweep(
+                    [LevelSpec(0, concurrency=2, num_requests=4)],
+                    target,
+                    None,
+                    prompts=SyntheticPrompts([Lengths(4, 1)], CommonWords(), seed=0),
+                    summarise=summarise_level,
+                )
+        return result.levels
+
+    lines = run_on_sockets(main())
+    assert lines[0]["generator"]["token_counts"] == named
+    assert named in token_counts_line(lines)
 
 
 def test_a_cancelled_sweep_hangs_up_on_the_server():

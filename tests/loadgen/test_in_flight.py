@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from lmi_bench.analysis.checks import check_level
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.clock import run_virtual
+from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.workload import LevelSpec
-from tests.loadgen.test_sessions import Answering
+from lmi_bench.workload import LevelSpec, PlannedRequest, of_sessions
+from tests.loadgen.test_sessions import Answering, dialogues
 
 
 def level(**fields):
@@ -60,3 +62,79 @@ def test_a_cap_that_is_never_reached_changes_nothing():
     line, _, _ = level(max_in_flight=8)
     assert "held" not in line
     assert line["ttft_ms"]["mean"] == pytest.approx(500.0)
+
+
+def test_on_a_real_clock_only_what_waits_counts_as_held():
+    """Taking a free place takes microseconds, which are no wait."""
+    cap, target = InFlightCap(2), Answering()
+    request = PlannedRequest(0, 0.0, input_tokens=1, output_tokens=1)
+
+    async def main():
+        asked = [cap.measure(target, request, 0.0, timeout_s=None) for _ in range(3)]
+        return [measured.held_s for measured in await asyncio.gather(*asked)]
+
+    first, second, third = asyncio.run(main())
+    assert first == second == 0.0
+    assert third > 0.1
+
+
+class Narrow(Answering):
+    """Has one connection, as `--connections 1` makes it."""
+
+    max_connections = 1
+
+
+class Stuck:
+    """Never answers."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def send(self, request):
+        self.asked += 1
+        await asyncio.Event().wait()
+
+
+def sweep_of(target, *specs, timeout_s):
+    lines = run_virtual(
+        run_sweep(
+            specs,
+            target,
+            None,
+            prompts=SyntheticPrompts([Lengths(8, 1)], NoText(), seed=0),
+            summarise=summarise_level,
+            timeout_s=timeout_s,
+        )
+    ).levels
+    return lines[0]
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate_per_s": 8.0, "arrivals": "constant"}])
+def test_a_time_out_does_not_count_the_wait_for_a_connection(load):
+    """Half a second each, one at a time: the fourth waits 1.5 s and is answered within 0.6 s."""
+    target = Narrow()
+    line = sweep_of(target, LevelSpec(0, num_requests=4, warmup_requests=0, **load), timeout_s=0.6)
+    assert (line["requests"], line["errors"]) == (4, 0)
+    assert target.most == 1
+    assert line["held"]["requests"] >= 3
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 8}, {"rate_per_s": 8.0, "max_in_flight": 1}])
+def test_what_waits_when_a_level_is_stopped_is_never_sent(load):
+    """One time-out ends the level; seven more, one after the other, would take 7 times as long."""
+    target = Stuck()
+    target.max_connections = 1
+    line = sweep_of(target, LevelSpec(0, num_requests=8, warmup_requests=0, **load), timeout_s=5.0)
+    assert target.asked == line["requests"] == 1
+    assert line["stopped_by"] == "timeout"
+
+
+def test_conversations_that_wait_for_a_place_end_with_the_level():
+    target = Stuck()
+    source = dialogues()
+    alone = LevelSpec(0, concurrency=3, num_requests=1, warmup_requests=0, max_in_flight=1)
+    spec = of_sessions(alone, source.num_turns, num_sessions=3, max_sessions=None)
+    line = run_virtual(
+        run_sweep([spec], target, None, prompts=source, summarise=summarise_level, timeout_s=5.0)
+    ).levels[0]
+    assert target.asked == line["requests"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import select
 import signal
@@ -147,6 +148,36 @@ def _joined(result):
     """The same without where the network cut it, which is chance for what fills a buffer."""
     seen, left_open = result
     return [(b"".join(data), *rest) for data, _, *rest in seen], left_open
+
+
+def test_a_server_that_writes_faster_than_anyone_reads_is_given_up_within_its_limit():
+    """Full reads one after the other: without an end the receiver would stay with this stream."""
+    frames = chunk(event("x" * 200)) * 500
+
+    def write(theirs):
+        with contextlib.suppress(OSError):
+            while True:
+                theirs.sendall(frames)
+
+    async def main():
+        receiver = receiver_of(asyncio.get_running_loop())
+        receiver.use_native(CHOICE.library)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = socket.create_connection(listener.getsockname())
+            theirs, _ = listener.accept()
+        ours.setblocking(False)
+        connection = Connection(ours, receiver, None, 0.0)
+        _, ended = connection.start(b"GET / HTTP/1.1\r\n\r\n", most_bytes=LIMIT_BYTES)
+        theirs.sendall(STREAM_HEAD)
+        writer = threading.Thread(target=write, args=(theirs,))
+        writer.start()
+        with pytest.raises(TargetError, match="more than 300,000 bytes"):
+            await asyncio.wait_for(ended, 10)
+        theirs.close()
+        writer.join()
+        return connection.num_bytes
+
+    assert run_on_sockets(main()) <= LIMIT_BYTES + 2 * 65_536
 
 
 def test_an_answer_of_megabytes_is_kept_whole_and_its_memory_given_back():

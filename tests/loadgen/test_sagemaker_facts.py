@@ -180,6 +180,25 @@ def test_the_heaviest_variant_stands_for_the_endpoint_unless_one_is_named():
         described(*replies, target_variant="c")
 
 
+def test_variants_that_share_the_requests_are_all_paid_for():
+    """One ml.g5.xlarge and three ml.g5.12xlarge; who names one of them pays for that."""
+    replies = (
+        ("describe_endpoint", endpoint(variant("a", 0.2, count=1), variant("b", 0.8, count=3))),
+        (
+            "describe_endpoint_config",
+            config(planned("a", "ml.g5.xlarge"), planned("b", "ml.g5.12xlarge")),
+        ),
+        ("describe_model", MODEL),
+    )
+    small, large = (
+        find_instance(f"ml.g5.{size}").price_usd_per_hour for size in ("xlarge", "12xlarge")
+    )
+    found = described(*replies)
+    assert found.price_usd_per_hour == pytest.approx(small + 3 * large)
+    assert "1 other variant" in found.notes[0]
+    assert described(*replies, target_variant="a").price_usd_per_hour == pytest.approx(small)
+
+
 def test_an_inference_component_has_its_own_container_and_copies():
     component = {
         "InferenceComponentName": "ic-1",

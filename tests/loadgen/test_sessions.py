@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -126,6 +127,28 @@ def test_a_chat_gets_its_messages_with_the_answers_that_came():
         "answer 1",
     ]
     assert target.asked[-1].prompt_text.startswith(target.asked[0].prompt_text + "answer 0")
+
+
+def test_what_was_thought_is_no_part_of_the_next_turn():
+    """Chat servers want the answers alone back: 3 of 4 tokens were thoughts."""
+
+    class Thinking(Answering):
+        async def send(self, request):
+            exchange = await super().send(request)
+            thought = "let me see. "
+            return replace(
+                exchange,
+                text=thought + exchange.text,
+                thought_chars=len(thought),
+                reasoning_tokens=3,
+            )
+
+    target = Thinking()
+    run, _ = sweep(target, dialogues(CommonWords()), concurrency=1, num_sessions=1)
+    said = [text for role, text in target.asked[-1].messages if role == "assistant"]
+    assert said == ["answer 0", "answer 1"]
+    assert "let me see" not in target.asked[-1].prompt_text
+    assert [record.input_tokens for record in run.records] == [10, 21, 32]
 
 
 def test_the_cap_on_requests_stands_beside_the_cap_on_conversations():

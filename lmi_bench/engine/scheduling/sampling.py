@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from lmi_bench.errors import InputError
 
 MOST_TOP_LOGPROBS: Final = 20
 """Of one token, as vLLM and OpenAI allow."""
+
+STRONGEST_PENALTY: Final = 2.0
+"""Of `presence_penalty` and `frequency_penalty`, either way, as OpenAI allows."""
 
 LEAST_TEMPERATURE: Final = 1e-5
 """Anything below counts as 0, as in vLLM: logits divided by less overflow float32."""
@@ -25,10 +28,14 @@ class SamplingParams:
     max_new_tokens  most tokens generated; ends with finish reason `length`
     temperature     below LEAST_TEMPERATURE greedy; from there the logits are divided by it
     top_k           keep the k likeliest tokens, 0 keeps all; top_p: smallest set of that mass
+    repetition_penalty  of tokens in the prompt or the answer: 1 is none
+    presence_penalty    taken from the logit of every token that the answer holds already, and
+    frequency_penalty   as many times as it holds it: OpenAI's penalties, which pass over the prompt
     logprobs        return the log-probability of each generated token
     top_logprobs    and those of so many of the likeliest tokens in its place
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
     stop_token_ids  end it with reason `stop_sequence`
+    penalised       whether what came before changes the logits; follows from the rest
     """
 
     max_new_tokens: int = 16
@@ -39,10 +46,14 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     min_tokens: int = 0
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    # a field, since every step asks every row for it
+    penalised: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -57,6 +68,13 @@ class SamplingParams:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if not 0 < self.repetition_penalty < math.inf:
             raise InputError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if not -STRONGEST_PENALTY <= value <= STRONGEST_PENALTY:
+                raise InputError(
+                    f"{name} must be between {-STRONGEST_PENALTY:g} and {STRONGEST_PENALTY:g}, "
+                    f"got {value:g}"
+                )
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise InputError(
                 f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}, got {self.top_logprobs}"
@@ -68,6 +86,13 @@ class SamplingParams:
                 f"min_tokens must be between 0 and max_new_tokens {self.max_new_tokens}, "
                 f"got {self.min_tokens}"
             )
+        changed = self.repetition_penalty != 1.0 or self.counts_answer
+        object.__setattr__(self, "penalised", changed)
+
+    @property
+    def counts_answer(self) -> bool:
+        """Whether a token's logit hangs on how often the answer holds it."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def greedy(self) -> bool:

@@ -20,11 +20,17 @@ _OPENAI_FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to generate from: the prompt, the sampling, and the strings that end it."""
+    """What to generate from: the prompt, the sampling, and the strings that end it.
+
+    keep_stop_string  whether the string that ended it is part of the answer
+    text              the prompt as the reply repeats it, where it does
+    """
 
     token_ids: Sequence[int]
     sampling: SamplingParams
     stop_strings: tuple[str, ...] = ()
+    keep_stop_string: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Answer:
         self.generation = generation
         self.prompt = prompt
         self._decoder = decoder
-        self._stop_filter = StopStringFilter(prompt.stop_strings)
+        self._stop_filter = StopStringFilter(prompt.stop_strings, keep=prompt.keep_stop_string)
         self._ends_by_itself = not prompt.stop_strings
         self._min_tokens = prompt.sampling.min_tokens
         self.pieces: list[Piece] = []

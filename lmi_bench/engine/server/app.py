@@ -26,6 +26,7 @@ from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import UNARY_TIMEOUT_S, SageMakerRoutes
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.server.state import ServerState
+from lmi_bench.engine.server.tgi_routes import TgiRoutes
 from lmi_bench.errors import InputError
 from lmi_bench.units import MIB
 
@@ -89,6 +90,7 @@ def build_app(
     )
     lmi.add_to(app)
     openai.add_to(app)
+    TgiRoutes(state).add_to(app)
     sagemaker.add_to(app)
     MetricsRoute(state).add_to(app)
     return app

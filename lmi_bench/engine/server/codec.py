@@ -39,6 +39,10 @@ class Codec(Protocol):
         """The text of a whole sequence."""
         ...
 
+    def special_token(self, token_id: int) -> str | None:
+        """The name of a token that is no text, such as `</s>`; None for every other one."""
+        ...
+
     def detokenizer(self, behind: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one stream, whose tokens go on from those of `behind`."""
         ...

@@ -1,19 +1,20 @@
-"""Which status and body each failure gets, in the words of the two protocols.
+"""Which status and body each failure gets, in the words of the three protocols.
 
-    the request's fault (bad JSON, a bad value, too long)   400
+    the request's fault (bad JSON, a bad value, too long)   400; 422 for TGI
     no such model or path                                   404 (405 for a wrong method)
     body above the limit                                    413
-    the engine failed                                       424 for LMI, 500 for OpenAI
-    no room for another request                             503
+    the engine failed                                       424 for LMI and TGI, 500 for OpenAI
+    no room for another request                             503; 429 for TGI
 
 LMI: djl-serving's bodies `{"code", "type", "message"}`, and `{"code": 424, "error"}` for what the
-model's handler says. OpenAI: vLLM's error object, whose `code` is the status.
+model's handler says. OpenAI: vLLM's error object, whose `code` is the status. TGI:
+`{"error", "error_type"}`.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -22,6 +23,9 @@ from aiohttp.typedefs import Handler, Middleware
 from lmi_bench.errors import EngineError, InputError, OverloadedError
 
 FAILURES = (InputError, OverloadedError, EngineError)
+
+_OPENAI_PREFIX: Final = "/v1/"
+TGI_PATHS: Final = ("/", "/generate", "/generate_stream", "/info")
 
 _OPENAI_TYPES = {
     400: "BadRequestError",
@@ -63,9 +67,19 @@ def openai_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
     return status, _openai_body(status, str(exc))
 
 
-def is_openai(path: str) -> bool:
-    """Whether a path belongs to the OpenAI routes."""
-    return path.startswith("/v1/")
+def tgi_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body of a failure on a TGI route; a stream sends the body as an event."""
+    if isinstance(exc, EngineError):
+        message = f"Request failed during generation: {exc}"
+        return 424, {"error": message, "error_type": "generation"}
+    if isinstance(exc, OverloadedError):
+        return 429, {"error": "Model is overloaded", "error_type": "overloaded"}
+    return 422, {"error": f"Input validation error: {exc}", "error_type": "validation"}
+
+
+def tgi_unhealthy() -> dict[str, Any]:
+    """What TGI's `/health` says when nothing can be answered."""
+    return {"error": "unhealthy", "error_type": "healthcheck"}
 
 
 def failure_middleware(model_name: str) -> Middleware:
@@ -73,22 +87,21 @@ def failure_middleware(model_name: str) -> Middleware:
 
     @web.middleware
     async def answer_failure(request: web.Request, handler: Handler) -> web.StreamResponse:
-        openai = is_openai(request.path)
         try:
             return await handler(request)
         except FAILURES as exc:
-            status, body = openai_failure(exc) if openai else lmi_failure(exc, model_name)
+            status, body = _failure(request.path, exc, model_name)
+            return json_response(body, status=status)
         except web.HTTPRequestEntityTooLarge as exc:
-            status = 413
-            body = _body(openai, status, f"the body is too large: {exc.text}")
+            status, message = 413, f"the body is too large: {exc.text}"
         except web.RequestPayloadError as exc:
-            return closing(json_response(_body(openai, 400, unreadable(exc)), status=400))
+            body = _body(request.path, 400, unreadable(exc))
+            return closing(json_response(body, status=400))
         except web.HTTPNotFound:
-            status, body = 404, _body(openai, 404, f"no such path: {request.path}")
+            status, message = 404, f"no such path: {request.path}"
         except web.HTTPMethodNotAllowed as exc:
-            status = 405
-            body = _body(openai, status, f"{request.path} takes {', '.join(exc.allowed_methods)}")
-        return json_response(body, status=status)
+            status, message = 405, f"{request.path} takes {', '.join(exc.allowed_methods)}"
+        return json_response(_body(request.path, status, message), status=status)
 
     return answer_failure
 
@@ -106,7 +119,7 @@ def closing(response: web.Response) -> web.Response:
 
 
 def json_response(
-    body: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None
+    body: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
     """A JSON reply."""
     return web.Response(
@@ -114,8 +127,19 @@ def json_response(
     )
 
 
-def _body(openai: bool, status: int, message: str) -> dict[str, Any]:
-    return _openai_body(status, message) if openai else _lmi_body(status, message)
+def _failure(path: str, exc: Exception, model_name: str) -> tuple[int, dict[str, Any]]:
+    if path.startswith(_OPENAI_PREFIX):
+        return openai_failure(exc)
+    return tgi_failure(exc) if path in TGI_PATHS else lmi_failure(exc, model_name)
+
+
+def _body(path: str, status: int, message: str) -> dict[str, Any]:
+    """The body of a status and a message, in the words of the path's protocol."""
+    if path.startswith(_OPENAI_PREFIX):
+        return _openai_body(status, message)
+    if path in TGI_PATHS:  # which has no other word for what a client got wrong
+        return {"error": message, "error_type": "validation"}
+    return _lmi_body(status, message)
 
 
 def _lmi_body(status: int, message: str) -> dict[str, Any]:

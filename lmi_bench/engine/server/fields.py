@@ -64,6 +64,10 @@ class Fields:
             raise InputError(f"{name} must be a number, got {_show(value)}")
         return float(value)
 
+    def optional_number(self, name: str) -> float | None:
+        """A number or None."""
+        return None if self.raw(name) is None else self.number(name, 0.0)
+
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self.raw(name)

@@ -20,14 +20,11 @@ _NEUTRAL = {
     "num_beams": 1,
     "min_p": 0,
     "typical_p": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
     "length_penalty": 1,
     "early_stopping": False,
     "watermark": False,
     "decoder_input_details": False,
     "prompt_logprobs": 0,
-    "include_stop_str_in_output": False,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
 }
@@ -45,6 +42,7 @@ class LmiCall:
     inputs: str
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
+    keep_stop_string: bool
     stream: bool
     details: bool
     return_full_text: bool
@@ -78,6 +76,7 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
         inputs=inputs,
         sampling=sampling,
         stop_strings=stop_strings,
+        keep_stop_string=parameters.flag("include_stop_str_in_output", False),
         stream=stream,
         details=details,
         return_full_text=parameters.flag("return_full_text", False),
@@ -109,6 +108,8 @@ def _read_sampling(
         top_k=max(0, parameters.integer("top_k", 0, minimum=-1)),
         top_p=parameters.number("top_p", 1.0),
         repetition_penalty=parameters.number("repetition_penalty", 1.0),
+        presence_penalty=parameters.number("presence_penalty", 0.0),
+        frequency_penalty=parameters.number("frequency_penalty", 0.0),
         min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
         seed=parameters.seed("seed"),
         logprobs=logprobs,

@@ -15,7 +15,7 @@ from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_reply import RollingBatchReply
 from lmi_bench.engine.server.lmi_request import read_lmi_call
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream
+from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
 
 
 class LmiRoutes:
@@ -64,18 +64,17 @@ class LmiRoutes:
         token_ids = await state.encode(call.inputs)
         if call.truncate is not None:
             token_ids = token_ids[-call.truncate :]
-        answer = state.submit(Prompt(token_ids, call.sampling, call.stop_strings))
+        answer = state.submit(
+            Prompt(token_ids, call.sampling, call.stop_strings, call.keep_stop_string)
+        )
         try:
             headers = state.ignored_header(call.ignored)
             reply = self._reply_type(call, answer, state, self._formatters)
             if call.stream:
                 return await send_stream(
                     request,
-                    answer,
+                    stream_writes(answer, reply.lines, reply.end, reply.failure_line),
                     headers={"Content-Type": "application/jsonlines", **headers},
-                    encode_chunk=reply.lines,
-                    encode_end=reply.end,
-                    encode_failure=reply.failure_line,
                     envelope=envelope,
                 )
             await answer.complete()

@@ -1,9 +1,10 @@
-"""One answer in OpenAI's words: chunks of a stream, or one body, as completion or as chat."""
+"""Answers in OpenAI's words: chunks of a stream, or one body, as completion or as chat."""
 
 from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -18,15 +19,18 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class OpenAiReply(ABC):
-    """What completions and chats share: the frame of a chunk, usage, the end, failures."""
+    """What completions and chats share: the frame of a chunk, usage, the end, failures.
+
+    A reply has one answer, or several as its choices.
+    """
 
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]
     whole_object: ClassVar[str]
 
-    def __init__(self, call: OpenAiCall, answer: Answer, state: ServerState) -> None:
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         self._call = call
-        self._answer = answer
+        self._answers = answers
         self._codec = state.codec
         self._head = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
@@ -37,17 +41,18 @@ class OpenAiReply(ABC):
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
 
     @abstractmethod
-    def _stream_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         """What of a chunk's choice is the protocol's own."""
 
     @abstractmethod
-    def _whole_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         """What of an unstreamed reply's choice is the protocol's own."""
 
-    def event(self, pieces: list[Piece]) -> bytes:
-        """One chunk for one engine event, also where it adds no text."""
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
+        """One chunk for one engine event of a choice, also where it adds no text."""
         text = "".join([piece.text for piece in pieces])
-        return self._chunk(self._choice(self._stream_choice(text, pieces), pieces))
+        own = self._stream_choice(text, pieces, number)
+        return self._chunk(self._choice(own, pieces, number))
 
     def last_events(self) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""
@@ -63,10 +68,12 @@ class OpenAiReply(ABC):
 
     def whole(self) -> dict[str, Any]:
         """The body of an unstreamed reply."""
-        pieces = self._answer.pieces
-        choice = self._choice(self._whole_choice(self._answer.text, pieces), pieces)
+        choices = []
+        for number, answer in enumerate(self._answers):
+            own = self._whole_choice(answer.text, answer.pieces, number)
+            choices.append(self._choice(own, answer.pieces, number))
         head = self._head | {"object": self.whole_object}
-        return head | {"choices": [choice], "usage": self._usage()}
+        return head | {"choices": choices, "usage": self._usage()}
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         tail = b"}\n\n"
@@ -74,31 +81,27 @@ class OpenAiReply(ABC):
             tail = b',"usage":' + orjson.dumps(self._usage()) + tail
         return self._prefix + orjson.dumps([choice]) + tail
 
-    def _choice(self, own: dict[str, Any], pieces: list[Piece]) -> dict[str, Any]:
-        reason = self._answer.finish_reason
+    def _choice(self, own: dict[str, Any], pieces: list[Piece], number: int) -> dict[str, Any]:
+        answer = self._answers[number]
+        reason = answer.finish_reason
         choice = {
-            "index": 0,
+            "index": number,
             **own,
             "finish_reason": None if reason is None else openai_finish_reason(reason),
-            "stop_reason": None if reason != "stop_sequence" else self._stop_reason(),
+            "stop_reason": None if reason != "stop_sequence" else _stop_reason(answer),
         }
         if self._call.return_token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces]
         return choice
-
-    def _stop_reason(self) -> str | int | None:
-        """The stop string, or the stop token's id."""
-        if self._answer.stop_string is not None or not self._answer.pieces:
-            return self._answer.stop_string
-        return self._answer.pieces[-1].token_id
 
     def _own_text(self, piece: Piece) -> str:
         """A token's own text, whatever part of it the answer shows already."""
         return self._codec.decode([piece.token_id])
 
     def _usage(self) -> dict[str, int]:
-        num_prompt = len(self._answer.prompt.token_ids)
-        num_output = len(self._answer.pieces)
+        """The prompt once, and what all choices have so far."""
+        num_prompt = len(self._answers[0].prompt.token_ids)
+        num_output = sum([len(answer.pieces) for answer in self._answers])
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -112,19 +115,24 @@ class CompletionReply(OpenAiReply):
     id_prefix = "cmpl"
     stream_object = "text_completion"
     whole_object = "text_completion"
-    _text_offset = 0
 
-    def _stream_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
-        return {"text": text, "logprobs": self._logprobs(pieces) if self._call.logprobs else None}
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        super().__init__(call, answers, state)
+        self._text_offsets = [0] * len(answers)
 
-    _whole_choice = _stream_choice
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        logprobs = self._logprobs(pieces, number) if self._call.logprobs else None
+        return {"text": text, "logprobs": logprobs}
 
-    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any]:
+    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        return self._stream_choice(text, pieces, number)
+
+    def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
         tokens = [self._own_text(piece) for piece in pieces]
         offsets = []
         for piece in pieces:
-            offsets.append(self._text_offset)
-            self._text_offset += len(piece.text)
+            offsets.append(self._text_offsets[number])
+            self._text_offsets[number] += len(piece.text)
         return {
             "text_offset": offsets,
             "token_logprobs": [piece.logprob for piece in pieces],
@@ -142,27 +150,42 @@ class CompletionReply(OpenAiReply):
         return found
 
 
+class EchoedCompletionReply(CompletionReply):
+    """The same with the prompt before each choice; of a stream it comes with the first token."""
+
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        super().__init__(call, answers, state)
+        self._echoes = {number: answer.prompt.text for number, answer in enumerate(answers)}
+
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        return super()._stream_choice(self._echoes.pop(number, "") + text, pieces, number)
+
+
 class ChatReply(OpenAiReply):
     """`/v1/chat/completions`. As in vLLM a chunk with the role alone comes with the first token."""
 
     id_prefix = "chatcmpl"
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
-    _role_sent = False
 
-    def event(self, pieces: list[Piece]) -> bytes:
-        """One chunk for one engine event; the first has the role's chunk before it."""
-        events = super().event(pieces)
-        if self._role_sent:
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        super().__init__(call, answers, state)
+        self._role_sent = [False] * len(answers)
+
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
+        """One chunk for one engine event; a choice's first has the role's chunk before it."""
+        events = super().event(pieces, number)
+        if self._role_sent[number]:
             return events
-        self._role_sent = True
-        role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return self._prefix + orjson.dumps([role | {"logprobs": None}]) + b"}\n\n" + events
+        self._role_sent[number] = True
+        delta = {"role": "assistant", "content": ""}
+        role = {"index": number, "delta": delta, "finish_reason": None, "logprobs": None}
+        return self._prefix + orjson.dumps([role]) + b"}\n\n" + events
 
-    def _stream_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         return {"delta": {"content": text}, "logprobs": self._logprobs(pieces)}
 
-    def _whole_choice(self, text: str, pieces: list[Piece]) -> dict[str, Any]:
+    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         message = {"role": "assistant", "content": text}
         return {"message": message, "logprobs": self._logprobs(pieces)}
 
@@ -178,3 +201,10 @@ class ChatReply(OpenAiReply):
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         token = self._codec.decode([token_id])
         return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+
+def _stop_reason(answer: Answer) -> str | int | None:
+    """The stop string, or the stop token's id."""
+    if answer.stop_string is not None or not answer.pieces:
+        return answer.stop_string
+    return answer.pieces[-1].token_id

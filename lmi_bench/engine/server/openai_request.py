@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server.choices import MAX_CHOICES
 from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 from lmi_bench.errors import InputError
@@ -15,18 +16,12 @@ DEFAULT_MAX_TOKENS = 16  # of completions; a chat goes on to the end of the cont
 
 # what this engine lacks: accepted where it asks for nothing
 _NEUTRAL: Mapping[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "echo": False,
     "suffix": "",
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
     "min_p": 0,
     "length_penalty": 1,
     "logit_bias": {},
     "use_beam_search": False,
     "prompt_logprobs": 0,
-    "include_stop_str_in_output": False,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "return_tokens_as_token_ids": False,
@@ -52,6 +47,8 @@ class OpenAiCall:
     prompt            text or token ids; a chat has messages instead
     chat_options      for the model's chat template
     max_tokens        None: to the end of the context
+    num_choices       answers to the one prompt
+    echo              whether the prompt stands before each of them
     sampling          all but the length, which waits for the prompt's
     include_usage     one more chunk with the token counts; continuous_usage: counts on every chunk
     return_token_ids  name each chunk's token ids
@@ -64,8 +61,11 @@ class OpenAiCall:
     messages: tuple[Message, ...]
     chat_options: Mapping[str, Any]
     max_tokens: int | None
+    num_choices: int
+    echo: bool
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
+    keep_stop_string: bool
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -85,7 +85,13 @@ def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiC
     prompt = _read_prompt(top.raw("prompt"))
     max_tokens = top.integer("max_tokens", DEFAULT_MAX_TOKENS, minimum=1)
     num_logprobs = top.optional_integer("logprobs", minimum=0)
-    return _read_call(top, prompt, (), max_tokens, num_logprobs, eos_token_ids)
+    echo = top.flag("echo", False)
+    if echo and num_logprobs is not None:
+        raise InputError(
+            "echo=true with logprobs is not supported by this server, which has no "
+            "log-probabilities of prompts: leave one of them out"
+        )
+    return _read_call(top, prompt, (), max_tokens, num_logprobs, eos_token_ids, echo=echo)
 
 
 def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
@@ -112,6 +118,7 @@ def _read_call(
     num_logprobs: int | None,
     eos_token_ids: tuple[int, ...],
     *,
+    echo: bool = False,
     chat_options: Mapping[str, Any] | None = None,
 ) -> OpenAiCall:
     """What both have in common.
@@ -137,6 +144,8 @@ def _read_call(
         top_k=max(0, top.integer("top_k", 0, minimum=-1)),
         top_p=top.number("top_p", 1.0),
         repetition_penalty=top.number("repetition_penalty", 1.0),
+        presence_penalty=top.number("presence_penalty", 0.0),
+        frequency_penalty=top.number("frequency_penalty", 0.0),
         min_tokens=min_tokens,
         seed=top.seed("seed"),
         logprobs=num_logprobs is not None,
@@ -148,8 +157,11 @@ def _read_call(
         messages=messages,
         chat_options=chat_options or {},
         max_tokens=max_tokens,
+        num_choices=_read_num_choices(top),
+        echo=echo,
         sampling=sampling,
         stop_strings=top.strings("stop", at_most=MAX_STOP_STRINGS),
+        keep_stop_string=top.flag("include_stop_str_in_output", False),
         stream=top.flag("stream", False),
         include_usage=options.flag("include_usage", False),
         continuous_usage=options.flag("continuous_usage_stats", False),
@@ -157,6 +169,19 @@ def _read_call(
         truncate=top.optional_integer("truncate_prompt_tokens", minimum=1),
         ignored=top.unread() + options.unread(),
     )
+
+
+def _read_num_choices(top: Fields) -> int:
+    """`n`. All that are computed are sent, so `best_of` cannot be more."""
+    count = top.integer("n", 1, minimum=1)
+    if count > MAX_CHOICES:
+        raise InputError(f"n must be at most {MAX_CHOICES}, got {count}")
+    best_of = top.integer("best_of", count)
+    if best_of != count:
+        raise InputError(
+            f"best_of={best_of} with n={count} is not supported by this server: leave best_of out"
+        )
+    return count
 
 
 def _read_prompt(prompt: Any) -> str | list[int]:

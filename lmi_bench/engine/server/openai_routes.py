@@ -1,4 +1,4 @@
-"""The OpenAI routes, as vLLM answers them: completions, chat, models, health."""
+"""The OpenAI routes, as vLLM answers them: completions, chat, models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from typing import Any
 
 from aiohttp import web
 
-from lmi_bench.engine.server.answer import Prompt
+from lmi_bench.engine.server.answer import Answer, Prompt
+from lmi_bench.engine.server.choices import (
+    choice_writes,
+    complete_all,
+    end_all,
+    submit_choices,
+)
 from lmi_bench.engine.server.failures import UnknownModelError, json_response
-from lmi_bench.engine.server.openai_reply import ChatReply, CompletionReply, OpenAiReply
+from lmi_bench.engine.server.openai_reply import (
+    ChatReply,
+    CompletionReply,
+    EchoedCompletionReply,
+    OpenAiReply,
+)
 from lmi_bench.engine.server.openai_request import (
     Message,
     OpenAiCall,
@@ -19,7 +30,7 @@ from lmi_bench.engine.server.openai_request import (
     read_completion_call,
 )
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream
+from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
 
 ChatEncoder = Callable[[Sequence[Message], Mapping[str, Any]], list[int]]
 """A chat's prompt as token ids, with options of the model's template. Raises InputError for
@@ -44,14 +55,9 @@ class OpenAiRoutes:
 
     def add_to(self, app: web.Application) -> None:
         """Register the routes."""
-        app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
-
-    async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine can answer, else 503; no body."""
-        return web.Response(status=200 if self._state.engine.error is None else 503)
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model that is served."""
@@ -72,7 +78,8 @@ class OpenAiRoutes:
     ) -> web.StreamResponse:
         """Continue a prompt, at once or as server-sent events."""
         call = read_completion_call(await request.read(), self._state.codec.eos_token_ids)
-        return await self._generate(request, call, CompletionReply, envelope)
+        reply_type = EchoedCompletionReply if call.echo else CompletionReply
+        return await self._generate(request, call, reply_type, envelope)
 
     async def chat(self, request: web.Request, envelope: Envelope = PLAIN) -> web.StreamResponse:
         """Answer a chat, at once or as server-sent events."""
@@ -91,29 +98,40 @@ class OpenAiRoutes:
             raise UnknownModelError(
                 f"The model `{call.model}` does not exist: this server has `{state.model_name}`"
             )
-        answer = state.submit(await self._prompt(call))
+        prompt = await self._prompt(call)
+        if call.num_choices == 1:
+            answers = [state.submit(prompt)]
+        else:
+            answers = await submit_choices(state, prompt, call.num_choices)
         try:
             headers = state.ignored_header(call.ignored)
-            reply = reply_type(call, answer, state)
+            reply = reply_type(call, answers, state)
             if call.stream:
-                return await send_stream(
-                    request,
-                    answer,
-                    headers={
-                        "Content-Type": "text/event-stream; charset=utf-8",
-                        "Cache-Control": "no-cache",
-                        **headers,
-                    },
-                    encode_chunk=reply.event,
-                    encode_end=reply.last_events,
-                    encode_failure=reply.failure_events,
-                    envelope=envelope,
-                )
-            await answer.complete()
+                return await self._stream(request, answers, reply, headers, envelope)
+            await complete_all(answers)
             return json_response(reply.whole(), headers=headers)
         finally:
-            answer.close()
-            state.count(answer)
+            end_all(state, answers)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        answers: Sequence[Answer],
+        reply: OpenAiReply,
+        headers: dict[str, str],
+        envelope: Envelope,
+    ) -> web.StreamResponse:
+        headers = {
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            **headers,
+        }
+        if len(answers) == 1:
+            (answer,) = answers
+            writes = stream_writes(answer, reply.event, reply.last_events, reply.failure_events)
+        else:
+            writes = choice_writes(answers, reply.event, reply.last_events, reply.failure_events)
+        return await send_stream(request, writes, headers=headers, envelope=envelope)
 
     async def _prompt(self, call: OpenAiCall) -> Prompt:
         token_ids = await self._token_ids(call)
@@ -123,7 +141,14 @@ class OpenAiRoutes:
         if call.max_tokens is None:
             room = self._state.max_model_len - len(token_ids)
             sampling = replace(sampling, max_new_tokens=max(room, sampling.max_new_tokens))
-        return Prompt(token_ids, sampling, call.stop_strings)
+        text = self._shown(call, token_ids) if call.echo else ""
+        return Prompt(token_ids, sampling, call.stop_strings, call.keep_stop_string, text)
+
+    def _shown(self, call: OpenAiCall, token_ids: list[int]) -> str:
+        """The prompt as a reply repeats it: as it was sent, or what was kept of it."""
+        if isinstance(call.prompt, str) and call.truncate is None:
+            return call.prompt
+        return self._state.codec.decode(token_ids)
 
     async def _token_ids(self, call: OpenAiCall) -> list[int]:
         if call.messages and self._encode_chat is not None:

@@ -30,6 +30,9 @@ class PlainTokenizer:
         """The words of the ids, a space before each."""
         return "".join([f" t{token_id}" for token_id in token_ids])
 
+    def special_token(self, token_id: int) -> None:
+        """Every token is a word."""
+
     def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:
         """A decoder for one stream, whatever is before it."""
         return PlainDetokenizer(self)

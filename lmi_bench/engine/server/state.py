@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
@@ -57,8 +58,10 @@ class ServerState:
                 f"ids go from 0 to {self.vocab_size - 1}"
             )
 
-    def submit(self, prompt: Prompt) -> Answer:
+    def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:
         """Start to generate; the caller closes the answer whatever happens.
+
+        beside  a request whose computed prompt this one is to share
 
         Raises InputError or CapacityError (the request's fault), OverloadedError, EngineError.
         """
@@ -72,7 +75,7 @@ class ServerState:
                 f"{num_prompt + num_new} were asked for ({num_prompt} in the prompt, {num_new} "
                 "new ones): shorten the prompt or ask for fewer tokens"
             )
-        generation = self.engine.submit(prompt.token_ids, prompt.sampling)
+        generation = self.engine.submit(prompt.token_ids, prompt.sampling, beside=beside)
         return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def count(self, answer: Answer) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 
 class StopStringFilter:
-    """Passes text on until a stop string is complete; the stop string itself is dropped."""
+    """Passes text on until a stop string is complete; what follows it is dropped, and the stop
+    string itself unless `keep` is set."""
 
-    def __init__(self, stop_strings: tuple[str, ...]) -> None:
+    def __init__(self, stop_strings: tuple[str, ...], *, keep: bool = False) -> None:
         self._stop_strings = stop_strings
+        self._keep = keep
         self._held = ""
         self.matched: str | None = None
 
@@ -28,7 +30,7 @@ class StopStringFilter:
                 start, end, self.matched = at, at + len(stop), stop
         if self.matched is not None:
             self._held = ""
-            return window[:start]
+            return window[: end if self._keep else start]
         keep = max(_overlap(window, stop) for stop in self._stop_strings)
         self._held = window[len(window) - keep :]
         return window[: len(window) - keep]

@@ -31,29 +31,24 @@ PLAIN = Envelope(headers=dict, wrap=bytes)
 
 async def send_stream(
     request: web.Request,
-    answer: Answer,
+    writes: AsyncIterator[bytes],
     *,
     headers: dict[str, str],
-    encode_chunk: Callable[[list[Piece]], bytes],
-    encode_end: Callable[[], bytes],
-    encode_failure: Callable[[EngineError], bytes],
     envelope: Envelope = PLAIN,
+    headers_first: bool = False,
 ) -> web.StreamResponse:
-    """Stream an answer as it grows.
+    """Send each of `writes` as it comes; whoever calls closes the answers that they are made from.
 
-    encode_chunk    the pieces of one engine event; `answer.finish_reason` is set with the last
-    encode_end      what follows the last chunk
-    encode_failure  the error that ends a stream under status 200
-
-    An engine that fails before the first token raises EngineError, so that the reply can still
-    carry a real status. Whatever ends this, the answer is closed and its blocks are freed.
+    headers_first  the status is sent before the first of them, and so cannot tell of a failure;
+                   else what `writes` raises before its first bytes can still become a reply
     """
-    writes = _writes(answer, encode_chunk, encode_end, encode_failure)
     response = web.StreamResponse(headers=envelope.headers(headers))
     try:
         if envelope.at_once:
             body = b"".join([envelope.wrap(data) async for data in writes])
             return web.Response(body=body, headers=envelope.headers(headers))
+        if headers_first:
+            await response.prepare(request)
         async for data in writes:
             if not response.prepared:
                 await response.prepare(request)
@@ -61,17 +56,23 @@ async def send_stream(
         await response.write_eof()
     except ConnectionResetError:  # the client has gone: nobody is left to tell
         LOGGER.debug("a client left in the middle of its stream")
-    finally:
-        answer.close()
     return response
 
 
-async def _writes(
+async def stream_writes(
     answer: Answer,
     encode_chunk: Callable[[list[Piece]], bytes],
     encode_end: Callable[[], bytes],
     encode_failure: Callable[[EngineError], bytes],
 ) -> AsyncIterator[bytes]:
+    """An answer as it grows, a write an engine event.
+
+    encode_chunk    the pieces of one engine event; `answer.finish_reason` is set with the last
+    encode_end      what follows the last chunk
+    encode_failure  the error that ends a stream under status 200
+
+    Raises EngineError where the engine fails before the first token.
+    """
     chunks = answer.chunks()
     yield encode_chunk(await anext(chunks))
     try:

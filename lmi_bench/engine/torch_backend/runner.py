@@ -158,7 +158,7 @@ class ModelRunner:
         if seed is None:
             seed = self._sampling_seed + entry.seq_id
         history = self._states[entry.seq_id].history
-        penalised = entry.sampling.repetition_penalty != 1.0
+        penalised = entry.sampling.penalised
         first = rows.context_tokens - rows.sampled + 1
         return [
             RowRequest(
@@ -167,6 +167,7 @@ class ModelRunner:
                 history[:position] if penalised else (),
                 seed,
                 self._banned(entry.sampling, entry.num_generated + number),
+                entry.num_generated + number - 1,
             )
             for number, position in enumerate(range(first, first + rows.sampled), start=1)
         ]
@@ -207,7 +208,7 @@ def _takes_likeliest(entry: BatchEntry) -> bool:
     sampling = entry.sampling
     return not entry.samples or (
         sampling.greedy
-        and sampling.repetition_penalty == 1.0
+        and not sampling.penalised
         and not sampling.logprobs
         and entry.num_generated >= sampling.min_tokens
     )

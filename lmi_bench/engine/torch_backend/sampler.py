@@ -1,6 +1,7 @@
-"""From logits to tokens: greedy, or drawn after penalty, temperature, top-k and top-p.
+"""From logits to tokens: greedy, or drawn after penalties, temperature, top-k and top-p.
 
-The order and the ties are those of Hugging Face transformers. A draw depends on the request's
+The order and the ties are those of Hugging Face transformers; OpenAI's penalties, which it lacks,
+follow the repetition penalty as in vLLM. A draw depends on the request's
 seed and the token's position alone, so a request repeats itself in any batch and after a
 preemption. Log-probabilities are those of the model's own logits, before any of it.
 """
@@ -8,6 +9,7 @@ preemption. Log-probabilities are those of the model's own logits, before any of
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,8 +24,9 @@ class RowRequest:
     """What one row of logits is wanted for.
 
     position  of the token that is to be chosen
-    history   every token before it; needed for a repetition penalty only
+    history   every token before it; needed for penalties only
     seed      of the sequence's draws
+    num_generated  how many of the history's last tokens are the answer's, not the prompt's
     banned    ids that may not be chosen: those that would end the request too early
     """
 
@@ -32,6 +35,7 @@ class RowRequest:
     history: Sequence[int]
     seed: int
     banned: tuple[int, ...] = ()
+    num_generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +96,12 @@ def uniform_draw(seed: int, position: int) -> float:
 
 
 def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
-    """The likeliest token of every row, after the penalty where there is one."""
+    """The likeliest token of every row, after the penalties where there are any."""
     picked: list[int] = logits.argmax(dim=-1).tolist()
     penalised = [
         i
         for i, row in enumerate(rows)
-        if row.sampling.greedy and (row.sampling.repetition_penalty != 1.0 or row.banned)
+        if row.sampling.greedy and (row.sampling.penalised or row.banned)
     ]
     if penalised:
         scores = _penalised(logits[penalised].float(), [rows[i] for i in penalised])
@@ -119,20 +123,40 @@ def _ranked(scores: Tensor, counts: list[int]) -> list[Ranked]:
 
 
 def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
-    """Divide positive logits of tokens seen before by the penalty, multiply negative ones by it
-    (Keskar et al. 2019, arXiv:1909.05858), and leave no chance to banned tokens."""
-    if all(row.sampling.repetition_penalty == 1.0 and not row.banned for row in rows):
+    """Weaken what came before, and leave no chance to banned tokens."""
+    if not any(row.sampling.penalised or row.banned for row in rows):
         return scores
     scores = scores.clone()
     for i, row in enumerate(rows):
-        penalty = row.sampling.repetition_penalty
-        if penalty != 1.0:
-            seen = torch.tensor(sorted(set(row.history)), device=scores.device)
-            values = scores[i, seen]
-            scores[i, seen] = torch.where(values < 0, values * penalty, values / penalty)
+        if row.sampling.repetition_penalty != 1.0:
+            _penalise_repetition(scores[i], row)
+        if row.num_generated and row.sampling.counts_answer:
+            _penalise_counts(scores[i], row)
         if row.banned:
             scores[i, list(row.banned)] = -torch.inf
     return scores
+
+
+def _penalise_repetition(scores: Tensor, row: RowRequest) -> None:
+    """Divide, in place, positive logits of tokens seen before by the penalty, and multiply
+    negative ones by it. Source: Keskar et al. 2019, arXiv:1909.05858."""
+    penalty = row.sampling.repetition_penalty
+    seen = torch.tensor(sorted(set(row.history)), device=scores.device)
+    values = scores[seen]
+    scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
+
+
+def _penalise_counts(scores: Tensor, row: RowRequest) -> None:
+    """Take, in place, from the logit of each token that the answer holds c > 0 times
+
+        presence_penalty + c * frequency_penalty
+
+    Source: OpenAI's API reference, which counts sampled tokens alone.
+    """
+    sampling = row.sampling
+    counts = Counter(row.history[-row.num_generated :])
+    taken = [sampling.presence_penalty + c * sampling.frequency_penalty for c in counts.values()]
+    scores[list(counts)] -= torch.tensor(taken, dtype=scores.dtype, device=scores.device)
 
 
 def _keep_top_k(scores: Tensor, top_ks: list[int]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,19 @@ def test_drafts_are_verified_and_samples_drawn_as_in_the_torch_back_end(open_ste
     drawn = run(entry(2, PROMPT, 0, (4,), sampling=asked))[0]
     wanted = torch.log_softmax(model.logits(PROMPT)[-1], -1)[drawn.token_ids[0]].item()
     assert drawn.logprobs == pytest.approx((wanted,), abs=1e-4)
+
+
+def test_openai_penalties_work_on_its_logits(open_step):
+    """A token that the answer holds twice gains 2 + 2 * 2: it comes in place of the likeliest."""
+    model, executor = open_step()
+    wish = SamplingParams(presence_penalty=-2.0, frequency_penalty=-2.0)
+    answered = (*PROMPT, 100, 100)
+    row = replace(entry(1, answered, 0, (0, 1), sampling=wish), num_generated=2)
+    expected = model.logits(answered)[-1].clone()
+    assert int(expected.argmax()) != 100
+    expected[100] += 6
+    assert int(expected.argmax()) == 100
+    assert asyncio.run(executor.execute(step(row)))[0].token_ids == (100,)
 
 
 def test_given_tokens_are_scored_as_transformers_scores_them(open_step):

@@ -77,6 +77,9 @@ class ByteCodec:
     def decode(self, token_ids):
         return bytes(i for i in token_ids if i).decode(errors="replace")
 
+    def special_token(self, token_id):
+        return "</s>" if token_id == 0 else None
+
     def detokenizer(self, behind=()):
         return ByteDecoder()
 

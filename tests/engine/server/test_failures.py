@@ -67,7 +67,7 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
         (b'{"prompt": "a", "max_tokens": 0}', "max_tokens must be at least 1"),
         (b'{"prompt": "a", "min_tokens": 17}', "min_tokens must be between"),
         (b'{"prompt": "a", "logprobs": 21}', "top_logprobs must be between 0 and 20, got 21"),
-        (b'{"prompt": "a", "echo": true}', "echo=true is not supported"),
+        (b'{"prompt": "a", "suffix": "b"}', 'suffix="b" is not supported'),
         (b'{"prompt": "a", "stream_options": 1}', "stream_options must be an object"),
     ],
 )

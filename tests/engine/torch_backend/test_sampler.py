@@ -8,6 +8,7 @@ from scipy.stats import chisquare
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -58,6 +59,49 @@ def test_every_row_has_the_distribution_of_transformers_whatever_its_neighbours(
     for row, settings in enumerate(SETTINGS):
         expected = transformers_probabilities(logits[row], **settings)
         torch.testing.assert_close(got[row], expected)
+
+
+def test_openai_penalties_count_the_answer_and_not_the_prompt():
+    """Of 3 4 4 9 the last three are the answer's: 4 loses 0.5 + 2 * 0.25, 9 loses 0.5 + 0.25."""
+    logits = torch.linspace(-2, 2, 12)[None]
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
+    expected = logits[0].clone()
+    expected[4] -= 1.0
+    expected[9] -= 0.75
+    drawn = RowRequest(SamplingParams(temperature=1.0, **penalties), 7, HISTORY, 1, num_generated=3)
+    torch.testing.assert_close(probabilities(logits, [drawn])[0], expected.softmax(-1))
+    first = RowRequest(SamplingParams(temperature=1.0, **penalties), 7, HISTORY, 1)
+    torch.testing.assert_close(probabilities(logits, [first])[0], logits[0].softmax(-1))
+
+
+def test_openai_penalties_are_a_bias_of_transformers_behind_the_repetition_penalty():
+    """transformers has no such penalties, but a bias for a token, and the order of processors."""
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(5)) * 3
+    settings = {"temperature": 0.8, "repetition_penalty": 1.7, "top_k": 20, "top_p": 0.9}
+    sampling = SamplingParams(presence_penalty=-0.5, frequency_penalty=1.5, **settings)
+    processors = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.7),
+            SequenceBiasLogitsProcessor([[[4], 0.5 - 2 * 1.5], [[9], 0.5 - 1.5]]),
+            TemperatureLogitsWarper(0.8),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+        ]
+    )
+    expected = processors(torch.tensor([HISTORY]), logits.clone())[0].softmax(-1)
+    row = RowRequest(sampling, 7, HISTORY, 1, num_generated=3)
+    torch.testing.assert_close(probabilities(logits, [row])[0], expected)
+
+
+def test_a_greedy_row_takes_the_likeliest_token_that_is_left_by_its_penalties():
+    logits = torch.zeros(3, 12)
+    logits[:, 4], logits[:, 7] = 1.0, 0.5
+    strong = SamplingParams(presence_penalty=0.4, frequency_penalty=0.1)  # 4 falls to 0.4
+    weak = SamplingParams(presence_penalty=0.2, frequency_penalty=0.1)  # 4 falls to 0.6
+    rows = [RowRequest(s, 7, HISTORY, 1, num_generated=3) for s in (strong, weak)]
+    rows.append(RowRequest(strong, 7, HISTORY, 1, num_generated=1))  # 9 alone is the answer's
+    assert [choice.token_id for choice in choose(logits, rows)] == [7, 4, 4]
+    assert logits[0, 4] == 1.0
 
 
 def test_draws_follow_the_distribution():
@@ -130,6 +174,9 @@ def test_a_temperature_near_nothing_takes_the_likeliest_token(temperature):
         ({"temperature": float("inf")}, "temperature"),
         ({"top_p": float("nan")}, "top_p"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be between -2 and 2, got 2.1"),
+        ({"frequency_penalty": -3.0}, "frequency_penalty must be between -2 and 2, got -3"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
         ({"stop_token_ids": (7, -5)}, "token id is 0 or more, got -5"),
     ],
 )

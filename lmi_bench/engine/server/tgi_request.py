@@ -1,0 +1,233 @@
+"""Reading a TGI request: `inputs`, `parameters`, `stream`, with the defaults and words of TGI 3.
+
+Two steps, as there: a body of the wrong shape is refused with a status, a value that is out of
+range with TGI's validation error, which a stream sends as an event.
+Source: router/src/lib.rs and router/src/validation.rs of text-generation-inference 3.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmi_bench.engine.scheduling.sampling import MOST_TOP_LOGPROBS, SamplingParams
+from lmi_bench.engine.server.fields import Fields, load_json_object
+from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.errors import CapacityError, InputError
+
+MAX_BEST_OF: Final = 2
+_SEED_BITS: Final = 63
+
+
+@dataclass(frozen=True, slots=True)
+class TgiLimits:
+    """What `/info` states and requests are held against, in tokens."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TgiBody:
+    """A request as it came: of the right shape, its values not looked at.
+
+    return_full_text  None: what is usual on the path
+    max_new_tokens    None: to the end of the context
+    unsupported       name of a parameter that this server lacks, with TGI's words or ours
+    ignored           fields that mean nothing here
+    """
+
+    inputs: str
+    stream: bool
+    best_of: int | None
+    temperature: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    top_k: int | None
+    top_p: float | None
+    typical_p: float | None
+    do_sample: bool
+    max_new_tokens: int | None
+    return_full_text: bool | None
+    stop: tuple[str, ...]
+    truncate: int | None
+    details: bool
+    decoder_input_details: bool
+    seed: int | None
+    top_n_tokens: int | None
+    unsupported: str | None
+    ignored: list[str]
+
+
+def read_tgi_body(body: bytes) -> TgiBody:
+    """Read a request. Raises InputError naming the field that has the wrong shape."""
+    top = Fields(load_json_object(body))
+    inputs = top.raw("inputs")
+    if not isinstance(inputs, str):
+        raise InputError("inputs must be a string")
+    given = top.section("parameters")
+    return TgiBody(
+        inputs=inputs,
+        stream=top.flag("stream", False),
+        best_of=given.optional_integer("best_of", minimum=0),
+        temperature=given.optional_number("temperature"),
+        repetition_penalty=given.optional_number("repetition_penalty"),
+        frequency_penalty=given.optional_number("frequency_penalty"),
+        top_k=given.optional_integer("top_k"),
+        top_p=given.optional_number("top_p"),
+        typical_p=given.optional_number("typical_p"),
+        # left out altogether, parameters mean sampling; any given at all, greedy decoding
+        do_sample=given.flag("do_sample", top.raw("parameters") is None),
+        max_new_tokens=given.optional_integer("max_new_tokens", minimum=0),
+        return_full_text=_optional_flag(given, "return_full_text"),
+        stop=given.strings("stop", at_most=sys.maxsize),  # counted with the other values
+        truncate=given.optional_integer("truncate", minimum=0),
+        details=given.flag("details", False),
+        decoder_input_details=given.flag("decoder_input_details", False),
+        seed=given.optional_integer("seed", minimum=0),
+        top_n_tokens=given.optional_integer("top_n_tokens", minimum=0),
+        unsupported=_unsupported(given),
+        ignored=top.unread() + given.unread(),
+    )
+
+
+def check_stream(body: TgiBody) -> None:
+    """Raises InputError for what a stream cannot give."""
+    if body.best_of not in (None, 1):
+        raise InputError("`best_of` != 1 is not supported when streaming tokens")
+    if body.decoder_input_details:
+        raise InputError("`decoder_input_details` == true is not supported when streaming tokens")
+
+
+def num_answers(body: TgiBody) -> int:
+    """Answers of which the likeliest is taken. Raises InputError as TGI does."""
+    count = 1 if body.best_of is None else body.best_of
+    if count > MAX_BEST_OF:
+        raise InputError(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {count}")
+    return max(1, count)
+
+
+def check_values(body: TgiBody, limits: TgiLimits) -> None:
+    """Raises InputError, in TGI's words and order, for values that are out of range."""
+    drawn = (body.temperature, body.top_k, body.top_p, body.typical_p)
+    wants_several = body.best_of is not None and body.best_of > 1
+    truncate = body.truncate
+    for refused, message in (
+        (
+            wants_several and not body.do_sample and all(value is None for value in drawn),
+            "you must use sampling when `best_of` is > 1",
+        ),
+        (_not_above_0(body.temperature), "`temperature` must be strictly positive"),
+        (_not_above_0(body.repetition_penalty), "`repetition_penalty` must be strictly positive"),
+        (
+            body.frequency_penalty is not None and not -2 <= body.frequency_penalty <= 2,
+            "`frequency_penalty` must be >= -2.0 and <= 2.0",
+        ),
+        (_not_a_share(body.top_p), "`top_p` must be > 0.0 and < 1.0"),
+        (_not_a_share(body.typical_p), "`typical_p` must be > 0.0 and < 1.0"),
+        (_not_above_0(body.top_k), "`top_k` must be strictly positive"),
+        (body.max_new_tokens == 0, "`max_new_tokens` must be strictly positive"),
+        (
+            len(body.stop) > MAX_STOP_STRINGS,
+            f"`stop` supports up to {MAX_STOP_STRINGS} stop sequences. Given: {len(body.stop)}",
+        ),
+        (
+            wants_several and body.seed is not None,
+            "`seed` must not be set when `best_of` > 1",
+        ),
+        (
+            (body.top_n_tokens or 0) > MOST_TOP_LOGPROBS,
+            f"`top_n_tokens` must be >= 0 and <= {MOST_TOP_LOGPROBS}. Given: {body.top_n_tokens}",
+        ),
+        (not body.inputs, "`inputs` cannot be empty"),
+        (
+            truncate is not None and not 0 < truncate <= limits.max_input_tokens,
+            f"`truncate` must be strictly positive and less than {limits.max_input_tokens}. "
+            f"Given: {truncate}",
+        ),
+        (body.unsupported is not None, body.unsupported),
+        (
+            body.decoder_input_details,
+            "`decoder_input_details` is not supported by this server, which has no "
+            "log-probabilities of prompts",
+        ),
+    ):
+        if refused:
+            raise InputError(message)
+
+
+def read_length(body: TgiBody, num_inputs: int, limits: TgiLimits) -> int:
+    """Most tokens to generate behind so many. Raises CapacityError where they do not fit."""
+    total, wanted = limits.max_total_tokens, body.max_new_tokens
+    if wanted is None:
+        wanted = max(0, total - num_inputs)
+    if num_inputs + wanted > total:
+        raise CapacityError(
+            f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {num_inputs} `inputs` "
+            f"tokens and {wanted} `max_new_tokens`"
+        )
+    if num_inputs > limits.max_input_tokens:
+        raise CapacityError(
+            f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {num_inputs}"
+        )
+    return wanted
+
+
+def read_sampling(
+    body: TgiBody, max_new_tokens: int, eos_token_ids: tuple[int, ...], *, logprobs: bool
+) -> SamplingParams:
+    """The sampling of a body whose values have been checked.
+
+    A temperature, top_k or top_p that changes anything is sampled from, whatever `do_sample` says.
+    One that is sampled without a seed gets one, so that the reply can name it.
+    """
+    temperature = 1.0 if body.temperature is None else body.temperature
+    top_k, top_p = body.top_k or 0, 1.0 if body.top_p is None else body.top_p
+    sampled = body.do_sample or temperature != 1.0 or top_k > 0 or top_p < 1.0
+    seed = None
+    if sampled:
+        seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=eos_token_ids,
+        temperature=temperature if sampled else 0.0,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        seed=seed,
+        logprobs=logprobs,
+        top_logprobs=(body.top_n_tokens or 0) if logprobs else 0,
+    )
+
+
+def _unsupported(given: Fields) -> str | None:
+    """What to say of the first parameter that asks for something this server lacks."""
+    found = None
+    if given.raw("adapter_id") is not None:
+        found = "`adapter_id` is not supported by this server, which has no adapters"
+    if given.raw("grammar") is not None:
+        found = "grammar is not supported"
+    if given.flag("watermark", False):
+        found = "`watermark` is not supported by this server"
+    if given.raw("typical_p") not in (None, 1):
+        found = "`typical_p` is not supported by this server"
+    return found
+
+
+def _optional_flag(fields: Fields, name: str) -> bool | None:
+    return None if fields.raw(name) is None else fields.flag(name, False)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _not_above_0(value: float | None) -> bool:
+    return value is not None and not value > 0
+
+
+def _not_a_share(value: Any) -> bool:
+    return value is not None and not 0 < value < 1

@@ -1,0 +1,197 @@
+"""The routes of Text Generation Inference 3: `/generate`, `/generate_stream`, `/`, `/info`, health.
+
+As there, `/` answers with an array of one, or streams where the body says so, and puts the prompt
+before the text unless told otherwise. A stream has its status before a place is asked for, so every
+refusal of one, overload included, is an event under 200; only a body of the wrong shape is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, Final
+
+from aiohttp import web
+
+from lmi_bench import __version__
+from lmi_bench.engine.server.answer import Answer, Prompt
+from lmi_bench.engine.server.choices import complete_all, end_all, submit_choices
+from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure, tgi_unhealthy
+from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
+from lmi_bench.engine.server.streaming import send_stream
+from lmi_bench.engine.server.tgi_reply import TgiStreamReply, event_of, whole_reply
+from lmi_bench.engine.server.tgi_request import (
+    MAX_BEST_OF,
+    TgiBody,
+    TgiLimits,
+    check_stream,
+    check_values,
+    num_answers,
+    read_length,
+    read_sampling,
+    read_tgi_body,
+)
+from lmi_bench.units import s_to_ms
+
+ROUTER_NAME: Final = "lmi-bench"
+"""`router` in `/info`, where TGI says `text-generation-router`: who asks can tell them apart."""
+_UNLIMITED: Final = 2**31 - 1
+_COMPUTE_TYPE: Final = "lmi-bench"
+
+
+class TgiRoutes:
+    """Handlers over one served model."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        config, total = state.engine.config, state.max_model_len
+        longest = config.max_input_tokens or total - 1
+        self._limits = TgiLimits(min(longest, total - 1), total)
+        self._max_concurrent_requests = config.max_concurrent_requests or _UNLIMITED
+
+    def add_to(self, app: web.Application) -> None:
+        """Register the routes."""
+        app.router.add_get("/", self.health)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/info", self.info)
+        app.router.add_post("/", self.compat_generate)
+        app.router.add_post("/generate", self.generate)
+        app.router.add_post("/generate_stream", self.generate_stream)
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 without a body while the engine can answer, as in vLLM too; else 503."""
+        if self._state.engine.error is None:
+            return web.Response()
+        return json_response(tgi_unhealthy(), status=503)
+
+    async def info(self, request: web.Request) -> web.Response:
+        """The model and the limits."""
+        return json_response(
+            {
+                "model_id": self._state.model_name,
+                "model_sha": None,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": self._max_concurrent_requests,
+                "max_best_of": MAX_BEST_OF,
+                "max_stop_sequences": MAX_STOP_STRINGS,
+                "max_input_tokens": self._limits.max_input_tokens,
+                "max_total_tokens": self._limits.max_total_tokens,
+                "validation_workers": 1,
+                "max_client_batch_size": 1,
+                "router": ROUTER_NAME,
+                "version": __version__,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """The whole answer as one object."""
+        body = read_tgi_body(await request.read())
+        reply, headers = await self._whole(body)
+        return json_response(reply, headers=headers)
+
+    async def generate_stream(self, request: web.Request) -> web.StreamResponse:
+        """An event a token."""
+        return await self._stream(request, read_tgi_body(await request.read()))
+
+    async def compat_generate(self, request: web.Request) -> web.StreamResponse:
+        """`/`: an array of one answer, or a stream."""
+        body = read_tgi_body(await request.read())
+        if body.return_full_text is None:
+            body = replace(body, return_full_text=True)
+        if body.stream:
+            return await self._stream(request, body)
+        reply, headers = await self._whole(body)
+        return json_response([reply], headers=headers)
+
+    async def _whole(self, body: TgiBody) -> tuple[dict[str, Any], dict[str, str]]:
+        state, start_s = self._state, asyncio.get_running_loop().time()
+        count = num_answers(body)
+        prompt = await self._prompt(body, logprobs=body.details or count > 1)
+        queued_s = asyncio.get_running_loop().time()
+        answers = await submit_choices(state, prompt, count)
+        try:
+            await complete_all(answers)
+            headers = _timing_headers(body, answers[0], start_s, queued_s)
+            reply = whole_reply(
+                answers,
+                state.codec,
+                full_text=body.inputs if body.return_full_text else "",
+                details=body.details,
+            )
+            return reply, headers | state.ignored_header(body.ignored)
+        finally:
+            end_all(state, answers)
+
+    async def _stream(self, request: web.Request, body: TgiBody) -> web.StreamResponse:
+        headers = {
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+            "x-compute-type": _COMPUTE_TYPE,
+            "x-compute-characters": str(len(body.inputs)),
+            **self._state.ignored_header(body.ignored),
+        }
+        answers: list[Answer] = []
+        try:
+            return await send_stream(
+                request, self._events(body, answers), headers=headers, headers_first=True
+            )
+        finally:
+            end_all(self._state, answers)
+
+    async def _events(self, body: TgiBody, answers: list[Answer]) -> AsyncIterator[bytes]:
+        """Submit and follow a request; `answers` holds what was submitted, for who ends it."""
+        try:
+            check_stream(body)
+            answer = self._state.submit(await self._prompt(body, logprobs=True))
+            answers.append(answer)
+            reply = TgiStreamReply(
+                answer,
+                self._state.codec,
+                full_text=body.inputs if body.return_full_text else "",
+                details=body.details,
+            )
+            async for pieces in answer.chunks():
+                yield reply.events(pieces)
+        except FAILURES as exc:
+            _, error = tgi_failure(exc)
+            yield event_of(error)
+
+    async def _prompt(self, body: TgiBody, *, logprobs: bool) -> Prompt:
+        check_values(body, self._limits)
+        state = self._state
+        token_ids = await state.encode(body.inputs)
+        if body.truncate is not None:
+            token_ids = token_ids[-body.truncate :]
+        max_new_tokens = read_length(body, len(token_ids), self._limits)
+        sampling = read_sampling(body, max_new_tokens, state.codec.eos_token_ids, logprobs=logprobs)
+        return Prompt(token_ids, sampling, body.stop, keep_stop_string=True)
+
+
+def _timing_headers(
+    body: TgiBody, answer: Answer, start_s: float, queued_s: float
+) -> dict[str, str]:
+    """Where the time of a request went, in whole milliseconds but for the first."""
+    total_s = asyncio.get_running_loop().time() - start_s
+    queue_s = answer.generation.queue_s or 0.0
+    inference_s = max(0.0, total_s - (queued_s - start_s) - queue_s)
+    num_tokens = len(answer.pieces)
+    return {
+        "x-compute-type": _COMPUTE_TYPE,
+        "x-compute-time": f"{total_s:.9g}",
+        "x-compute-characters": str(len(body.inputs)),
+        "x-total-time": _ms(total_s),
+        "x-validation-time": _ms(queued_s - start_s),
+        "x-queue-time": _ms(queue_s),
+        "x-inference-time": _ms(inference_s),
+        "x-time-per-token": _ms(inference_s / max(1, num_tokens)),
+        "x-prompt-tokens": str(len(answer.prompt.token_ids)),
+        "x-generated-tokens": str(num_tokens),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return str(int(s_to_ms(seconds)))

@@ -1,0 +1,73 @@
+"""A run that is resumed when it is complete: told from one that is not, and nobody is asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lmi_bench.cli.finished_run import finished_run
+from lmi_bench.cli.sweep_run import SweepOptions, run_scenario
+from lmi_bench.scenario import parse_scenario
+from tests.loadgen.test_discover import good_completions, playing, says
+
+ROUTES = {
+    ("GET", "/v1/models"): says({"data": [{"id": "m", "owned_by": "x"}]}),
+    ("POST", "/v1/completions"): good_completions,
+}
+LOAD = {"concurrency": [1, 2], "requests_per_user": 2, "warmup_requests": 0}
+WORKLOAD = {"input_tokens": 4, "output_tokens": 1}
+
+
+def scenario_of(url, **load):
+    return parse_scenario({"target": url, "workload": WORKLOAD, "load": {**LOAD, **load}})
+
+
+def finish(folder):
+    """A finished sweep of two levels; gives the address of a server that is gone since."""
+    with playing(ROUTES) as (url, _):
+        run_scenario(scenario_of(url), SweepOptions(), out=folder, resume=False)
+    return url
+
+
+@pytest.fixture
+def finished(tmp_path):
+    folder = tmp_path / "run"
+    return folder, finish(folder)
+
+
+def test_a_finished_run_is_printed_again_although_its_server_is_gone(tmp_path, capsys):
+    folder = tmp_path / "run"
+    url = finish(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    first = capsys.readouterr()
+    outcome = run_scenario(scenario_of(url), SweepOptions(), out=folder, resume=True)
+    again = capsys.readouterr()
+    assert not outcome.failed
+    assert "is finished, 2 level(s): nothing is left to be sent" in again.err
+    assert "Serving Benchmark Result" in again.out
+    assert again.out == first.out
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_what_is_not_finished_or_not_the_same_is_not_taken_for_it(finished):
+    folder, url = finished
+    assert finished_run(folder, scenario_of(url)) is not None
+    assert finished_run(folder, scenario_of(url, concurrency=[1, 2, 4])) is None
+    assert finished_run(folder.parent / "none", scenario_of(url)) is None
+    lines = (folder / "levels.jsonl").read_text().splitlines()
+    (folder / "levels.jsonl").write_text(lines[0] + "\n")
+    assert finished_run(folder, scenario_of(url)) is None
+
+
+def test_a_run_whose_knees_were_not_written_yet_goes_on(finished):
+    folder, url = finished
+    (folder / "knees.json").unlink()
+    assert finished_run(folder, scenario_of(url)) is None
+
+
+def test_knees_come_back_as_they_were_written(finished):
+    folder, url = finished
+    found = finished_run(folder, scenario_of(url))
+    kept = json.loads((folder / "knees.json").read_text())
+    assert [knee.to_dict() for knee in found.knees] == kept
