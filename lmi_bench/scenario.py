@@ -64,6 +64,8 @@ SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 """How long SageMaker lets an answer take that comes whole, and one that is streamed."""
 _FILES = ("dataset", "trace", "conversations")
 """Fields of the workload that name a file."""
+_SHOWN_CHARACTERS = 60
+"""Of a file that is no scenario."""
 _DERIVED = ("model", "timeout_s")
 """Fields whose default depends on the others."""
 
@@ -212,7 +214,9 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
     if content is None:
         content = {}
     if not isinstance(content, dict):
-        raise InputError(f"{source}: expected fields such as `model: demo-15m`, got {content!r}")
+        got = repr(content)
+        shown = got if len(got) <= _SHOWN_CHARACTERS else f"{got[:_SHOWN_CHARACTERS]} ..."
+        raise InputError(f"{source}: expected fields such as `model: demo-15m`, got {shown}")
     try:
         return Scenario.model_validate(content)
     except ValidationError as exc:

@@ -21,6 +21,8 @@ DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Users = Annotated[int, Field(gt=0, le=1_000_000)]
+"""Of one level; each is a task of its own."""
 
 
 def _as_list(value: object) -> object:
@@ -191,7 +193,7 @@ class LoadSection(Section):
     """
 
     concurrency: Annotated[
-        tuple[PositiveInt, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
+        tuple[Users, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
     ] = None
     rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
     search: Literal["concurrency", "rate"] | None = None

@@ -31,6 +31,13 @@ def _file(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def test_more_users_than_tasks_can_be_are_refused():
+    """A typo's 999,999,999,999 users began no level and ended no start."""
+    with pytest.raises(InputError, match=r"load\.concurrency.*1000000"):
+        parse_scenario({"load": {"concurrency": [999_999_999_999]}})
+    assert parse_scenario({"load": {"concurrency": [1_000_000]}}).load.concurrency == (1_000_000,)
+
+
 def test_the_shortest_scenario_is_whole(tmp_path):
     scenario = load_scenario(_file(tmp_path, SHORTEST))
     assert scenario.target == "engine"

@@ -87,7 +87,8 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
     batch = kv_bytes = devices = None
     if bandwidth is not None and peak is not None:
         batch = critical_batch_size_without_cache(
-            bytes_per_weight=weight_bytes(shape, workload.dtype) / shape.params_total,
+            # of a mixture all experts are read in the end, and few compute for a token
+            bytes_per_weight=weight_bytes(shape, workload.dtype) / shape.params_active,
             flop_per_s=peak,
             bandwidth_bytes_per_s=bandwidth,
         )

@@ -89,7 +89,10 @@ def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -
     Spare machines come on top: `RecommendRequest.availability`.
     """
     per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
-    if per_copy <= 0 or (engine.concurrency < 1 and not engine.kept_per_s):
+    if per_copy <= 0:
+        return None
+    # users wait one at a time at least; arrivals may keep a copy busy for part of the time only
+    if not request.open_loop and engine.concurrency < 1:
         return None
     machines = 1
     if request.rate_per_s is not None:
@@ -290,11 +293,19 @@ def _latency(
         return scale * steady.latency_s(metric, statistic, batch)
 
     central_s = closed_s(1.0)
+    if not central_s:  # an answer of one token has no gaps
+        return Figure(0.0, 0.0, 0.0)
     value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
+    scales = (1 / factor, factor)
+    ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
+    if metric == "itl" and request.open_loop and not 1 / factor <= value_s / central_s <= factor:
+        # one of them stands beyond the step between gaps with a prompt and gaps without: the
+        # closed form's growth is not the simulation's, and either may be right
+        ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
     return Figure(
         predicted=s_to_ms(value_s),
-        low=s_to_ms(value_s * closed_s(1 / factor) / central_s),
-        high=s_to_ms(value_s * closed_s(factor) / central_s),
+        low=s_to_ms(min(value_s, *ends_s)),
+        high=s_to_ms(max(value_s, *ends_s)),
     )
 
 

@@ -17,6 +17,7 @@ from lmi_bench.analysis.roofline import critical_batch_size
 from lmi_bench.analysis.speculation import Speculation, SpeculativeModel
 from lmi_bench.analysis.step_time import PricedSteps, StepTimeModel
 from lmi_bench.analysis.weights import weight_bytes, weight_format, widening_ops_per_param
+from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.errors import CapacityError, InputError
@@ -155,13 +156,8 @@ def step_time_model_for(
             f"{profile.label} does not run on {accelerator.name} ({accelerator.vendor}): "
             "calibrate a profile on it first"
         )
-    compute_dtype = weight_format(dtype).compute_dtype
-    widening_ops = widening_ops_per_param(shape, dtype)
-    if compute_dtype == "float8":
-        if accelerator.fp8_flop_per_s is None:
-            compute_dtype = "float16"  # weights are widened on the fly where FP8 has no unit
-        else:
-            widening_ops = 0.0
+    compute_dtype = _compute_dtype(accelerator, dtype)
+    widening_ops = 0.0 if compute_dtype == "float8" else widening_ops_per_param(shape, dtype)
     return StepTimeModel(
         shape,
         accelerator,
@@ -173,6 +169,13 @@ def step_time_model_for(
         compute_dtype=compute_dtype,
         widening_ops_per_param=widening_ops,
     )
+
+
+def _compute_dtype(accelerator: Accelerator, dtype: str) -> str:
+    """What the products run in: FP8 weights are widened on the fly where FP8 has no unit."""
+    wanted = weight_format(dtype).compute_dtype
+    widened = wanted == "float8" and accelerator.fp8_flop_per_s is None
+    return "float16" if widened else wanted
 
 
 def planned_model_for(
@@ -244,7 +247,7 @@ def theory_batch(
     Raises InputError where the device's bandwidth or peak is unknown.
     """
     accelerator = instance.accelerator
-    peak = accelerator.peak_flop_per_s(weight_format(dtype).compute_dtype)
+    peak = accelerator.peak_flop_per_s(_compute_dtype(accelerator, dtype))
     bandwidth = accelerator.bandwidth_bytes_per_s
     if peak is None or bandwidth is None:
         raise InputError(f"no source states the bandwidth and {dtype} peak of {accelerator.name}")

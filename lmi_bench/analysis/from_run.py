@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.calibrate import Cell, calibrate_profile, predict_cell
+from lmi_bench.analysis.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.profiles import EngineProfile
@@ -20,10 +22,15 @@ from lmi_bench.analysis.slo_judgement import MISSED_BY
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import InputError
+from lmi_bench.model_folder import is_model_folder
 from lmi_bench.model_shape import ModelShape
 from lmi_bench.run_store import Run
 from lmi_bench.units import ms_to_s
 
+# Ways of a scenario to draw or record lengths, instead of requests that are all alike.
+_DRAWN_LENGTHS = (
+    "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
+)  # fmt: skip
 # Figures of a level's line that a profile predicts; the first two decide throughput and latency.
 _ACCURACY_KEYS = {
     "throughput_tokens_per_s": ("throughput_tokens_per_s", 1.0),
@@ -51,12 +58,21 @@ class PlacedRun:
 def run_lengths(run: Run) -> tuple[int, int]:
     """Input and output tokens of the run's requests; raises InputError if they are not equal."""
     workload = run.manifest["scenario"]["workload"]
-    if workload.get("mix") or workload.get("dataset"):
+    drawn = [name for name in _DRAWN_LENGTHS if workload.get(name)]
+    if drawn:
         raise InputError(
-            f"{run.path}: its requests differ in length; calibration needs a sweep of equal "
-            "requests (--input-tokens N --output-tokens N)"
+            f"{run.path}: its requests differ in length ({', '.join(drawn)}); calibration needs a "
+            "sweep of equal requests (--input-tokens N --output-tokens N)"
         )
     return int(workload["input_tokens"]), int(workload["output_tokens"])
+
+
+def run_model(run: Run) -> str:
+    """What the run's target calls its model, or the folder that it was read from."""
+    stated = str(run.manifest["scenario"].get("model") or "")
+    if stated and is_model_folder(Path(stated)):
+        return stated
+    return str(_target_facts(run).get("model") or stated)
 
 
 def run_dtype(run: Run) -> str:
@@ -65,7 +81,10 @@ def run_dtype(run: Run) -> str:
 
 
 def _default_dtype(run: Run) -> str:
-    return "bfloat16" if _target_facts(run).get("kind") == "engine" else "float16"
+    facts = _target_facts(run)
+    if facts.get("kind") == "engine":
+        return "bfloat16"
+    return planned_dtype(run_model(run), facts.get("dtype"))
 
 
 def run_kv_dtype(run: Run) -> str | None:
@@ -109,7 +128,7 @@ def cells_from_run(
                 dtype=dtype or run_dtype(run),
                 kv_dtype=run_kv_dtype(run),
                 input_tokens=input_tokens,
-                output_tokens=output_tokens,
+                output_tokens=_answered_tokens(line, output_tokens),
                 concurrency=int(line["concurrency"] or 0),
                 rate_per_s=rate,
                 arrivals_s=() if rate is None else tuple(record.due_s for record in records),
@@ -127,6 +146,12 @@ def cells_from_run(
             "errors (--concurrency 1,4,16)"
         )
     return cells
+
+
+def _answered_tokens(line: Mapping[str, Any], asked: int) -> int:
+    """Tokens of the level's answers: not all servers can be made to give as many as asked."""
+    answered = line.get("unplanned_lengths")
+    return asked if not answered else max(1, round(answered["output_tokens_mean"]))
 
 
 def _mean_s(line: Mapping[str, Any], key: str) -> float | None:

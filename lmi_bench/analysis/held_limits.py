@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmi_bench.analysis.operating_point import metric_factor
+from lmi_bench.analysis.operating_point import alone_of, metric_factor
 from lmi_bench.analysis.steady_state import SteadyState
 from lmi_bench.slo import Slo
 from lmi_bench.units import s_to_ms
@@ -40,9 +40,7 @@ def held_slos(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> t
 
     time_factor  s of the 80 % interval; a queueing metric's is wider
     """
-    alone = SteadyState(
-        steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
-    )
+    alone = alone_of(steady)
     return tuple(
         replace(
             slo,

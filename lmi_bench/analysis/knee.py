@@ -27,6 +27,7 @@ from lmi_bench.records import RequestRecord
 KneeRule = Literal["latency_limit", "half_latency", "kneedle", "theory"]
 KNEE_RULES: tuple[KneeRule, ...] = ("latency_limit", "half_latency", "kneedle", "theory")
 DEFAULT_LATENCY_LIMIT_MS = 100.0
+_MORE = 1.02  # published levels repeat within 2 % of throughput
 
 FloatArray = NDArray[np.float64]
 # (latency ms/token, throughput tok/s) of the usable levels -> index of the knee, or None
@@ -156,12 +157,13 @@ def _kneedle(curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
 
     index = _measured(rule, points)
     if index is None:
-        return _no_answer(
-            "kneedle",
-            curve,
+        why = (
             "throughput over log2(load) never bends: it still grows with the load. "
-            f"Sweep beyond {curve.name(points[-1].load)}",
+            f"Sweep beyond {curve.name(points[-1].load)}"
         )
+        if not _grows(curve):
+            why = f"throughput does not grow with the load: {_at_first(curve)}"
+        return _no_answer("kneedle", curve, why)
     best = max(point.throughput_tokens_per_s or 0.0 for point in points)
     here = points[index].throughput_tokens_per_s or 0.0
     why = f"{here:.4g} tok/s, {here / best:.0%} of the best level, where the curve bends most"
@@ -281,6 +283,17 @@ def _latency_text(point: LevelPoint) -> str:
     return f"{point.latency_is} {point.latency_ms_per_token:.3g} ms/token"
 
 
+def _grows(curve: SweepCurve) -> bool:
+    """Whether any level has more throughput than the lowest, beyond what repeats differ by."""
+    rates = [point.throughput_tokens_per_s or 0.0 for point in curve.usable]
+    return max(rates) > _MORE * rates[0]
+
+
+def _at_first(curve: SweepCurve) -> str:
+    lowest = curve.usable[0]
+    return f"{lowest.throughput_tokens_per_s or 0.0:.4g} tok/s already at {curve.name(lowest.load)}"
+
+
 def _no_answer(rule: KneeRule, curve: SweepCurve, why: str) -> Knee:
     return Knee(rule, curve.axis, None, None, None, "unknown", "", why)
 
@@ -305,6 +318,8 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
             chosen, reason = bend, "the curve bends before the latency limit is reached"
     elif limit is not None:
         chosen, reason = limit, "within the latency limit, and throughput still grows up to it"
+        if not _grows(curve):
+            reason = "within the latency limit; more load adds waiting and no throughput"
         if len(curve.usable) < 3:
             reason = "within the latency limit; too few levels to see the curve bend"
     elif bend is not None:

@@ -99,6 +99,13 @@ class Workload:
     kinds: tuple[RequestKind, ...] = ()
     burstiness: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.input_tokens < 1 or self.output_tokens < 1:
+            raise InputError(
+                "--input-tokens and --output-tokens must be at least 1, got "
+                f"{self.input_tokens} and {self.output_tokens}"
+            )
+
     @property
     def total_tokens(self) -> int:
         """Tokens of one request, input and output."""
@@ -240,6 +247,12 @@ def split_layouts(
         if blanket is not None:
             rejected.append(Rejection(instance.instance_type, None, None, blanket))
             continue
+        devices = instance.num_accelerators
+        rejected.extend(
+            Rejection(instance.instance_type, degree, None, f"it has {devices} device(s)")
+            for degree in degrees or ()
+            if degree > devices
+        )
         for layout in layouts_of(instance, degrees, settings):
             key = (layout.engine_key, layout.fits)
             if key not in plans:

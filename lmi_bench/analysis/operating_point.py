@@ -63,10 +63,15 @@ def worst_ratio(
 
 def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
     """The same for a request that is alone."""
-    alone = SteadyState(
+    alone = alone_of(steady)
+    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos, time_factor)
+
+
+def alone_of(steady: SteadyState) -> SteadyState:
+    """The copy with one user: a batch of 1 is then one request, not one on average."""
+    return SteadyState(
         steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
     )
-    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos, time_factor)
 
 
 def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:

@@ -129,7 +129,7 @@ def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
     cost, other = best.usd_per_1m_output_tokens, second and second.usd_per_1m_output_tokens
     if second is not None and cost is not None and other is not None:
         text += f"; best on another accelerator: {second.instances} x {second.instance} at "
-        text += f"{other:.2f} USD against {cost:.2f} for 1M output tokens"
+        text += f"{other:,.2f} USD against {cost:,.2f} for 1M output tokens"
         if request.load_kind == "saturation" and _too_close(best, second):
             text += ", within the intervals: a tie"
     return text

@@ -75,6 +75,8 @@ class RecommendRequest:
                 "--users and --think-time belong together: the seconds between an answer and "
                 "the next question decide how many users are waiting at once (0 for none)"
             )
+        if any(degree < 1 for degree in self.degrees or ()):
+            raise InputError(f"--tp must be at least 1, got {min(self.degrees or ())}")
         if self.think_time_s is not None and self.think_time_s < 0:
             raise InputError(f"--think-time must be 0 s or more, got {self.think_time_s:g}")
         if self.objective not in get_args(Objective):

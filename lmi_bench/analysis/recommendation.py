@@ -145,6 +145,8 @@ class Candidate:
 class Recommendation:
     """The answer: `recommended`, or None with `nearest` where no candidate keeps the SLOs.
 
+    missed      what no candidate keeps where none is recommended: `the SLOs`, `the budget`, or
+                `the load` where no fleet carries it although a lone request keeps the SLOs
     candidates  that carry the load within the SLOs, the best first
     question    what was asked, for the record
     accuracy    predicted against measured, level by level, where a sweep was calibrated on
@@ -159,6 +161,7 @@ class Recommendation:
     warnings: tuple[str, ...] = ()
     accuracy: Mapping[str, Any] | None = None
     measure_next: tuple[Probe, ...] = ()
+    missed: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -174,6 +177,7 @@ class Recommendation:
             **self.question,
             "recommended": None if self.recommended is None else self.recommended.to_json(),
             "nearest": None if self.nearest is None else self.nearest.to_json(),
+            "missed": self.missed,
             "candidates": [candidate.to_json() for candidate in self.candidates],
             "rejected": [
                 {

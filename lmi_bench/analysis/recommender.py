@@ -34,6 +34,7 @@ from lmi_bench.analysis.measured_load import Verdict, pooled
 from lmi_bench.analysis.operating_point import (
     LATENCY_LOAD_LIMIT,
     CopySimulation,
+    alone_of,
     screen_batch,
     unloaded_ratio,
 )
@@ -98,14 +99,17 @@ def recommend(
             break
     met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
     rejected += ranked.rejected
-    nearest = None
+    nearest: Candidate | None = None
+    missed: str | None = None
     if met:
         met = with_winning_prices(request, met)
         met[0] = replace(met[0], reason=why_first(request, met))
     elif in_time:
-        nearest = nearest_to_budget(request, in_time)
+        nearest, missed = nearest_to_budget(request, in_time), "the budget"
     else:
         nearest = _nearest(request, layouts)
+        alone_in_time = nearest is not None and nearest.meets_slos
+        missed = "the load" if alone_in_time else "the SLOs"
     tell("done", 1.0)
     chosen = fleet_of(met[0], fleets) if met else None
     return Recommendation(
@@ -116,6 +120,7 @@ def recommend(
         question=_question(request),
         warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
         measure_next=tuple(decisive_probes(request, layouts, chosen)),
+        missed=missed if nearest is not None else None,
     )
 
 
@@ -316,7 +321,7 @@ def best_fleets(
 
 def _slo_reason(request: RecommendRequest, engine: Engine) -> str:
     """Which SLO a request that is alone breaks, or that none is kept under any load."""
-    steady = engine.plan.steady
+    steady = alone_of(engine.plan.steady)
     for slo in request.slos:
         alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
         if alone_ms > slo.limit_ms:
@@ -371,13 +376,19 @@ def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) ->
     candidate = build_candidate(alone, layout, engine, 1, simulate=False)
     return replace(
         candidate,
-        reason="nearest to the SLOs, one request at a time: "
-        + "; ".join(
-            f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
-            for outlook in candidate.slos
-            if outlook.predicted_ms is not None
+        reason=": ".join(
+            filter(
+                None,
+                ("one machine, one request at a time", "; ".join(_predicted(candidate))),
+            )
         ),
     )
+
+
+def _predicted(candidate: Candidate) -> Iterator[str]:
+    for outlook in candidate.slos:
+        if outlook.predicted_ms is not None:
+            yield f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
 
 
 def _question(request: RecommendRequest) -> dict[str, Any]:

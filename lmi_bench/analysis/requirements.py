@@ -96,6 +96,12 @@ class Requirements:
                 f"{' or '.join(self.regions)}: give that price with --prices"
             )
             rejected.append(Rejection(instance.instance_type, None, None, reason))
+        if rejected and all(instance.price_usd_per_hour is None for instance in kept):
+            known = sorted({each.price_region for each in instances if each.price_region})
+            raise InputError(
+                f"no price is known in {' or '.join(self.regions)}; known are prices of "
+                f"{', '.join(known)}: give yours with --prices, or leave --region out"
+            )
         return kept, rejected
 
 

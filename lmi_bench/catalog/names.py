@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 # Words of a model's name that do not change its shape.
 _VARIANT_WORD = re.compile(
-    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|fp\d+|bf16|int\d|w\d+a\d+"
+    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|fp\d+|bf16|int\d|\dbit|kv"
+    r"|(quantized\.?)?(w\d+a\d+)?"
 )
 _NEAREST_SHOWN = 3
 
@@ -35,6 +36,17 @@ def model_key(name: str) -> str:
     """
     words = re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
     return re.sub(r"[^a-z0-9]", "", "".join(w for w in words if not _VARIANT_WORD.fullmatch(w)))
+
+
+def variant_words(name: str) -> frozenset[str]:
+    """Words of a model's name that tell which variant it is of one shape.
+
+    >>> sorted(variant_words("meta-llama/Llama-3.1-8B-Instruct"))
+    ['instruct']
+    """
+    words = re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
+    told = frozenset(word for word in words if word and _VARIANT_WORD.fullmatch(word))
+    return told - {"hf", "base", "meta"}
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:

@@ -216,7 +216,7 @@ def _simulated_facts(
     profile = parts.profile
     assert profile is not None  # a simulated engine has one
     instance = find_instance(instance_type)
-    degree, dtype = parts.tensor_parallel, scenario.engine.dtype or "float16"
+    degree, dtype = parts.tensor_parallel, str(parts.facts["dtype"])
     lengths = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
     theory = theory_batch(
         parts.shape,

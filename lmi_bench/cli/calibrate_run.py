@@ -16,6 +16,7 @@ from lmi_bench.analysis.builtin_profiles import (
 )
 from lmi_bench.analysis.calibrate import profile_of_fit
 from lmi_bench.analysis.cells import Cell, Metric, can_run, marks_of
+from lmi_bench.analysis.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.discrepancy import observations_of
 from lmi_bench.analysis.experiment_design import choose_cells
 from lmi_bench.analysis.fit import Fit, fit_cells, prior_fit
@@ -111,7 +112,7 @@ def _plan_first(order: Order, base: EngineProfile) -> None:
         shape=find_model(order.model),
         instance=find_instance(order.instance),
         tensor_parallel=order.tensor_parallel,
-        dtype=order.dtype or "bfloat16",
+        dtype=planned_dtype(order.model, order.dtype),
         input_tokens=_FIRST_TOKENS,
         output_tokens=_FIRST_TOKENS,
         concurrency=1,
@@ -152,7 +153,7 @@ def _add_summary(order: Order, source: Path, gathered: _Gathered) -> None:
         find_model(model),
         find_instance(order.instance),
         order.tensor_parallel,
-        order.dtype or "bfloat16",
+        planned_dtype(model, order.dtype),
     )
     gathered.cells.append(cell_of_summary(source, content, served))
     gathered.base = gathered.base or GRAPH_GPU_PRIOR

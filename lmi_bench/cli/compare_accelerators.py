@@ -22,8 +22,12 @@ def compare_accelerators(
         int, typer.Option("--output-tokens", "--osl", help="Tokens to generate.")
     ] = 256,
     dtype: Annotated[
-        str, typer.Option(help="Of the weights: float16, bfloat16, float8, int8, int4.")
-    ] = "float16",
+        str | None,
+        typer.Option(
+            help="Of the weights: float16, bfloat16, float8, int8, int4, mxfp4. (default: the "
+            "checkpoint's, at most 16 bits)"
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(

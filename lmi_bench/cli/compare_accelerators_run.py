@@ -14,10 +14,11 @@ from lmi_bench.analysis.accelerator_comparison import (
     machine_figures,
     sharding,
 )
+from lmi_bench.analysis.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.layouts import Workload
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import print_table, say, warn
+from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.money import Money
 from lmi_bench.cli.profile_files import find_profile
@@ -34,19 +35,22 @@ def run(
     model: str,
     input_tokens: int,
     output_tokens: int,
-    dtype: str,
+    dtype: str | None,
     profile: str | None,
     money: Money,
     top: int,
     json_file: Path | None,
 ) -> None:
     """Compare, print, save."""
-    workload = Workload(find_model(model), dtype, input_tokens, output_tokens)
+    shape, weights = find_model(model), planned_dtype(model, dtype)
+    workload = Workload(shape, weights, input_tokens, output_tokens)
     instances = money.reprice(all_instances())
     steps = four_steps(instances, workload)
     engine = find_profile(profile)
     figures, rejected = machine_figures(instances, workload, engine)
-    say(f"{workload.shape.name}, {dtype}, {input_tokens} in / {output_tokens} out")
+    say(f"{shape.name}, {weights}, {input_tokens} in / {output_tokens} out")
+    if (told := dtype_note(model, dtype)) is not None:
+        note(told)
     print_table(
         "Accelerators in four steps, the cheapest bandwidth first",
         [_step_row(row) for row in steps],
@@ -66,7 +70,8 @@ def run(
     if json_file is not None:
         content = {
             "schema_version": 1,
-            "model": workload.shape.name,
+            "model": shape.name,
+            "dtype": weights,
             "profile": engine.provenance,
             "four_steps": [row.to_json() for row in steps],
             "layouts": [each.to_json() for each in figures],

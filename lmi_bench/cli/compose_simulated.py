@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
 from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
@@ -91,7 +92,7 @@ def open_simulated_engine(
             f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
             f"has {devices}: lower --replicas or --tp"
         )
-    dtype = settings.dtype or "float16"
+    dtype = planned_dtype(model, settings.dtype)
     draft = None
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft = find_model(settings.draft)

@@ -46,12 +46,13 @@ def write(
         ),
     ] = None,
     dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="float16, bfloat16, float32, float8, or int4 (a quantized checkpoint).",
+            help="float16, bfloat16, float32, float8, or int4 (a quantized checkpoint). (default: "
+            "the checkpoint's, at most 16 bits)",
             rich_help_panel=_LAYOUT,
         ),
-    ] = "float16",
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -250,7 +251,10 @@ def limits(
     tensor_parallel: Annotated[
         int | None, typer.Option("--tp", help="One degree. (default: all possible)")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the weights.")] = "float16",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the weights. (default: the checkpoint's, at most 16 bits)"),
+    ] = None,
     rope_factor: Annotated[
         float, typer.Option(help="Extend the trained positions so many times by RoPE scaling.")
     ] = 1.0,

@@ -38,7 +38,7 @@ class Layout:
     instances: int
     tensor_parallel: int | None
     copies: int | None
-    dtype: str
+    dtype: str | None
     max_model_len: int | None
     max_input_tokens: int | None
     slots: int | None

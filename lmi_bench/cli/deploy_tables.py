@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lmi_bench.analysis.capacity import memory_plan_for
+from lmi_bench.analysis.checkpoint_dtype import planned_dtype
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
@@ -93,7 +94,7 @@ def print_limits(
     model: str,
     instance_name: str,
     tensor_parallel: int | None,
-    dtype: str,
+    stated_dtype: str | None,
     rope_factor: float,
     profile_name: str | None,
 ) -> None:
@@ -101,7 +102,7 @@ def print_limits(
     if rope_factor < 1:
         raise InputError(f"--rope-factor must be 1 or more, got {rope_factor:g}")
     shape, instance = find_model(model), find_instance(instance_name)
-    profile = find_profile(profile_name)
+    profile, dtype = find_profile(profile_name), planned_dtype(model, stated_dtype)
     trained = shape.max_positions
     longest = int(trained * rope_factor)
     degrees = [tensor_parallel] if tensor_parallel else [1, 2, 4, 8, 16]

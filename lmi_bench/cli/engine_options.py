@@ -6,6 +6,7 @@ scenario and then to the engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -332,6 +333,24 @@ def stated_settings(*options: ModelOptions | BatchingOptions) -> dict[str, Any]:
     if "router" in stated:
         stated["router"] = stated["router"].replace("-", "_")
     return stated
+
+
+_OF_ONE_POLICY = {
+    "batch_size": "dynamic",
+    "max_batch_delay_ms": "dynamic",
+    "max_rolling_batch_size": "rolling",
+    "recompute_on_join": "rolling",
+}
+
+
+def check_policy_flags(policy: str, overrides: Mapping[str, Any]) -> None:
+    """Raise InputError for a flag of another batching policy; overrides: fields of a scenario."""
+    for name, wanted in _OF_ONE_POLICY.items():
+        if overrides.get(f"engine.{name}") is not None and policy != wanted:
+            raise InputError(
+                f"--{name.replace('_', '-')} is of {wanted} batching, and the policy is {policy}: "
+                f"add --policy {wanted} or leave it out"
+            )
 
 
 def _degree(text: str) -> int | str:

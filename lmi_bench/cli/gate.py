@@ -32,8 +32,9 @@ def gate(
         Path | None, typer.Option(help="An earlier run of the same workload.")
     ] = None,
     max_regression: Annotated[
-        str, typer.Option(help="How much worse than the baseline a metric may be.")
-    ] = "5%",
+        str | None,
+        typer.Option(help="How much worse than the baseline a metric may be. (default: 5%)"),
+    ] = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a Markdown summary here.")] = None,
 ) -> None:

@@ -15,6 +15,8 @@ from lmi_bench.report.gate_files import gate_junit, gate_markdown, gate_rows
 from lmi_bench.run_store import load_run
 from lmi_bench.slo import parse_slo
 
+_MAX_REGRESSION = "5%"
+
 
 def run_gate(
     folder: Path,
@@ -23,7 +25,7 @@ def run_gate(
     loads: Sequence[float],
     failures: str,
     baseline: Path | None,
-    max_regression: str,
+    max_regression: str | None,
     junit: Path | None,
     markdown: Path | None,
 ) -> bool:
@@ -34,12 +36,14 @@ def run_gate(
         raise InputError(
             "nothing to gate by: give --slo ttft_p90<=1s, or --baseline with an earlier run"
         )
+    if baseline is None and max_regression is not None:
+        raise InputError("--max-regression is against an earlier run: add --baseline RUN")
     cases: list[GateCase] = []
     if texts:
         limits = [parse_slo(text) for text in texts]
         cases += gate_slos(pooled_run(run), limits, loads=loads, failures=read_failures(failures))
     if baseline is not None:
-        allowed = read_share("--max-regression", max_regression)
+        allowed = read_share("--max-regression", max_regression or _MAX_REGRESSION)
         cases += gate_baseline(run, load_run(baseline), max_regression=allowed, loads=loads)
     print_table(f"Gate: {folder}", gate_rows(cases), left=("", "level", "check", "why"))
     for path, text in (

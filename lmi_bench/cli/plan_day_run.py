@@ -58,6 +58,10 @@ def run(question: DayQuestion, *, json_file: Path | None) -> None:
         )
     if question.commit_discount is not None and not 0 <= question.commit_discount < 1:
         raise InputError("--commit-discount must be at least 0 and below 1")
+    if price is not None and price < 0:
+        raise InputError(f"--price-per-hour must be 0 USD or more, got {price:g}")
+    if question.commit_discount is not None and price is None:
+        raise InputError("--commit-discount is off a price that is not known: add --price-per-hour")
     curve = _curve(question, content)
     start_up = parse_start_up(question.start_up)
     plan = plan_day(
@@ -91,7 +95,7 @@ def _curve(question: DayQuestion, content: Mapping[str, Any]) -> LoadCurve:
             raise InputError("give either --load FILE.csv or --shape, not both")
         curve = load_curve_file(question.load)
         return curve if question.peak_per_s is None else curve.scaled_to(question.peak_per_s)
-    peak = question.peak_per_s or content.get("rate_per_s")
+    peak = content.get("rate_per_s") if question.peak_per_s is None else question.peak_per_s
     if peak is None:
         raise InputError("--peak is missing: the highest load of the day, req/s")
     return shaped(

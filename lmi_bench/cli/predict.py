@@ -28,13 +28,14 @@ def predict(
         str | None, typer.Option(help="Requests per second of an open loop, such as 0.5,2.")
     ] = None,
     dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--dtype",
             "--weight-dtype",
-            help="Of the weights: float32, float16, bfloat16, float8, int8, int4, mxfp4.",
+            help="Of the weights: float32, float16, bfloat16, float8, int8, int4, mxfp4. (default: "
+            "the checkpoint's, at most 16 bits)",
         ),
-    ] = "float16",
+    ] = None,
     kv_dtype: Annotated[
         str | None,
         typer.Option(

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.cells import Cell
+from lmi_bench.analysis.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.fit import Estimate, fit_of_profile
 from lmi_bench.analysis.forecast import CAUSES, Forecast, forecast
 from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
@@ -42,7 +43,7 @@ class Question:
     instance: str
     tensor_parallel: int
     replicas: int
-    dtype: str
+    dtype: str | None
     kv_dtype: str | None
     input_tokens: int | None
     output_tokens: int | None
@@ -72,6 +73,10 @@ class Question:
 
 def run(question: Question, *, json_file: Path | None) -> None:
     """Predict, print, save. Raises InputError for what cannot be asked or cannot run."""
+    if question.speed is not None and question.trace is None:
+        raise InputError("--speed is that of recorded traffic: add --trace FILE")
+    if (told := dtype_note(question.model, question.dtype)) is not None:
+        note(told)
     profile = _profile(question)
     machine = _machine(question.instance, profile)
     if question.is_simulated:
@@ -141,8 +146,8 @@ def _answer(
     copies = "" if question.replicas == 1 else f", {question.replicas} copies"
     cache = "" if question.kv_dtype is None else f", {question.kv_dtype} cache"
     say(
-        f"{shown.content['model']}, {question.dtype}{cache}, on {machine.instance_type}, TP "
-        f"{question.tensor_parallel}{copies}, {shown.title}"
+        f"{shown.content['model']}, {shown.content['dtype']}{cache}, on {machine.instance_type}, "
+        f"TP {question.tensor_parallel}{copies}, {shown.title}"
     )
     if speculation is not None:
         say(
@@ -170,7 +175,7 @@ def _copy_facts(
         "instance": machine.instance_type,
         "tensor_parallel": question.tensor_parallel,
         "replicas": question.replicas,
-        "dtype": question.dtype,
+        "dtype": planned_dtype(question.model, question.dtype),
         "kv_dtype": question.kv_dtype,
     }
     if speculation is not None:
@@ -199,7 +204,7 @@ def _run_simulated(
         shape=find_model(question.model),
         instance=machine,
         tensor_parallel=question.tensor_parallel,
-        dtype=question.dtype,
+        dtype=planned_dtype(question.model, question.dtype),
         kv_dtype=question.kv_dtype,
         speculation=speculation,
         replicas=question.replicas,
@@ -310,7 +315,7 @@ def _cells(question: Question, machine: Instance) -> Iterator[Cell]:
         "shape": find_model(question.model),
         "instance": machine,
         "tensor_parallel": question.tensor_parallel,
-        "dtype": question.dtype,
+        "dtype": planned_dtype(question.model, question.dtype),
         "input_tokens": question.input_tokens,
         "output_tokens": question.output_tokens,
         "replicas": question.replicas,

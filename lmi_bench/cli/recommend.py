@@ -18,7 +18,15 @@ _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices
 _ENGINE = "Engine settings to choose from: values between commas, the best combination wins"
 
 
+# What `--portfolio` takes beside its file; the rest stands in the file or is of one model.
+_OF_A_PORTFOLIO = (
+    "portfolio", "instance", "tensor_parallel", "profile", "prices", "platform", "region",
+    "purchase", "commit_discount", "committed", "availability", "json_file",
+)  # fmt: skip
+
+
 def recommend(
+    ctx: typer.Context,
     runs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[RUN_DIR]...", help="Sweeps to calibrate on."),
@@ -44,7 +52,9 @@ def recommend(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Of the weights: float16, bfloat16, float8, int8, int4.", rich_help_panel=_ENGINE
+            help="Of the weights: float16, bfloat16, float8, int8, int4, mxfp4. (default: the "
+            "checkpoint's, at most 16 bits)",
+            rich_help_panel=_ENGINE,
         ),
     ] = None,
     kv_dtype: Annotated[
@@ -166,7 +176,8 @@ def recommend(
     instance: Annotated[
         list[str] | None,
         typer.Option(
-            help="Consider only this instance, or local; repeatable. (default: all, or the run's)",
+            help="Consider only this instance, or local; repeatable, or between commas. (default: "
+            "all, or the run's)",
             rich_help_panel=_MACHINES,
         ),
     ] = None,
@@ -294,13 +305,14 @@ def recommend(
         max_usd_per_1m=max_usd_per_1m,
     )
     if portfolio is not None:
-        if runs or model or workload or rate is not None or users is not None or slo:
+        if other := _given_beside(ctx, _OF_A_PORTFOLIO):
             raise InputError(
-                "--portfolio: models, loads and SLOs stand in its file; leave them out here"
+                f"--portfolio takes no {', '.join(other)}: models, loads, SLOs and number formats "
+                "stand in its file, and the rest is planned for one model at a time"
             )
         run_portfolio(
             portfolio,
-            instances=tuple(instance or ()),
+            instances=_listed(instance),
             degrees=tuple(tensor_parallel or ()),
             profile=profile,
             money=money,
@@ -332,7 +344,7 @@ def recommend(
             think_time_s=think_time,
             slos=tuple(slo or ()),
             objective=cast("Objective", objective),
-            instances=tuple(instance or ()),
+            instances=_listed(instance),
             degrees=tuple(tensor_parallel or ()),
             price_usd_per_hour=price_per_hour,
             blended_ratio=blended_ratio,
@@ -350,3 +362,20 @@ def recommend(
     )
     if code:
         raise typer.Exit(code)
+
+
+def _listed(names: list[str] | None) -> tuple[str, ...]:
+    """Names of a repeatable option, which may also stand between commas."""
+    parts = (part.strip() for name in names or () for part in name.split(","))
+    return tuple(part for part in parts if part)
+
+
+def _given_beside(ctx: typer.Context, allowed: tuple[str, ...]) -> list[str]:
+    """Options and arguments that stand on the command line and are none of these."""
+    found = []
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(str(param.name))
+        if param.name not in allowed and source is not None and source.name == "COMMANDLINE":
+            named = param.opts[0].startswith("-")
+            found.append(param.opts[0] if named else str(param.name).upper())
+    return found

@@ -25,8 +25,8 @@ def answer_lines(answer: Recommendation, request: RecommendRequest) -> Iterator[
         yield from (f"  {text}" for text in money_lines(best))
         yield from (f"  {text}" for text in attainment_lines(best))
     elif answer.nearest is not None:
-        what = "the budget" if answer.nearest.meets_slos else "the SLOs"
-        yield f"no candidate keeps {what}; the nearest: {described(answer.nearest)}"
+        verb = "carries" if answer.missed == "the load" else "keeps"
+        yield f"no candidate {verb} {answer.missed}; the nearest: {described(answer.nearest)}"
         yield f"  {answer.nearest.reason}"
         yield from _figures(answer.nearest, request)
     yield from measure_next_lines(answer)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lmi_bench.analysis.attainment import Routing
 from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
+from lmi_bench.analysis.checkpoint_dtype import dtype_note, narrow_dtype, planned_dtype
 from lmi_bench.analysis.from_run import (
     PlacedRun,
     calibrate_on_runs,
@@ -16,8 +17,9 @@ from lmi_bench.analysis.from_run import (
     loads_from_run,
     run_dtype,
     run_lengths,
+    run_model,
 )
-from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.layouts import Workload
 from lmi_bench.analysis.measured_load import MeasuredLoad
 from lmi_bench.analysis.profiles import EngineProfile
@@ -67,6 +69,7 @@ class Question:
 class Basis:
     """What the answer rests on: the profile, the machines to choose from, its accuracy.
 
+    model       as it was named, by the user or the run: a variant has its base's shape
     measured    levels of random arrivals that the runs hold
     rate_per_s  of the scenario that the workload is of; slos: its limits; notes: what of it the
                 plan leaves out
@@ -75,6 +78,7 @@ class Basis:
     profile: EngineProfile
     instances: tuple[Instance, ...] | None
     workload: Workload
+    model: str
     accuracy: dict[str, Any] | None = None
     measured: tuple[MeasuredLoad, ...] = ()
     rate_per_s: float | None = None
@@ -85,6 +89,7 @@ class Basis:
 def basis_of(question: Question) -> Basis:
     """Read what the question names. Raises InputError where it is not enough."""
     runs = [load_run(path) for path in question.runs]
+    _check_flags_have_an_object(question, runs)
     if question.workload is None:
         return _measured(question, runs) if runs else _from_profile(question)
     if question.input_tokens is not None or question.output_tokens is not None:
@@ -93,18 +98,18 @@ def basis_of(question: Question) -> Basis:
     model = question.model or read.model
     if runs:
         base = _measured(question, runs)
-        shape = base.workload.shape if question.model is None else find_model(question.model)
-        dtype = base.workload.dtype
+        shape, dtype = base.workload.shape, base.workload.dtype
     elif model is None:
         raise InputError(f"{question.workload} names no model: add --model")
     else:
         base = Basis(
             find_profile(question.profile),
             _machines(question, default=None),
-            Workload(find_model(model), "float16", 1, 1),
-            notes=_profile_notes(question),
+            Workload(find_model(model), planned_dtype(model, question.engine.first_dtype), 1, 1),
+            model,
+            notes=_notes(question, model),
         )
-        shape, dtype = find_model(model), question.engine.first_dtype or "float16"
+        shape, dtype = base.workload.shape, base.workload.dtype
     return replace(
         base,
         workload=read.planned(shape, dtype),
@@ -113,6 +118,18 @@ def basis_of(question: Question) -> Basis:
         slos=read.slos,
         notes=(*base.notes, *read.notes),
     )
+
+
+def _check_flags_have_an_object(question: Question, runs: list[Run]) -> None:
+    """Raises InputError for a flag about something that is not there."""
+    if question.measured_on and not runs:
+        raise InputError("--measured-on says what runs were made on: give their folders, too")
+    local = LOCAL_NAME in question.instances or any(map(_of_this_engine, runs))
+    if question.price_usd_per_hour is not None and not local:
+        raise InputError(
+            f"--price-per-hour is the price of this machine (--instance {LOCAL_NAME}); prices of "
+            "the catalog's machines stand in a --prices file"
+        )
 
 
 def _from_profile(question: Question) -> Basis:
@@ -136,7 +153,7 @@ def _from_profile(question: Question) -> Basis:
     assert question.output_tokens is not None
     workload = Workload(
         find_model(question.model),
-        question.engine.first_dtype or "float16",
+        planned_dtype(question.model, question.engine.first_dtype),
         question.input_tokens,
         question.output_tokens,
     )
@@ -144,42 +161,87 @@ def _from_profile(question: Question) -> Basis:
         find_profile(question.profile),
         _machines(question, default=None),
         workload,
-        notes=_profile_notes(question),
+        question.model,
+        notes=_notes(question, question.model),
     )
 
 
-def _profile_notes(question: Question) -> tuple[str, ...]:
-    default = default_note(question.profile)
-    return () if default is None else (default,)
+def _notes(question: Question, model: str) -> tuple[str, ...]:
+    """What was taken for want of a flag."""
+    told = (default_note(question.profile), dtype_note(model, question.engine.first_dtype))
+    return tuple(text for text in told if text is not None)
 
 
 def _measured(question: Question, runs: list[Run]) -> Basis:
     """The profile fitted to the runs' closed loops, and the loads that their rates were."""
     first = runs[0]
-    model = str(_facts(first).get("model") or first.manifest["scenario"]["model"])
-    shape = find_model(question.model or model)
-    local = None
-    if any(_facts(run).get("kind") == "engine" for run in runs):
-        local = probe_local_instance(price_usd_per_hour=question.price_usd_per_hour)
+    for run in runs:
+        if not run.levels:
+            raise InputError(
+                f"{run.path} has no finished level to calibrate on: sweep again, or go on with "
+                "--resume"
+            )
+    measured_model = _measured_model(question, runs)
+    measured_shape = find_model(measured_model)
+    model = question.model or measured_model
+    shape = find_model(model)
+    ours = any(map(_of_this_engine, runs))
+    base = BUNDLED_CPU_PRIOR
+    if not ours or question.profile is not None:
+        base = find_profile(question.profile)
+    local = _this_machine(question, base) if ours else None
     placed = [
         _placed(question, run, index, len(runs), local=local) for index, run in enumerate(runs)
     ]
-    base = find_profile(question.profile) if local is None else BUNDLED_CPU_PRIOR
     told = [each for each in placed if has_users(each.run)]
     profile, accuracy = base, None
     if told:
         note(f"calibrating on {sum(len(each.run.levels) for each in told)} measured level(s)")
-        profile, accuracy = calibrate_on_runs(base, told, find_model(model))
-    input_tokens, output_tokens = run_lengths(first)
+        # a server's own name for its model says nothing of the format
+        told_dtype = narrow_dtype(model) if measured_model == question.model else None
+        profile, accuracy = calibrate_on_runs(base, told, measured_shape, dtype=told_dtype)
+    lengths = run_lengths(first)
+    of_model = None if question.model is None else narrow_dtype(question.model)
     workload = Workload(
         shape,
-        question.engine.first_dtype or run_dtype(first),
-        question.input_tokens or input_tokens,
-        question.output_tokens or output_tokens,
+        question.engine.first_dtype or of_model or run_dtype(first),
+        lengths[0] if question.input_tokens is None else question.input_tokens,
+        lengths[1] if question.output_tokens is None else question.output_tokens,
     )
-    loads = [] if shape.name != find_model(model).name else _loads(placed, workload)
+    loads = [] if shape.name != measured_shape.name else _loads(placed, workload)
     default = None if local is None else (local,)
-    return Basis(profile, _machines(question, default=default), workload, accuracy, tuple(loads))
+    machines = _machines(question, default=default)
+    return Basis(profile, machines, workload, model, accuracy, tuple(loads))
+
+
+def _this_machine(question: Question, profile: EngineProfile) -> Instance:
+    """This machine, by the figures that the profile is fitted to where it keeps some."""
+    machine = profile.machine or probe_machine()
+    return machine.instance(price_usd_per_hour=question.price_usd_per_hour)
+
+
+def _measured_model(question: Question, runs: list[Run]) -> str:
+    """The model of the runs; `--model` tells it where the server's name for it is not known.
+
+    Raises InputError where the runs are of several models, or of one that nobody names.
+    """
+    known = {}
+    for run in runs:
+        name = run_model(run)
+        try:
+            known[name] = find_model(name).name
+        except InputError as exc:
+            if question.model is None:
+                raise InputError(
+                    f"{run.path}: {exc} Its server calls it so: add --model with what it is."
+                ) from exc
+            known[question.model] = find_model(question.model).name
+    if len(set(known.values())) > 1:
+        raise InputError(
+            f"the runs are of several models ({', '.join(known)}): a profile is fitted to one; "
+            "give the runs of one of them"
+        )
+    return next(iter(known))
 
 
 def _loads(placed: list[PlacedRun], workload: Workload) -> list[MeasuredLoad]:
@@ -193,6 +255,11 @@ def _loads(placed: list[PlacedRun], workload: Workload) -> list[MeasuredLoad]:
     if found:
         note(f"{len(found)} measured load(s) of random arrivals are held against the SLOs")
     return found
+
+
+def _of_this_engine(run: Run) -> bool:
+    """Whether the bundled engine was measured, in the sweep's own process."""
+    return _facts(run).get("kind") == "engine"
 
 
 def _facts(run: Run) -> Mapping[str, Any]:
@@ -210,7 +277,7 @@ def _placed(
             f"--measured-on is given {len(given)} times for {count} runs: once for all of them, "
             "or once each in their order"
         )
-    if _facts(run).get("kind") == "engine" and local is not None:
+    if _of_this_engine(run) and local is not None:
         return PlacedRun(run, local)
     name = given[index if len(given) > 1 else 0] if given else _facts(run).get("instance")
     if name is None:
@@ -239,5 +306,5 @@ def _machines(
         elif default is not None and default[0].instance_type == LOCAL_NAME:
             machines.append(default[0])
         else:
-            machines.append(probe_local_instance(price_usd_per_hour=question.price_usd_per_hour))
+            machines.append(_this_machine(question, find_profile(question.profile)))
     return tuple(machines)

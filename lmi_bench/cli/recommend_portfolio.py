@@ -9,12 +9,13 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lmi_bench.analysis.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.layouts import Workload
 from lmi_bench.analysis.portfolio import Portfolio, SharedFleet, member_of, share_machines
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import print_table, progress, say
+from lmi_bench.cli.console import note, print_table, progress, say
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.money import Money
 from lmi_bench.cli.profile_files import find_profile
@@ -26,11 +27,11 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str
-    rate_per_s: Annotated[float, Field(gt=0)]
+    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     input_tokens: Annotated[int, Field(ge=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     name: str | None = None
-    dtype: str = "float16"
+    dtype: str | None = None
     slo: tuple[str, ...] = ()
 
 
@@ -57,8 +58,15 @@ def run(
     with progress() as report:
         for index, each in enumerate(models):
             report(each.name or each.model, index, len(models))
+            if (told := dtype_note(each.model, each.dtype)) is not None:
+                note(told)
             request = RecommendRequest(
-                Workload(find_model(each.model), each.dtype, each.input_tokens, each.output_tokens),
+                Workload(
+                    find_model(each.model),
+                    planned_dtype(each.model, each.dtype),
+                    each.input_tokens,
+                    each.output_tokens,
+                ),
                 find_profile(profile),
                 rate_per_s=each.rate_per_s,
                 slos=tuple(parse_slo(text) for text in each.slo),

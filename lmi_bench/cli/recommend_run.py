@@ -89,7 +89,11 @@ def _rate(question: Question, basis: Basis) -> float | None:
 
 
 def _content(answer: Recommendation, basis: Basis) -> dict[str, Any]:
-    content = {"model": basis.workload.shape.name, **answer.to_json()}
+    content = {
+        "model": basis.workload.shape.name,
+        "model_as_named": basis.model,
+        **answer.to_json(),
+    }
     if basis.accuracy is not None:
         content["accuracy"] = basis.accuracy
     content["profile_document"] = json.loads(profile_to_json(basis.profile))

@@ -32,25 +32,15 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one HTML page with curves, knees, levels and recommendations; it needs no network."""
-    import json
-
     from lmi_bench.cli.console import say
     from lmi_bench.cli.files import write_text
-    from lmi_bench.errors import InputError
+    from lmi_bench.cli.saved_recommendation import read_recommendation
     from lmi_bench.report.html import render_html
     from lmi_bench.report.text import render_markdown
     from lmi_bench.report.view import build_view
     from lmi_bench.run_store import load_run
 
-    recommendations = []
-    for path in recommendation or ():
-        try:
-            recommendations.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as exc:
-            raise InputError(
-                f"{path} cannot be read as a recommendation ({exc}): give a file written by "
-                "`lmi-bench recommend --json FILE`"
-            ) from exc
+    recommendations = [read_recommendation(path) for path in recommendation or ()]
     runs = runs or []
     view = build_view(
         [load_run(path) for path in runs], recommendations, labels=label or (), title=title

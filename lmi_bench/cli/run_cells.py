@@ -12,7 +12,8 @@ from lmi_bench.analysis.builtin_profiles import (
     SERVED_CPU_PRIOR,
 )
 from lmi_bench.analysis.cells import Cell
-from lmi_bench.analysis.from_run import cells_from_run, profile_for_run
+from lmi_bench.analysis.checkpoint_dtype import narrow_dtype
+from lmi_bench.analysis.from_run import cells_from_run, profile_for_run, run_model
 from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.analysis.profiles import EngineProfile
@@ -49,7 +50,8 @@ def cells_of_run_folder(
     run = load_run(source)
     facts = run.manifest.get("target")
     facts = facts if isinstance(facts, Mapping) else {}
-    shape = find_model(model or str(facts.get("model") or run.manifest["scenario"]["model"]))
+    shape = find_model(model or run_model(run))
+    dtype = dtype or (None if model is None else narrow_dtype(model))
     bundled = facts.get("kind") == "engine"
     name = instance or facts.get("instance") or (LOCAL_NAME if bundled else None)
     if name is None:

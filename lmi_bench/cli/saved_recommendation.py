@@ -12,8 +12,8 @@ from lmi_bench.errors import InputError
 _NEEDED = ("recommended", "model", "input_tokens", "output_tokens")
 
 
-def load_recommendation(path: Path) -> Mapping[str, Any]:
-    """The file's content, with a recommended candidate in it; raises InputError else."""
+def read_recommendation(path: Path) -> Mapping[str, Any]:
+    """The file's content, whether or not it recommends something; raises InputError else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -22,6 +22,12 @@ def load_recommendation(path: Path) -> Mapping[str, Any]:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, Mapping) or any(key not in content for key in _NEEDED):
         raise InputError(f"{path} is not a recommendation: write one with recommend --json FILE")
+    return content
+
+
+def load_recommendation(path: Path) -> Mapping[str, Any]:
+    """The file's content, with a recommended candidate in it; raises InputError else."""
+    content = read_recommendation(path)
     if content["recommended"] is None:
         raise InputError(f"{path} recommends nothing: no candidate keeps its limits")
     if "cost" not in content["recommended"]:

@@ -27,8 +27,8 @@ def sweep(
     scenario: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SCENARIO.yaml|URL|sagemaker:NAME]",
-            help="A scenario file, a URL, or a SageMaker endpoint to measure.",
+            metavar="[SCENARIO.yaml|TARGET]",
+            help="A scenario file, a URL, a SageMaker endpoint, or an instance to simulate.",
         ),
     ] = None,
     matrix: Annotated[

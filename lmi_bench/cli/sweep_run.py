@@ -20,6 +20,7 @@ from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
+from lmi_bench.cli.engine_options import check_policy_flags
 from lmi_bench.cli.finished_run import finished_run
 from lmi_bench.cli.gate_run import read_failures, read_share
 from lmi_bench.cli.idle_options import refuse_idle_options
@@ -105,6 +106,7 @@ def run(
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides)
     refuse_idle_options(scenario.target, overrides)
+    check_policy_flags(scenario.engine.policy, overrides)
     return run_scenario(scenario, options, out=out, resume=resume)
 
 
@@ -251,11 +253,11 @@ def measure_into(scenario: Scenario, folder: Path) -> Run:
 
 
 def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:
-    """The scenario of a file, a URL or neither, with the flags laid over it."""
+    """The scenario of a file, a target or neither, with the flags laid over it."""
     overrides = dict(overrides)
     if scenario_or_url is None:
         scenario = parse_scenario({})
-    elif is_endpoint(scenario_or_url):
+    elif is_endpoint(scenario_or_url) or scenario_or_url.startswith(SIMULATED_PREFIX):
         if overrides.get("target") is not None:
             raise InputError(
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"

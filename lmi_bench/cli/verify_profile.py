@@ -78,7 +78,7 @@ def learn(
     plan: Mapping[str, Any], candidate: Mapping[str, Any], folder: Path, profile: EngineProfile
 ) -> EngineProfile:
     """The profile fitted to the run's level; what it says of that level before and after."""
-    shape = find_model(str(plan["model"]))
+    shape = find_model(str(plan.get("model_as_named") or plan["model"]))
     name = str(candidate["instance"])
     machine = probe_local_instance() if name == LOCAL_NAME else find_instance(name)
     placed = PlacedRun(load_run(folder), machine, int(candidate["tensor_parallel"]))

@@ -11,14 +11,16 @@ from typing import Any
 from lmi_bench.analysis.availability import parse_availability
 from lmi_bench.analysis.latency import QUANTILES, samples_needed
 from lmi_bench.analysis.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli import sweep_run
 from lmi_bench.cli.access import Access
-from lmi_bench.cli.console import print_table, say
+from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation
 from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
 from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 from lmi_bench.run_store import load_run
+from lmi_bench.scenario import AUTO, is_endpoint
 from lmi_bench.slo import parse_slo
 from lmi_bench.units import format_figure
 
@@ -136,7 +138,7 @@ def _overrides(
         lengths = {"workload.mix": plan["kinds"]}
     overrides: dict[str, Any] = {
         "target": replay.target,
-        "model": replay.model or plan["model"],
+        "model": replay.model or _model(replay.target, plan),
         **lengths,
         "load.requests_per_level": requests,
         "slo": slos,
@@ -152,8 +154,18 @@ def _overrides(
         overrides["load.concurrency"] = [users]
         overrides["load.requests_per_level"] = max(requests, 3 * users)
     if replay.target.startswith("sim:"):
+        simulated = find_instance(replay.target.removeprefix("sim:")).instance_type
+        if simulated != candidate["instance"]:
+            warn(f"the plan is for {candidate['instance']}; {simulated} is simulated instead")
         overrides |= _simulated_engine(plan, candidate)
     return overrides
+
+
+def _model(target: str, plan: Mapping[str, Any]) -> str:
+    """The plan's model where it is to be simulated; a server is asked what it calls its own."""
+    if is_endpoint(target):
+        return AUTO
+    return str(plan.get("model_as_named") or plan["model"])
 
 
 def _simulated_engine(plan: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, Any]:

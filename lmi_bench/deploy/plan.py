@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.capacity import memory_plan_for
+from lmi_bench.analysis.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.weights import weight_format
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
+from lmi_bench.catalog.names import variant_words
 from lmi_bench.deploy.engine_wishes import NGRAM, EngineWishes
 from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
@@ -60,6 +62,11 @@ class DeploymentPlan:
         """Whether the copies are as many as the accelerators allow."""
         return self.copies == self.instance.num_accelerators // self.tensor_parallel
 
+    @property
+    def weights_say_their_format(self) -> bool:
+        """Whether the weights are published in that narrow format, so that servers find it."""
+        return narrow_dtype(self.model_id) == self.dtype
+
     def describe(self) -> str:
         """One line for a person."""
         copies = "copy" if self.copies == 1 else "copies"
@@ -76,7 +83,7 @@ def plan_from_recommendation(
     """The recommended layout of a file that `recommend --json` wrote."""
     best = content["recommended"]
     input_tokens, output_tokens = int(content["input_tokens"]), int(content["output_tokens"])
-    model = str(content["model"])
+    model = str(content.get("model_as_named") or content["model"])
     slots = best["memory"].get("slots_per_copy")
     kinds = content.get("kinds") or ()
     setting = best.get("setting") or {}
@@ -111,7 +118,7 @@ def plan_from_layout(
     tensor_parallel: int | None = None,
     copies: int | None = None,
     instances: int = 1,
-    dtype: str = "float16",
+    dtype: str | None = None,
     max_model_len: int | None = None,
     max_input_tokens: int | None = None,
     slots: int | None = None,
@@ -121,11 +128,13 @@ def plan_from_layout(
 
     Token limits come first: how many sequences fit depends on them. The smallest degree that
     holds the model is taken where none is given, and as many copies as it leaves room for.
+    dtype None: as the weights are published, at most 16 bits.
 
     Raises CapacityError, with the numbers, where the model does not fit.
     """
     shape = find_model(model)
     instance = find_instance(instance_name)
+    dtype = planned_dtype(model, dtype)
     longest = max_model_len or shape.max_positions
     if longest > shape.max_positions:
         raise CapacityError(
@@ -174,13 +183,23 @@ def _degrees(shape: ModelShape, instance: Instance) -> list[int]:
 
 
 def _model_id(model: str, stated: str | None) -> str:
-    """Where the container finds the weights; a catalog model has its Hub id."""
+    """Where the container finds the weights; a catalog model has its Hub id.
+
+    A Hub id stays as it is: of a chat or quantized variant the catalog knows the base alone.
+    """
     if stated is not None:
         return stated
     try:
         hub_id = find_model_entry(model).hf_id
     except InputError:
         return model  # a folder
+    if "/" in model:
+        return model
+    if hub_id and variant_words(model) - variant_words(hub_id):
+        raise InputError(
+            f"no Hub id is known for {model}, only that of its base, {hub_id}: give --model-id "
+            "(Hub id or s3:// prefix)"
+        )
     if not hub_id:
         raise InputError(
             f"no Hub id is known for {model}: give --model-id (Hub id or s3:// prefix)"
@@ -191,7 +210,7 @@ def _model_id(model: str, stated: str | None) -> str:
 def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
     """LMI's dtype and quantize for a number format of the planner; None leaves one out.
 
-    int4 comes from a quantized checkpoint, whose own config names it.
+    int4 and mxfp4 come from a quantized checkpoint, whose own config names them.
     """
     match dtype:
         case "float16":
@@ -202,9 +221,9 @@ def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
             return "fp32", None
         case "float8":
             return None, "fp8"
-        case "int4":
+        case "int4" | "mxfp4":
             return None, None
     raise InputError(
         f"{weight_format(dtype).name} weights have no setting in LMI that is known here: use "
-        "float16, bfloat16, float32, float8 or int4 (a quantized checkpoint)"
+        "float16, bfloat16, float32, float8, int4 or mxfp4 (a quantized checkpoint)"
     )

@@ -25,7 +25,7 @@ def lmi_settings(
     model_loading_timeout_s: int = _LOADING_S,
 ) -> dict[str, str]:
     """serving.properties of a plan, by key."""
-    dtype, quantize = lmi_dtype(plan.dtype)
+    dtype, quantize = (None, None) if plan.weights_say_their_format else lmi_dtype(plan.dtype)
     settings = {
         "engine": "MPI" if era == "A" else "Python",
         "option.model_id": plan.model_id,
@@ -63,7 +63,10 @@ def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) ->
         "MAX_CONCURRENT_REQUESTS": str(1 if plan.slots == 1 else 2 * plan.slots),
     }
     if plan.dtype == "int4":
-        environment["HF_MODEL_QUANTIZE"] = "awq"
+        named = "gptq" in plan.model_id.lower()
+        environment["HF_MODEL_QUANTIZE"] = "gptq" if named else "awq"
+    elif plan.dtype == "float8" and plan.weights_say_their_format:
+        pass  # the checkpoint's own config names its kind of FP8
     elif plan.dtype == "float8":
         environment["HF_MODEL_QUANTIZE"] = "fp8"
     elif plan.dtype == "bfloat16":
@@ -86,9 +89,11 @@ def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> 
     ]
     if plan.dtype in ("float16", "bfloat16", "float32"):
         arguments += ["--dtype", plan.dtype]
+    elif plan.weights_say_their_format or plan.dtype in ("int4", "mxfp4"):
+        pass  # a quantized checkpoint says so itself
     elif plan.dtype == "float8":
         arguments += ["--quantization", "fp8"]
-    elif plan.dtype != "int4":  # a quantized checkpoint says so itself
+    else:
         raise InputError(f"vLLM has no setting for {plan.dtype} weights that is known here")
     arguments += plan.engine.vllm()
     if trust_remote_code:

@@ -235,6 +235,9 @@ class TextCounter:
         return max(1, len(self._tokenizer.encode(text)) - self._num_special)
 
 
+_LONGEST_BLOCK = 1000
+
+
 class SyntheticPrompts:
     """Requests of given lengths; several kinds come in exact shares, shuffled in small blocks."""
 
@@ -378,10 +381,17 @@ def level_place(level: LevelSpec) -> str:
 
 
 def _block(lengths: Sequence[Lengths]) -> list[int]:
-    """Indices of the kinds, each as often as its share asks, in the shortest whole numbers."""
+    """Indices of the kinds, each as often as its share asks, in the shortest whole numbers.
+
+    Shares that have a common measure in millions only, as those of a log do, are rounded to the
+    next whole number in a block of a thousand.
+    """
     total = sum(kind.share for kind in lengths)
     shares = [Fraction(kind.share / total).limit_denominator(100) for kind in lengths]
     scale = math.lcm(*(share.denominator for share in shares))
+    if scale > _LONGEST_BLOCK:
+        shares = [Fraction(kind.share / total) for kind in lengths]
+        scale = _LONGEST_BLOCK
     return [
         index for index, share in enumerate(shares) for _ in range(max(1, round(share * scale)))
     ]

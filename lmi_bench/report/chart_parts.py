@@ -9,6 +9,7 @@ from typing import Any
 
 from lmi_bench.report.formats import load_name, number
 from lmi_bench.report.values import Curve
+from lmi_bench.units import format_figure
 
 
 def chart_text(text: str) -> str:
@@ -104,7 +105,7 @@ def draw_knees(layout: dict[str, Any], curve: Curve) -> None:
                 "xanchor": "right",
                 "yanchor": "bottom",
                 "showarrow": False,
-                "text": chart_text(f"{' + '.join(titles)} {load:.4g} "),
+                "text": chart_text(f"{' + '.join(titles)} {format_figure(load)} "),
                 "bgcolor": "var(--card)",  # the lines of smaller loads pass behind it
                 "font": {
                     "size": 11,

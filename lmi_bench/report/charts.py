@@ -78,7 +78,8 @@ def _colour(curves: Sequence[Curve], curve: Curve) -> str:
 def _name(curve: Curve) -> str:
     label = curve.label
     if len(label) > _LEGEND_LENGTH:
-        label = label[: _LEGEND_LENGTH - 1] + "…"
+        kept = _LEGEND_LENGTH // 2  # of either end: runs of one target differ in their last words
+        label = f"{label[: kept - 1]}…{label[-kept:]}"
     return chart_text(f"{label} (predicted)" if curve.simulated else label)
 
 

@@ -211,20 +211,40 @@ def rejected_groups(rejected: Sequence[Any]) -> tuple[RejectedGroup, ...]:
             )
             for each in members
         )
-        reasons = {str(each.get("reason")) for each in members}
-        shown = reasons.pop() if len(reasons) == 1 else kind
-        views.append(RejectedGroup(shown, Table("", columns, rows)))
+        views.append(RejectedGroup(_shared_text(members, kind), Table("", columns, rows)))
     return tuple(views)
+
+
+def _shared_text(members: Sequence[Candidate], kind: str) -> str:
+    """The members' reason, with an ellipsis for the numbers in which they differ alone."""
+    reasons = sorted({_reason_of(each) for each in members})
+    columns = list(zip(*(reason.split() for reason in reasons), strict=False))
+    if any(len(reason.split()) != len(columns) for reason in reasons):
+        return kind
+    words = []
+    for column in columns:
+        found = {word if len(set(column)) == 1 else _unnumbered(word) for word in column}
+        if len(found) > 1:
+            return kind
+        words.append(found.pop())
+    return " ".join(words)
+
+
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\$?\d[\d,.]*\d|\d", "…", text)
 
 
 def _kind_of(candidate: Candidate) -> str:
     if candidate.get("kind"):
         return key_title(str(candidate["kind"]))
+    return _unnumbered(_reason_of(candidate))
+
+
+def _reason_of(candidate: Candidate) -> str:
+    """The reason without the instance's own name, which has numbers in it."""
     reason = str(candidate.get("reason") or "no reason given")
     instance = candidate.get("instance")
-    if instance:
-        reason = reason.replace(str(instance), "the instance")
-    return re.sub(r"\$?\d[\d,.]*\d|\d", "…", reason)
+    return reason.replace(str(instance), "the instance") if instance else reason
 
 
 def accuracy_table(accuracy: object) -> Table | None:

@@ -25,7 +25,16 @@ from lmi_bench.report.recommendation_tables import (
 )
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
-_PLACED = {"recommended", "nearest", "candidates", "rejected", "warnings", "accuracy", "title"}
+_PLACED = {
+    "recommended",
+    "nearest",
+    "missed",
+    "candidates",
+    "rejected",
+    "warnings",
+    "accuracy",
+    "title",
+}
 _PLACED |= {"sensitivity", "vary", "frontier", "profile_document", "kinds"}
 _PLACED_OF_CANDIDATE = {"withheld", "slos", "warnings", "reason", "blended_reason", "predicted"}
 _PLACED_OF_CANDIDATE |= {"setting"}
@@ -50,7 +59,7 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         subtitle=_subtitle(content),
         met=met,
         why=str(chosen.get("reason") or ""),
-        headline=_headline(chosen, met=met),
+        headline=_headline(content, chosen, met=met),
         headlines=_figure_headlines(chosen),
         figures=figures_table(chosen),
         candidates=candidates_table(candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
@@ -82,7 +91,7 @@ def _layout(candidate: Candidate) -> str:
     return ", ".join(parts)
 
 
-def _headline(chosen: Candidate, *, met: bool) -> Headline:
+def _headline(content: Mapping[str, Any], chosen: Candidate, *, met: bool) -> Headline:
     if not chosen:
         return Headline("Recommendation", "none", "", "no candidate fits", "bad")
     price = chosen.get("price_usd_per_hour")
@@ -94,8 +103,10 @@ def _headline(chosen: Candidate, *, met: bool) -> Headline:
     detail += _how_sure(chosen)
     if met:
         return Headline("Recommended", name_candidate(chosen), "", detail, "good")
+    missed = str(content.get("missed") or "the SLOs")
+    verb = "carries" if missed == "the load" else "meets"
     return Headline(
-        "Nearest, no candidate meets the SLOs", name_candidate(chosen), "", detail, "bad"
+        f"Nearest, no candidate {verb} {missed}", name_candidate(chosen), "", detail, "bad"
     )
 
 

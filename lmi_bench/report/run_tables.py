@@ -21,7 +21,7 @@ from lmi_bench.report.formats import (
 )
 from lmi_bench.report.values import Cell, Column, Row, Table
 from lmi_bench.slo import Slo, parse_slo
-from lmi_bench.units import s_to_ms
+from lmi_bench.units import format_figure, s_to_ms
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",
@@ -195,14 +195,18 @@ def knees_table(axis: str, knees: Lines) -> Table:
         repeated = change in told and change != MISSING
         told.add(change)
         low, high = knee.get("low"), knee.get("high")
-        interval = MISSING if low is None or high is None else f"{low:g} to {high:g}"
+        interval = (
+            MISSING
+            if low is None or high is None
+            else f"{format_figure(low)} to {format_figure(high)}"
+        )
         rule = str(knee.get("rule"))
         cause = str(knee.get("cause") or "unknown")
         rows.append(
             Row(
                 (
                     Cell(RULE_TITLES.get(rule, rule), "recommended" if _chosen(knee) else ""),
-                    Cell(MISSING if value is None else f"{value:.4g}"),
+                    Cell(MISSING if value is None else format_figure(value)),
                     Cell(interval),
                     Cell(CAUSE_TITLES.get(cause, cause) if value is not None else MISSING),
                     Cell("as above", change) if repeated else Cell(change),

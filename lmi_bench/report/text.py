@@ -10,6 +10,7 @@ from lmi_bench.analysis.knee import Knee
 from lmi_bench.analysis.latency import ANSWER_KEY
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain, share
 from lmi_bench.report.values import ReportView, RunView, Table
+from lmi_bench.units import format_figure
 
 _WIDTH = 62
 _SECTIONS = (
@@ -132,8 +133,12 @@ def knee_rows(knees: Sequence[Knee | Mapping[str, Any]]) -> list[dict[str, str]]
         rows.append(
             {
                 "rule": f"{knee.get('rule')}{' *' if knee.get('recommended') else ''}",
-                "knee": MISSING if value is None else f"{value:.4g}{unit}",
-                "interval": MISSING if low is None or high is None else f"{low:g} to {high:g}",
+                "knee": MISSING if value is None else f"{format_figure(value)}{unit}",
+                "interval": (
+                    MISSING
+                    if low is None or high is None
+                    else f"{format_figure(low)} to {format_figure(high)}"
+                ),
                 "cause": str(knee.get("cause") or "unknown"),
                 "why": str(knee.get("why") or ""),
             }

@@ -44,6 +44,13 @@ def test_a100_by_hand(steps):
     assert row.usd_per_hour_gb_s == pytest.approx(25.251286 / 8 / 1555)
 
 
+def test_a_mixture_reads_all_its_experts_and_computes_with_two():
+    """B* = (W / BW) / (2 P / F): 46.70e9 * 2 bytes, 12.88e9 active parameters, 312e12 / 2039e9."""
+    mixtral = Workload(find_model("mixtral-8x7b"), "float16", 256, 256)
+    (row,) = four_steps([find_instance("ml.p4de.24xlarge")], mixtral)
+    assert row.critical_batch == pytest.approx(153.0 * 46.70 / 12.88, rel=1e-3)
+
+
 def test_the_cheapest_bandwidth_stands_first_and_the_unpriced_last(steps):
     prices = [row.usd_per_hour_gb_s for row in steps.values()]
     known = [price for price in prices if price is not None]

@@ -17,6 +17,7 @@ from lmi_bench.analysis.from_run import (
     has_users,
     loads_from_run,
     run_dtype,
+    run_model,
 )
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.layouts import Layout, Workload
@@ -171,3 +172,40 @@ def test_a_profile_fitted_to_a_sweep_explains_it():
     for level in accuracy["levels"]:
         pair = level["throughput_tokens_per_s"]
         assert pair["predicted"] == pytest.approx(pair["measured"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        {"input_lengths": "uniform(100,900)"},
+        {"output_lengths": "uniform(1,500)"},
+        {"trace": "azure.csv"},
+        {"turns": "4"},
+        {"conversations": "sharegpt.jsonl"},
+    ],
+)
+def test_requests_of_drawn_lengths_are_no_cells_of_the_default_ones(drawn):
+    """Such a scenario still states 256 in and 256 out, which none of its requests has."""
+    run = sweep_of(TGI_2023, levels=(1,), **drawn)
+    with pytest.raises(InputError, match=f"differ in length \\({next(iter(drawn))}\\)"):
+        cells_from_run(run, SHAPE, INSTANCE)
+
+
+def test_answers_shorter_than_asked_count_as_long_as_they_were():
+    """A server that forces no length: 128 of the 256 tokens asked for, on average."""
+    run = sweep_of(TGI_2023, levels=(4,))
+    run.levels[0]["unplanned_lengths"] = {
+        "requests": 12, "asked_tokens_mean": 256.0, "output_tokens_mean": 128.2,
+    }  # fmt: skip
+    (cell,) = cells_from_run(run, SHAPE, INSTANCE)
+    assert (cell.input_tokens, cell.output_tokens) == (256, 128)
+
+
+def test_the_servers_name_of_its_model_says_the_format():
+    run = sweep_of(TGI_2023, levels=(1,))
+    del run.manifest["scenario"]["engine"]["dtype"]
+    run.manifest["target"] = {"kind": "http", "model": "TheBloke/Llama-2-7B-Chat-AWQ"}
+    assert run_dtype(run) == "int4"
+    assert run_model(run) == "TheBloke/Llama-2-7B-Chat-AWQ"
+    run.manifest["target"]["model"] = "prod"  # a name of its own tells nothing
+    assert run_dtype(run) == "float16"

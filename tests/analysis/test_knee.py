@@ -242,6 +242,15 @@ def test_a_single_level_has_a_latency_limit_and_the_other_rules_say_what_they_ne
     assert "three usable levels" in knees["kneedle"].why
 
 
+def test_throughput_that_never_grows_is_not_called_growing():
+    """One request after the other: 30.1 tok/s at every load, and only the wait grows."""
+    knees = knees_of([line(1, 30.1, 33.3), line(8, 30.1, 90), line(32, 30.1, 1065)])
+    assert knees["kneedle"].load is None
+    assert "does not grow with the load: 30.1 tok/s" in knees["kneedle"].why
+    assert knees["latency_limit"].recommended
+    assert "more load adds waiting and no throughput" in knees["latency_limit"].why
+
+
 def test_no_level_at_all_gives_no_knee_and_no_crash():
     knees = find_knees([])
     assert [knee.load for knee in knees] == [None] * 4

@@ -13,7 +13,7 @@ from lmi_bench.analysis.purchase import Purchase
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommender import recommend
 from lmi_bench.analysis.requirements import Requirements
-from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
 from lmi_bench.slo import parse_slo
@@ -103,6 +103,12 @@ def test_a_price_of_another_region_is_not_used():
     answer = ask(requirements=Requirements(regions=("us-east-1",)))
     assert {c.instance for c in answer.candidates} == {"ml.g5.2xlarge"}
     assert any("us-west-2" in rejection.reason for rejection in answer.rejected)
+
+
+def test_a_region_without_any_price_is_not_answered_by_what_has_none():
+    """What the catalog has no price of at all would else win, however large."""
+    with pytest.raises(InputError, match="no price is known in eu-west-1; known are prices of"):
+        ask(instances=all_instances(), requirements=Requirements(regions=("eu-west-1",)))
 
 
 def test_a_commitment_to_more_than_is_needed_is_paid_for():

@@ -19,6 +19,7 @@ from lmi_bench.deploy.images import all_images, find_image
 from lmi_bench.deploy.plan import lmi_dtype, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import Container, Wishes, check_request, endpoint_requests
+from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
 from lmi_bench.errors import CapacityError, InputError
 
 ROLE = "arn:aws:iam::111122223333:role/sagemaker"
@@ -345,3 +346,53 @@ def test_a_container_of_2024_takes_its_draft_by_the_older_names():
     assert lmi["option.speculative_draft_model"] == "org/tiny-draft"
     assert lmi["option.speculative_length"] == "3"
     assert "option.speculative_config" not in lmi
+
+
+class TestAVariantOfACatalogModel:
+    def test_a_hub_id_is_deployed_as_it_was_given(self):
+        asked = "meta-llama/Llama-3.1-8B-Instruct"
+        made = plan(asked, "ml.g5.2xlarge", max_model_len=2048)
+        assert made.model_id == asked
+        assert made.shape.name == "llama-3.1-8b"
+
+    def test_a_variant_without_a_hub_id_is_not_deployed_as_its_base(self):
+        with pytest.raises(InputError, match=r"only that of its base.*--model-id"):
+            plan("llama-3.1-8b-instruct", "ml.g5.2xlarge", max_model_len=2048)
+
+    def test_a_recommendation_keeps_the_name_that_was_asked_for(self):
+        content = {
+            "model": "qwen3-32b",
+            "model_as_named": "Qwen/Qwen3-32B-AWQ",
+            "dtype": "int4",
+            "input_tokens": 300,
+            "output_tokens": 200,
+            "objective": "cost",
+            "profile": "p",
+            "recommended": {
+                "instance": "ml.g5.12xlarge",
+                "instances": 1,
+                "tensor_parallel": 4,
+                "replicas": 1,
+                "memory": {"slots_per_copy": 57},
+            },
+        }
+        assert plan_from_recommendation(content).model_id == "Qwen/Qwen3-32B-AWQ"
+
+    @pytest.mark.parametrize(
+        ("model", "dtype"),
+        [("openai/gpt-oss-20b", "mxfp4"), ("RedHatAI/Qwen3-32B-FP8-dynamic", "float8")],
+    )
+    def test_published_formats_are_left_to_the_checkpoint(self, model, dtype):
+        made = plan(model, "ml.p5.48xlarge", max_model_len=2048)
+        assert made.dtype == dtype
+        assert not {"option.dtype", "option.quantize"} & lmi_settings(made).keys()
+        assert not {"--dtype", "--quantization"} & {*vllm_arguments(made)}
+
+    def test_a_format_that_is_asked_of_16_bit_weights_is_set(self):
+        made = plan("Qwen/Qwen3-32B", "ml.p5.48xlarge", max_model_len=2048, dtype="fp8")
+        assert lmi_settings(made)["option.quantize"] == "fp8"
+        assert "fp8" in vllm_arguments(made)
+
+    def test_tgi_is_told_which_four_bits(self):
+        made = plan("TheBloke/Llama-2-13B-chat-GPTQ", max_model_len=2048)
+        assert tgi_environment(made)["HF_MODEL_QUANTIZE"] == "gptq"

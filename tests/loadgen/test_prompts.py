@@ -113,6 +113,20 @@ def test_a_mix_keeps_its_shares_in_every_stretch():
     assert len({tuple(kinds[start : start + 4]) for start in range(0, 400, 4)}) > 1
 
 
+LOGGED = (
+    0.125, 0.1, 0.025, 0.125, 0.1, 0.025, 0.125, 0.1, 0.025, 0.075, 0.06, 0.015,
+    0.045, 0.036, 0.009, 0.005, 0.004, 0.001,
+)  # fmt: skip
+
+
+def test_the_shares_of_a_log_are_kept_within_a_thousand_requests():
+    """What `workload from` writes: their common measure made a block of millions of requests."""
+    kinds = [Lengths(20 + index, 10, share) for index, share in enumerate(LOGGED)]
+    source = SyntheticPrompts(kinds, NoText(), seed=1)
+    asked = Counter(source.request(LEVEL, number).input_tokens for number in range(1000))
+    assert [asked[20 + index] for index in range(18)] == [round(1000 * each) for each in LOGGED]
+
+
 def test_lengths_are_the_same_in_every_level_and_run():
     def lengths(level, salt):
         source = SyntheticPrompts([Lengths(20, 500), Lengths(500, 20)], NoText(), seed=1, salt=salt)

@@ -84,3 +84,13 @@ def test_concurrencies_and_rates_get_charts_of_their_own(sweep, runs_of):
         line |= {"rate_per_s": 1.0 * line["concurrency"], "concurrency": None}
     anchors = [chart.anchor for chart in build_charts(build_view([sweep, rates]))]
     assert len(anchors) == len(set(anchors)) == 9
+
+
+def test_two_runs_of_one_target_are_told_apart_in_the_legend(runs_of):
+    """Their names differ in the folder at the end, which a legend of 36 characters cut off."""
+    labels = [f"llama-2-7b on sim:ml.g5.2xlarge, a long name [{end}]" for end in ("sim1", "simr")]
+    view = build_view([runs_of("a"), runs_of("b", path="runs/b")], labels=labels)
+    (first, *_) = build_charts(view)
+    legends = {str(trace.get("name")) for trace in first.figure["data"]}
+    for end in ("sim1", "simr"):
+        assert any(f"[{end}]" in each for each in legends)

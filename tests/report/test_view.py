@@ -183,12 +183,31 @@ def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendat
     assert not any("$" in cell for cell in unpriced)
 
 
+def test_numbers_that_all_reasons_share_stay_in_them(recommendation):
+    recommendation["rejected"] = [
+        {"instance": name, "reason": f"TGI 1.x (2023) does not run on {device}"}
+        for name, device in (("ml.trn1.2xlarge", "Trainium1"), ("ml.trn2.48xlarge", "Trainium2"))
+    ]
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert advice.rejected[0].reason == "TGI 1.x (2023) does not run on Trainium…"
+
+
 def test_slos_out_of_reach_name_the_nearest(recommendation):
     recommendation |= {"nearest": recommendation["recommended"], "recommended": None}
     (advice,) = build_view([], [recommendation]).recommendations
     assert not advice.met
     assert advice.headline.label == "Nearest, no candidate meets the SLOs"
     assert advice.headline.tone == "bad"
+
+
+@pytest.mark.parametrize(
+    ("missed", "said"), [("the budget", "meets the budget"), ("the load", "carries the load")]
+)
+def test_a_budget_or_load_out_of_reach_is_not_called_an_slo(recommendation, missed, said):
+    nearest = recommendation["recommended"]
+    recommendation |= {"nearest": nearest, "recommended": None, "missed": missed}
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert advice.headline.label == f"Nearest, no candidate {said}"
 
 
 def test_a_recommendation_with_nothing_in_it_says_so():
