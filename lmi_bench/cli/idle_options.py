@@ -26,6 +26,8 @@ _OF_SAGEMAKER = {
     "sagemaker.target_variant": "--target-variant",
 }
 _ENGINE = "engine."
+_OF_ANY_ENGINE = ("engine.tensor_parallel", "engine.dtype", "engine.kv_dtype")
+"""What a server runs with: the run keeps it, and a calibration on the run reads it."""
 _SHORT_NAMES = {"tensor_parallel": "--tp"}
 
 
@@ -37,7 +39,9 @@ def refuse_idle_options(target: str, flags: Mapping[str, Any]) -> None:
     given = {name for name, value in flags.items() if value is not None and value is not True}
     given |= {name for name in flags if name.startswith(_ENGINE) and flags[name] is True}
     if is_endpoint(target):
-        engine = sorted(name for name in given if name.startswith(_ENGINE))
+        engine = sorted(
+            name for name in given if name.startswith(_ENGINE) and name not in _OF_ANY_ENGINE
+        )
         if engine:
             raise InputError(
                 f"{_flag(engine[0])}: {_kind(target)} keeps its own engine settings; leave it out, "

@@ -11,7 +11,8 @@ _ROLLING = ("max_rolling_batch_size", "chunked_prefill")
 _SMOOTHQUANT = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel")
 _CALIBRATED = ("awq", "awq-int4", "awq-int3", "smoothquant")
 _DRAFTING = ("draft_tokens", "draft_adaptive", "draft_acceptance")
-_COMPUTING = ("backend", "threads", "compile_shapes", "enforce_eager", "calibration")
+_COMPUTING = ("enforce_eager", "calibration")
+_FACTS = ("tensor_parallel", "dtype", "kv_dtype")  # of a server: calibration on the run reads them
 
 
 def idle_in_engine(settings: EngineSection) -> tuple[str, ...]:
@@ -46,7 +47,8 @@ def idle_in_simulation(settings: EngineSection) -> tuple[str, ...]:
 
 def idle_at_endpoint(settings: EngineSection) -> tuple[str, ...]:
     """As `idle_in_engine`, for a server elsewhere, which keeps all its own settings."""
-    return _line(settings, [(tuple(EngineSection.model_fields), True, "the server has its own")])
+    own = tuple(name for name in EngineSection.model_fields if name not in _FACTS)
+    return _line(settings, [(own, True, "the server has its own")])
 
 
 _Idle = tuple[tuple[str, ...], bool, str]

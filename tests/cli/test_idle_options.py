@@ -13,7 +13,7 @@ URL, SIMULATED, SAGEMAKER = "http://127.0.0.1:8000", "sim:ml.g5.2xlarge", "sagem
 @pytest.mark.parametrize(
     ("target", "flags", "said"),
     [
-        (URL, {"engine.tensor_parallel": 4}, "--tp: an endpoint keeps its own"),
+        (URL, {"engine.policy": "dynamic"}, "--policy: an endpoint keeps its own"),
         (URL, {"engine.prefix_caching": True}, "--prefix-caching: an endpoint"),
         (SAGEMAKER, {"engine.threads": 2}, "--threads: a SageMaker endpoint keeps its own"),
         (SIMULATED, {"client.connections": 2}, "--connections: sim:ml.g5.2xlarge runs in this"),
@@ -34,6 +34,7 @@ def test_a_flag_without_effect_is_refused(target, flags, said):
         (SAGEMAKER, {"sagemaker.target_variant": "a", "client.retries": "aws-standard"}),
         (SIMULATED, {"engine.num_blocks": 64, "stream": True, "client.receive": None}),
         ("engine", {"engine.threads": 2}),
+        (URL, {"engine.tensor_parallel": 4, "engine.dtype": "float8"}),
     ],
 )
 def test_a_flag_that_the_target_knows_is_not(target, flags):

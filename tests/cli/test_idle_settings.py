@@ -51,14 +51,14 @@ def test_what_counts_is_not_named(settings):
     assert idle_in_engine(EngineSection(**settings)) == ()
 
 
-def test_an_engine_that_computes_nothing_has_no_threads():
-    (line,) = idle_in_simulation(EngineSection(threads=4, backend="torch", block_size=32))
-    assert line == f"{WORDS}backend, threads (nothing is computed)"
+def test_an_engine_that_computes_nothing_has_no_graphs():
+    (line,) = idle_in_simulation(EngineSection(enforce_eager=True, block_size=32))
+    assert line == f"{WORDS}enforce_eager (nothing is computed)"
 
 
 def test_a_server_elsewhere_keeps_its_own_settings():
     (line,) = idle_at_endpoint(EngineSection(tensor_parallel=4, threads=2))
-    assert line == f"{WORDS}tensor_parallel, threads (the server has its own)"
+    assert line == f"{WORDS}threads (the server has its own)"
     assert idle_at_endpoint(EngineSection()) == ()
 
 
