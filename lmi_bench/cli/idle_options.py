@@ -26,7 +26,7 @@ _OF_SAGEMAKER = {
     "sagemaker.target_variant": "--target-variant",
 }
 _ENGINE = "engine."
-_OF_ANY_ENGINE = ("engine.tensor_parallel", "engine.dtype", "engine.kv_dtype")
+_OF_ANY_ENGINE = ("engine.tensor_parallel", "engine.dtype")
 """What a server runs with: the run keeps it, and a calibration on the run reads it."""
 _SHORT_NAMES = {"tensor_parallel": "--tp"}
 

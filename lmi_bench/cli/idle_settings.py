@@ -12,7 +12,7 @@ _SMOOTHQUANT = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_c
 _CALIBRATED = ("awq", "awq-int4", "awq-int3", "smoothquant")
 _DRAFTING = ("draft_tokens", "draft_adaptive", "draft_acceptance")
 _COMPUTING = ("enforce_eager", "calibration")
-_FACTS = ("tensor_parallel", "dtype", "kv_dtype")  # of a server: calibration on the run reads them
+_FACTS = ("tensor_parallel", "dtype")  # of a server: calibration on the run reads them
 
 
 def idle_in_engine(settings: EngineSection) -> tuple[str, ...]:
