@@ -72,9 +72,6 @@ def open_simulated_engine(
         ("--compile", settings.compile),
         ("--artefact", settings.artefact is not None),
         ("--device", settings.device is not None),
-        ("--threads", settings.threads is not None),
-        ("--backend", settings.backend != "auto"),
-        ("--compile-shapes", settings.compile_shapes is not None),
     ):
         if stated:
             raise InputError(f"{option}: a simulated engine computes nothing; leave it out")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmi_bench.cli.bench import SIMULATED_PREFIX
 from lmi_bench.errors import InputError
 from lmi_bench.scenario import SAGEMAKER_PREFIX, is_endpoint
 
@@ -26,6 +27,7 @@ _OF_SAGEMAKER = {
     "sagemaker.target_variant": "--target-variant",
 }
 _ENGINE = "engine."
+_OF_COMPUTING = ("engine.threads", "engine.backend", "engine.compile_shapes")
 _OF_ANY_ENGINE = ("engine.tensor_parallel", "engine.dtype")
 """What a server runs with: the run keeps it, and a calibration on the run reads it."""
 _SHORT_NAMES = {"tensor_parallel": "--tp"}
@@ -53,6 +55,12 @@ def refuse_idle_options(target: str, flags: Mapping[str, Any]) -> None:
                 raise InputError(
                     f"{flag}: {target} runs in this process, without a connection; leave it out, "
                     "or measure an endpoint"
+                )
+    if target.startswith(SIMULATED_PREFIX):
+        for name in _OF_COMPUTING:
+            if name in given:
+                raise InputError(
+                    f"{_flag(name)}: a simulated engine computes nothing; leave it out"
                 )
     if not target.startswith(SAGEMAKER_PREFIX):
         for name, flag in _OF_SAGEMAKER.items():

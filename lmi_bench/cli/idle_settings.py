@@ -11,7 +11,7 @@ _ROLLING = ("max_rolling_batch_size", "chunked_prefill")
 _SMOOTHQUANT = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel")
 _CALIBRATED = ("awq", "awq-int4", "awq-int3", "smoothquant")
 _DRAFTING = ("draft_tokens", "draft_adaptive", "draft_acceptance")
-_COMPUTING = ("enforce_eager", "calibration")
+_COMPUTING = ("backend", "threads", "compile_shapes", "enforce_eager", "calibration")
 _FACTS = ("tensor_parallel", "dtype")  # of a server: calibration on the run reads them
 
 

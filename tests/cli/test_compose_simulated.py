@@ -31,9 +31,7 @@ def test_a_share_that_holds_no_weights_is_refused():
 @pytest.mark.parametrize(
     ("option", "settings"),
     [
-        ("--threads", {"threads": 2}),
-        ("--backend", {"backend": "native"}),
-        ("--compile-shapes", {"compile_shapes": "1x512"}),
+        ("--compile", {"compile": True}),
         ("--device", {"device": "cpu"}),
     ],
 )

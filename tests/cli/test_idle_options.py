@@ -16,6 +16,8 @@ URL, SIMULATED, SAGEMAKER = "http://127.0.0.1:8000", "sim:ml.g5.2xlarge", "sagem
         (URL, {"engine.policy": "dynamic"}, "--policy: an endpoint keeps its own"),
         (URL, {"engine.prefix_caching": True}, "--prefix-caching: an endpoint"),
         (SAGEMAKER, {"engine.threads": 2}, "--threads: a SageMaker endpoint keeps its own"),
+        (SIMULATED, {"engine.threads": 2}, "--threads: a simulated engine computes nothing"),
+        (SIMULATED, {"engine.backend": "torch"}, "--backend: a simulated engine computes"),
         (SIMULATED, {"client.connections": 2}, "--connections: sim:ml.g5.2xlarge runs in this"),
         ("engine", {"client.timestamps": "user"}, "--timestamps: engine runs in this process"),
         (SIMULATED, {"stream": False}, "--no-stream"),

@@ -51,9 +51,9 @@ def test_what_counts_is_not_named(settings):
     assert idle_in_engine(EngineSection(**settings)) == ()
 
 
-def test_an_engine_that_computes_nothing_has_no_graphs():
-    (line,) = idle_in_simulation(EngineSection(enforce_eager=True, block_size=32))
-    assert line == f"{WORDS}enforce_eager (nothing is computed)"
+def test_an_engine_that_computes_nothing_has_no_threads():
+    (line,) = idle_in_simulation(EngineSection(threads=4, backend="torch", block_size=32))
+    assert line == f"{WORDS}backend, threads (nothing is computed)"
 
 
 def test_a_server_elsewhere_keeps_its_own_settings():
