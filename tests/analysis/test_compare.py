@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.compare import compare_runs
+from lmi_bench.analysis.compare import _worked_through_s, compare_runs
 from lmi_bench.errors import InputError
 from lmi_bench.records import RequestRecord
 from lmi_bench.run_store import Run
@@ -58,6 +58,12 @@ def test_a_run_against_its_like_differs_in_one_of_twenty_at_most():
     assert len(held) == 30 * 9
     assert 0.91 <= np.mean(held) <= 0.99
     assert sum(same) >= 26
+
+
+def test_a_level_ends_when_its_last_user_does():
+    """Two users: 3 | 1 1 1 s end together, after 1 1 | 3 one of them works on to 4 s."""
+    took_s = _worked_through_s(np.array([[3.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 0.0]]), 2)
+    assert took_s.tolist() == [3.0, 4.0]
 
 
 def test_a_tenth_is_found_in_every_metric_and_lies_in_the_interval():

@@ -333,6 +333,18 @@ def test_an_end_rests_on_its_neighbours_requests_too():
     assert (alone.concurrency, alone.num_requests) == (100, 300)
 
 
+def test_a_rate_that_a_look_passed_is_tried_in_a_whole_level():
+    """However sure the curve is: an idle answer of 1 s of 2 s leaves 1 s / (5 % * 0.9) = 22.2 s."""
+    clear = [line_of(5, 0.5, 1e-3), line_of(20, 2.0, 1e-3)]
+    ends = [line_of(9.9, 0.99, 1e-3, requests=40), line_of(10.1, 1.01, 1e-3, requests=400)]
+    lines = [
+        {**line, "rate_per_s": line.pop("concurrency"), "e2e_ms": {"mean": 1000.0}}
+        for line in clear + ends
+    ]
+    level = search_over("rate_per_s", least=0.01).next_level(lines)
+    assert (level.rate_per_s, level.num_requests) == (9.9, math.ceil(9.9 / (0.05 * 0.9)))
+
+
 SHAPES = (
     lambda c: 1.2 + c / 80,
     lambda c: max(0.4, c / 9),

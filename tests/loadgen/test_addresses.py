@@ -64,6 +64,15 @@ def test_addresses_that_nobody_serves_are_left_out(monkeypatch):
     assert found == [(socket.AF_INET, (host, port)) for host in HOSTS]
 
 
+def test_of_addresses_that_nobody_serves_one_is_left_to_say_why(monkeypatch):
+    async def main():
+        async with fleet(monkeypatch, named=(NOBODY, "127.0.0.5")) as (port, _):
+            return await find_addresses("fleet", port), port
+
+    found, port = run_on_sockets(main())
+    assert found == [(socket.AF_INET, ("127.0.0.5", port))]
+
+
 def test_a_name_that_stands_for_nobody_fails_where_it_is_connected_to(monkeypatch):
     async def main():
         async with (
