@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tests.end_to_end.commands import Server, lmi_bench
-from tests.loadgen.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, runtime_server
+from tests.loadgen.runtime_server import SECRET_KEY, dummy_credentials, runtime_server
 
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "1,2", "--warmup-requests", "0")
 KEY = "sk-never-to-be-written"
@@ -19,12 +19,7 @@ KEY = "sk-never-to-be-written"
 
 @pytest.fixture(autouse=True)
 def aws_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    dummy_credentials(monkeypatch, tmp_path)
 
 
 def lines_of(run: Path, name: str) -> list[dict]:

@@ -9,19 +9,14 @@ import pytest
 from lmi_bench.catalog.instances import find_instance
 from tests.end_to_end.commands import lmi_bench
 from tests.end_to_end.control_plane import control_plane
-from tests.loadgen.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, runtime_server
+from tests.loadgen.runtime_server import dummy_credentials, runtime_server
 
 SMALL = ("--isl", "8", "--osl", "4", "--warmup-requests", "0")
 
 
 @pytest.fixture(autouse=True)
 def aws_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    dummy_credentials(monkeypatch, tmp_path)
 
 
 def sweep(monkeypatch, tmp_path, *flags, instances, step_s=0.02, **settings):

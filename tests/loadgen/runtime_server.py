@@ -19,6 +19,16 @@ from lmi_bench.errors import EngineError
 ACCESS_KEY, SECRET_KEY, REGION = "AKIDEXAMPLE", "not-a-secret", "eu-west-3"
 
 
+def dummy_credentials(monkeypatch, tmp_path):
+    """The credentials that the servers here know, and none of the machine's own."""
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+
+
 class ConstantStep:
     def __init__(self, step_s):
         self.step_s = step_s

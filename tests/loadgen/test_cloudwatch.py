@@ -16,7 +16,7 @@ from lmi_bench.report.view import build_view
 from lmi_bench.run_store import load_run
 from tests.end_to_end.commands import lmi_bench
 from tests.loadgen.cloudwatch_server import cloudwatch_server
-from tests.loadgen.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, runtime_server
+from tests.loadgen.runtime_server import REGION, dummy_credentials, runtime_server
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
@@ -39,12 +39,7 @@ def known(metric, statistic, _start, _end):
 
 @pytest.fixture
 def aws(monkeypatch, tmp_path):
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    dummy_credentials(monkeypatch, tmp_path)
 
     def use(url):
         monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", url)
