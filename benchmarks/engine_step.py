@@ -29,7 +29,7 @@ from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.layers import make_linear
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 PROMPT_CHUNK_TOKENS = 1024
 

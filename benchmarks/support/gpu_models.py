@@ -31,7 +31,7 @@ from lmi_bench.engine.torch_backend.static.build import (
 )
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend.step import TritonStep
-from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-2-7b": {

@@ -21,7 +21,7 @@ from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.units import bytes_to_gib
 
 

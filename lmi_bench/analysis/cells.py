@@ -41,7 +41,7 @@ from lmi_bench.analysis.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 Metric = Literal[
     "throughput_tokens_per_s",

@@ -20,7 +20,7 @@ from typing import Final
 
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.accelerators import Accelerator
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.units import GIB
 
 WHOLE_PROMPTS: Final = "vllm 0.4"

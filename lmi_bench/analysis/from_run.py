@@ -22,8 +22,8 @@ from lmi_bench.analysis.slo_judgement import MISSED_BY
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import is_model_folder
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.folder import is_model_folder
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.run_store import Run
 from lmi_bench.units import ms_to_s
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here
 _WIDE_WEIGHTS = ("float32", "fp32")

@@ -16,7 +16,7 @@ from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 EngineKey = tuple[str, Link, int, EngineSetting]
 """Accelerator, link, tensor-parallel degree, setting: what decides the speed of one copy."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lmi_bench.analysis.kv_cache import KV_BYTES_PER_VALUE, kv_bytes_per_sequence
 from lmi_bench.analysis.weights import weight_bytes
 from lmi_bench.errors import CapacityError
-from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 from lmi_bench.units import bytes_to_gib
 
 

@@ -21,7 +21,7 @@ from lmi_bench.analysis.step_time import StepParts, StepTimeModel
 from lmi_bench.analysis.step_trace import StepTrace
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 _HALVINGS = 60
 

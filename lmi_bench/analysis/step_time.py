@@ -31,7 +31,7 @@ from lmi_bench.analysis.weights import embedding_params, streamed_params, stream
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from lmi_bench.analysis.cells import Cell
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.units import ms_to_s
 
 _LENGTH_SPREAD = 0.1

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 BITS_PER_BYTE = 8
 _FULL_BITS = 16

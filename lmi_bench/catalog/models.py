@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lmi_bench.catalog.names import index_by_key, model_key, unknown_name_error
 from lmi_bench.catalog.tables import Row, count_or_zero, read_rows
-from lmi_bench.model_folder import is_model_folder, shape_of_folder
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.folder import is_model_folder, shape_of_folder
+from lmi_bench.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

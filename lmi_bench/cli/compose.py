@@ -47,9 +47,9 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
 from lmi_bench.host import usable_cores
-from lmi_bench.model_folder import folder_name, read_config, shape_of_folder
-from lmi_bench.model_shape import ModelShape
-from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder
+from lmi_bench.models.folder import folder_name, read_config, shape_of_folder
+from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import MIB, bytes_to_gib

@@ -23,7 +23,7 @@ from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import tensor_parallel_problem
+from lmi_bench.models.shape import tensor_parallel_problem
 
 _ROPE_BACKENDS = (
     "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "

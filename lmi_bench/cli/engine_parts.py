@@ -21,7 +21,7 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.scenario import EngineSection
 from lmi_bench.units import ms_to_s
 

@@ -18,9 +18,9 @@ from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import shape_of_folder
+from lmi_bench.models.folder import shape_of_folder
+from lmi_bench.models.rope_scaling import parse_rope_scaling
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.rope_scaling import parse_rope_scaling
 from lmi_bench.scenario_sections import EngineSection
 
 _AS_TRAINED: Final = "as it is"

@@ -10,7 +10,7 @@ from pathlib import Path
 from lmi_bench.analysis.layouts import RequestKind, Workload
 from lmi_bench.errors import InputError
 from lmi_bench.lengths import parse_lengths
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.scenario import DEFAULT_MODEL, Scenario, load_scenario
 from lmi_bench.traces import read_trace
 

@@ -12,7 +12,7 @@ from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.environment import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import is_model_folder
+from lmi_bench.models.folder import is_model_folder
 
 
 def is_lmi_environment(environ: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ from lmi_bench.engine.scheduling.adaptive_drafting import DEFAULT_GUESS_COST, Ad
 from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.scenario import EngineSection
 
 NGRAM_DRAFT: Final = "ngram"

@@ -12,7 +12,7 @@ from typing import Final
 
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.deploy.option_table import ERAS
-from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 CHOSEN, POSSIBLE, OUT = "chosen", "possible", "out"
 _WITHOUT_BFLOAT16: Final = ("T4", "V100")  # below compute capability 8.0

@@ -11,7 +11,7 @@ from typing import Final
 
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.errors import CapacityError
-from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 MAX_CONCURRENT_REQUESTS: Final = 128
 _PREFILL_TOKENS: Final = 4096

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 STRATEGIES: Final = {
     "shard-over-heads": "each device keeps the KV heads that its query heads read",

@@ -16,7 +16,7 @@ from lmi_bench.analysis.weights import (
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.model_shape import tensor_parallel_problem
+from lmi_bench.models.shape import tensor_parallel_problem
 
 
 def test_ten_gigabytes_left_hold_four_llama_2_7b_sequences_of_4096_tokens():

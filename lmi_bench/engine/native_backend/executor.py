@@ -11,7 +11,6 @@ from typing import Final, Self
 
 import torch
 
-from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.native_backend.binding import StepLibrary
 from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
 from lmi_bench.engine.native_backend.forward import NativeForward
@@ -25,8 +24,9 @@ from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import check_loadable, read_config
+from lmi_bench.models.folder import check_loadable, read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.models.spec import DecoderSpec
 
 PORTABLE: Final = "portable"
 """The kernels in the vectors of any processor, which are for those that are not x86."""

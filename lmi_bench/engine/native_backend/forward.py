@@ -12,7 +12,7 @@ from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.native_backend.weights import NativeWeights
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.errors import EngineError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 
 class NativeForward:

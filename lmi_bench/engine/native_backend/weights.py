@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmi_bench.decoder_spec import DecoderSpec, NormKind
 from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
 from lmi_bench.engine.torch_backend.rotary import dynamic_growth, rotary_frequencies
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+from lmi_bench.models.spec import DecoderSpec, NormKind
 
 PANEL: Final = 64  # outputs that step.cpp computes together
 KINDS: Final = {torch.float32: binding.F32, torch.bfloat16: binding.BF16}

@@ -20,7 +20,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import make_new_folder, read_config
+from lmi_bench.models.folder import make_new_folder, read_config
 
 _INDEX: Final = "pytorch_model.bin.index.json"
 _SINGLE: Final = "pytorch_model.bin"

@@ -34,9 +34,9 @@ from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_
 from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.errors import EngineError, LmiBenchError
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import check_loadable, read_config
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.folder import check_loadable, read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 
 class Forward(Protocol):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmi_bench.decoder_spec import DecoderSpec, NormKind
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
@@ -22,6 +21,7 @@ from lmi_bench.engine.torch_backend.parallel import (
 )
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint
+from lmi_bench.models.spec import DecoderSpec, NormKind
 
 Joined = Callable[[list[Tensor]], Tensor]
 """Puts the rows of several projections together, in the order that the model wants."""

@@ -16,12 +16,12 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
-from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.model_shape import tensor_parallel_problem
+from lmi_bench.models.shape import tensor_parallel_problem
+from lmi_bench.models.spec import DecoderSpec
 
 
 def check_degree(name: str, spec: DecoderSpec, degree: int) -> None:

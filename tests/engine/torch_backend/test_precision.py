@@ -19,8 +19,8 @@ from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, pac
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import read_config
+from lmi_bench.models.folder import read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 
 CPU = torch.device("cpu")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

@@ -29,8 +29,8 @@ from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped
 from lmi_bench.engine.torch_backend.quantization.scale_groups import scale_groups
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import read_config
+from lmi_bench.models.folder import read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import generate, random_requests
 from tests.engine.torch_backend.scores import TOKENS, scores
 from tests.engine.torch_backend.trained_model import perplexity, text_scores

@@ -23,8 +23,8 @@ from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.calibration import calibration_sequences
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import read_config
+from lmi_bench.models.folder import read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 
 _STEPS = 200
 _BATCH = 8

@@ -17,7 +17,7 @@ from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
 from lmi_bench.errors import EngineError, InputError
-from lmi_bench.hf_config import spec_from_hf_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.scenario import EngineSection
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 from tests.engine.torch_backend.tiny_models import TinyModel

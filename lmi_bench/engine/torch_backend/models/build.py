@@ -8,7 +8,6 @@ from typing import Final
 
 import torch
 
-from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
@@ -19,7 +18,8 @@ from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizingLoader
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
+from lmi_bench.models.spec import DecoderSpec
 
 _BUILDERS: Final[Mapping[str, Callable[[WeightLoader, ModelShape], Decoder]]] = {
     "llama": build_llama,

@@ -16,7 +16,7 @@ from lmi_bench.engine.torch_backend.models.decoder import (
     Decoder,
     Layer,
 )
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 
 def build_falcon(load: WeightLoader, shape: ModelShape) -> Decoder:

@@ -18,7 +18,7 @@ from lmi_bench.engine.torch_backend.experts import ExpertMlp
 from lmi_bench.engine.torch_backend.layers import GatedMlp, Mlp, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
 from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.errors import InputError
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import check_loadable, make_new_folder, read_config
+from lmi_bench.models.folder import check_loadable, make_new_folder, read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 
 _LAYERS: Final = (".layers.", ".h.")
 

@@ -22,8 +22,8 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.weights import Checkpoint
-from lmi_bench.hf_config import spec_from_hf_config
-from lmi_bench.model_folder import read_config
+from lmi_bench.models.folder import read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
 
 
 def layer_errors(

@@ -11,7 +11,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.quantization import QuantizedBytes, QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import Linear
@@ -33,6 +32,7 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
 )
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.errors import InputError
+from lmi_bench.models.spec import DecoderSpec
 
 COLUMN_FACTORS: Final = "column_factors"
 """Suffix of what a matrix's inputs were divided by: its columns are multiplied with it."""

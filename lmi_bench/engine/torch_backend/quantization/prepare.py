@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.quantization.calibration import Told, calibrated_factors
 from lmi_bench.engine.torch_backend.quantization.plan import (
@@ -17,6 +16,7 @@ from lmi_bench.engine.torch_backend.quantization.plan import (
     stored_plan,
 )
 from lmi_bench.errors import InputError
+from lmi_bench.models.spec import DecoderSpec
 
 
 def prepare(

@@ -10,7 +10,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.decoder_spec import DecoderSpec
 from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
@@ -19,6 +18,7 @@ from lmi_bench.engine.torch_backend.models.build import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+from lmi_bench.models.spec import DecoderSpec
 
 SAMPLED_ROWS: Final = 256
 """Rows of inputs that are kept of each matrix; maxima and means are over all rows."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_bench.decoder_spec import DecoderSpec
+from lmi_bench.models.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import shape_of_folder
-from lmi_bench.rope_scaling import parse_rope_scaling, rope_scaled_folder, with_rope_scaling
+from lmi_bench.models.folder import shape_of_folder
+from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder, with_rope_scaling
 
 LLAMA = {
     "model_type": "llama",

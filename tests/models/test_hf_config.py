@@ -8,8 +8,8 @@ import pytest
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.errors import InputError
-from lmi_bench.hf_config import shape_from_hf_config, spec_from_hf_config
-from lmi_bench.model_folder import folder_name
+from lmi_bench.models.folder import folder_name
+from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
 
 LLAMA3_ROPE = {
     "factor": 8.0,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from lmi_bench.decoder_spec import DecoderSpec, NormKind
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
+from lmi_bench.models.spec import DecoderSpec, NormKind
 
 Config = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.errors import InputError
-from lmi_bench.model_folder import read_config
+from lmi_bench.models.folder import read_config
 
 KINDS: Final = ("linear", "dynamic", "yarn")
 _TRAINED: Final = "original_max_position_embeddings"

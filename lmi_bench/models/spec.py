@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from lmi_bench.errors import InputError
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.shape import ModelShape
 
 
 class NormKind(StrEnum):

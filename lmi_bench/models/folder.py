@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.errors import InputError, file_reason
-from lmi_bench.hf_config import shape_from_hf_config
-from lmi_bench.model_shape import ModelShape
+from lmi_bench.models.hf_config import shape_from_hf_config
+from lmi_bench.models.shape import ModelShape
 
 _ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
 """Published with code beside them that transformers and this engine have since had themselves."""
