@@ -26,8 +26,8 @@ class CompiledStep(BuildHookInterface):
         if os.environ.get("LMI_BENCH_COMPILED") != "1" or version == "editable":
             return
         sys.path.insert(0, self.root)
+        from lmi_bench.core.native_build import shipped_name
         from lmi_bench.engine.native_backend.build import SOURCE, library
-        from lmi_bench.native_build import shipped_name
 
         self._folder = tempfile.TemporaryDirectory()
         built = library(

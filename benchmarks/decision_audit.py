@@ -53,11 +53,11 @@ from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
-from lmi_bench.errors import InputError
-from lmi_bench.slo import Slo
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 JUDGED_REQUESTS = 1000
 MEASURED_REQUESTS = 3000

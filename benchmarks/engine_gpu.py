@@ -93,7 +93,7 @@ def measure_model(
 ) -> list[str]:
     """Markdown of one model; appends to `levels` what a profile is fitted to."""
     from benchmarks.support import gpu_models
-    from lmi_bench.errors import EngineError
+    from lmi_bench.core.errors import EngineError
 
     model = gpu_models.make_model(name)
     lines = ["", f"## {name}", "", *decode_lines(model, copy)]
@@ -132,7 +132,7 @@ def measure_model(
 
 def decode_lines(model: GpuModel, copy: float) -> list[str]:
     from benchmarks.support import gpu_models
-    from lmi_bench.errors import EngineError
+    from lmi_bench.core.errors import EngineError
 
     rows = [
         "| decode | batch | context | ms a step | tok/s | of copy bandwidth | graph memory GiB |",

@@ -29,8 +29,8 @@ from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.validation import Judged, validate
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_models, find_model
-from lmi_bench.errors import InputError
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 JUMPSTART = Path(__file__).parents[1] / "lmi_bench/catalog/data/published/jumpstart_concurrency.csv"
 SPLITS = 5

@@ -12,7 +12,7 @@ from lmi_bench.analysis.layouts import Workload
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommender import recommend
 from lmi_bench.catalog.models import find_model
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.slo import parse_slo
 
 CASES = (
     ("llama-2-7b", 256, 256, {}, ()),

@@ -35,9 +35,9 @@ from lmi_bench.analysis.slo_judgement import (
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.slo import Slo, parse_slo
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.slo import Slo, parse_slo
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 CASES = (
     ("llama-2-7b", "ml.g5.2xlarge", 1, "latency_per_token_p90<=60ms"),

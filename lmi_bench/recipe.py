@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection, parse_scenario
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection, parse_scenario
 
 BASELINE = "baseline"
 

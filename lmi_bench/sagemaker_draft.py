@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 SAGEMAKER_DRAFT: Final = "sagemaker"
 

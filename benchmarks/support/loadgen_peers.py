@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import loadgen_accuracy as accuracy
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 

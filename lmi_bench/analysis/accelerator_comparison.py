@@ -25,8 +25,8 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.roofline import critical_batch_size_without_cache
 from lmi_bench.analysis.weights import weight_bytes, weight_format
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import CapacityError
-from lmi_bench.units import bytes_to_gib, s_to_ms
+from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.units import bytes_to_gib, s_to_ms
 
 _GB_PER_S = 1e9
 

@@ -19,11 +19,11 @@ from lmi_bench.analysis.latency import request_latency, samples_needed
 from lmi_bench.analysis.layouts import CopyPlan
 from lmi_bench.analysis.operating_point import Operating, Statistics
 from lmi_bench.analysis.steady_state import QUANTILES
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import Slo
-from lmi_bench.units import s_to_ms
-from lmi_bench.workload import LevelSpec
 
 Routing = Literal["random", "round-robin", "least-outstanding"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)

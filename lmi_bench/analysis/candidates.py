@@ -21,7 +21,7 @@ from lmi_bench.analysis.operating_point import (
 )
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Figure, SloOutlook
-from lmi_bench.units import bytes_to_gib, s_to_ms
+from lmi_bench.core.units import bytes_to_gib, s_to_ms
 
 _SHOWN = tuple(
     (metric, statistic)

@@ -19,10 +19,10 @@ from lmi_bench.analysis.step_time import PricedSteps, StepTimeModel
 from lmi_bench.analysis.weights import weight_bytes, weight_format, widening_ops_per_param
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.units import bytes_to_gib
 
 
 def memory_plan_for(

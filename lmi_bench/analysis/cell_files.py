@@ -14,7 +14,7 @@ from lmi_bench.analysis.cells import Cell
 from lmi_bench.analysis.local_machine import LOCAL_NAME, MeasuredMachine
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
 

@@ -39,8 +39,8 @@ from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.analysis.step_time import PricedSteps
 from lmi_bench.analysis.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
 Metric = Literal[

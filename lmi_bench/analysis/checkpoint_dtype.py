@@ -14,7 +14,7 @@ from typing import Any
 
 from lmi_bench.analysis.weights import checkpoint_format, weight_format
 from lmi_bench.catalog.models import find_model_entry
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import is_model_folder, read_config
 
 USUAL_DTYPE = "float16"

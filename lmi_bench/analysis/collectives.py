@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.step_time import all_reduce_factor
 from lmi_bench.catalog.accelerators import Link
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.latency import QUANTILES, request_latency, samples_needed, wall_time_s
 from lmi_bench.analysis.slo_values import own_values_ms, statistic_ms
 from lmi_bench.analysis.uncertainty import central_interval
-from lmi_bench.errors import InputError
-from lmi_bench.records import RequestRecord
-from lmi_bench.run_store import Run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
 
 FloatArray = NDArray[np.float64]
 Verdict = Literal["faster", "slower", "no difference", "unknown"]

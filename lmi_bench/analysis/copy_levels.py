@@ -12,8 +12,8 @@ from typing import Any
 from lmi_bench.analysis.layouts import CopyPlan, Workload
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.speculation import SpeculativeModel
-from lmi_bench.records import LevelRun
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 _SALT = 7_919  # so that a level's lengths and its arrivals are different draws
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from lmi_bench.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
+from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 _MILLION = 1e6
 _SAME_RATIO = 0.01  # how far input / output may be off the ratio that a blended price assumes

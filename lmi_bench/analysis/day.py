@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lmi_bench.analysis.load_curve import DAY_S, LoadCurve
-from lmi_bench.errors import InputError
-from lmi_bench.units import SECONDS_PER_HOUR
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import SECONDS_PER_HOUR
 
 STEP_S = 10.0
 _NOTHING = 1e-9

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.cells import Cell, Metric, growth_with_step_times, waits_for_slots
 from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 # Before a scale is found from the cells: standard deviations of logarithms.
 _STEP_ERROR = 0.05  # of a step time, shared by neighbours

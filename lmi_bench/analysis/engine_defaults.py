@@ -20,8 +20,8 @@ from typing import Final
 
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.accelerators import Accelerator
+from lmi_bench.core.units import GIB
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.units import GIB
 
 WHOLE_PROMPTS: Final = "vllm 0.4"
 SMALL_CHUNKS: Final = "vllm 0.5.4"

@@ -18,7 +18,7 @@ from lmi_bench.analysis.kv_cache import kv_bytes_per_value
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.analysis.weights import weight_format
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 MOST_SETTINGS: Final = 64
 """Settings of one question: each is screened on every machine."""

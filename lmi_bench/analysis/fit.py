@@ -42,8 +42,8 @@ from lmi_bench.analysis.error_scales import OUTLIER, UNSCALED, ErrorScales, find
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
 from lmi_bench.analysis.unmeasured import unmeasured_sd
 from lmi_bench.analysis.weights import weight_format
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
-from lmi_bench.errors import CapacityError, InputError
 
 Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 _MOST_SHARE = 0.98

@@ -17,7 +17,7 @@ from lmi_bench.analysis.cells import (
 from lmi_bench.analysis.fit import Estimate, Fit
 from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.validation import is_silent, load_share
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.units import s_to_ms
 
 _KEYS: dict[str, tuple[Metric, bool]] = {
     "throughput_tokens_per_s": ("throughput_tokens_per_s", False),

@@ -20,12 +20,12 @@ from lmi_bench.analysis.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.slo_judgement import MISSED_BY
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.units import ms_to_s
 from lmi_bench.engine.scheduling.config import KvLayout
-from lmi_bench.errors import InputError
 from lmi_bench.models.folder import is_model_folder
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.run_store import Run
-from lmi_bench.units import ms_to_s
 
 # Ways of a scenario to draw or record lengths, instead of requests that are all alike.
 _DRAWN_LENGTHS = (

@@ -19,10 +19,10 @@ from lmi_bench.analysis.compare import Difference, compare_runs
 from lmi_bench.analysis.goodput import check_slo
 from lmi_bench.analysis.latency import QUANTILES, samples_needed
 from lmi_bench.analysis.slo_values import FailureRule, request_values_ms, statistic_ms
-from lmi_bench.errors import InputError
-from lmi_bench.records import RequestRecord
-from lmi_bench.run_store import Run
-from lmi_bench.slo import Slo
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)

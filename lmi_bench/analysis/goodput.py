@@ -18,9 +18,9 @@ from lmi_bench.analysis.latency import (
     request_latency,
     wall_time_s,
 )
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import Slo
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import s_to_ms
 
 Verdict = Literal["pass", "fail", "unsupported"]
 

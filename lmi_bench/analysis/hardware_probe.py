@@ -18,7 +18,7 @@ import numpy as np
 
 from lmi_bench.analysis.local_machine import LOCAL_NAME, MeasuredMachine
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.host import usable_cores
+from lmi_bench.core.host import usable_cores
 
 __all__ = ["LOCAL_NAME", "probe_local_instance", "probe_machine"]
 

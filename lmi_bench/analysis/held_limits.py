@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from lmi_bench.analysis.operating_point import alone_of, metric_factor
 from lmi_bench.analysis.steady_state import SteadyState
-from lmi_bench.slo import Slo
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import s_to_ms
 
 ROOM = 1.3
 

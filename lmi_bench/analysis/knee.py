@@ -22,7 +22,7 @@ from lmi_bench.analysis.knee_cause import KneeFacts, find_cause
 from lmi_bench.analysis.kneedle import kneedle_index
 from lmi_bench.analysis.sweep_curve import LevelPoint, SweepCurve, sweep_curve, upper_quantile
 from lmi_bench.analysis.uncertainty import DEFAULT_RESAMPLES, central_interval, resample_indices
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
 
 KneeRule = Literal["latency_limit", "half_latency", "kneedle", "theory"]
 KNEE_RULES: tuple[KneeRule, ...] = ("latency_limit", "half_latency", "kneedle", "theory")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.models.shape import ModelShape
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here

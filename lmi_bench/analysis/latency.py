@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.window import steady_window
-from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
-from lmi_bench.units import MS_PER_S
+from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.units import MS_PER_S
 
 QUANTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES, "min", "max", "std")

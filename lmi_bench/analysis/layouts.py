@@ -14,8 +14,8 @@ from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.analysis.steady_state import SteadyState
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 EngineKey = tuple[str, Link, int, EngineSetting]

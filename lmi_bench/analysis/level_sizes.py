@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from lmi_bench.workload import ArrivalProcess, LevelSpec
+from lmi_bench.core.workload import ArrivalProcess, LevelSpec
 
 LoadAxis = Literal["concurrency", "rate_per_s"]
 OPEN_LOOP_REQUESTS = 100

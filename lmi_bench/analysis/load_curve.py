@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 LOCAL_NAME = "local"
 CPU_VENDOR = "cpu"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from lmi_bench.analysis.latency import QUANTILES, request_latency, samples_needed
 from lmi_bench.analysis.layouts import EngineKey
 from lmi_bench.analysis.slo_values import own_values_ms
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import Slo
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo
 
 Verdict = Literal["kept", "missed", "near", "open"]
 """`near`: on the line, and known well enough that the capacity cannot be far; `open`: not told."""

@@ -22,8 +22,8 @@ from lmi_bench.analysis.cells import Cell
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError, file_reason
-from lmi_bench.units import ms_to_s
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.units import ms_to_s
 
 Row = Mapping[str, str]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from lmi_bench.analysis.kv_cache import KV_BYTES_PER_VALUE, kv_bytes_per_sequence
 from lmi_bench.analysis.weights import weight_bytes
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
-from lmi_bench.units import bytes_to_gib
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from lmi_bench.analysis.kneedle import kneedle_index
 from lmi_bench.analysis.level_sizes import LevelSizes
 from lmi_bench.analysis.slo_trials import SEARCH_KEY
 from lmi_bench.analysis.sweep_curve import sweep_curve
-from lmi_bench.slo import Slo
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.workload import LevelSpec
 
 NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
 """The level to run after the finished ones (their lines in levels.jsonl); None: done."""

@@ -17,9 +17,9 @@ from lmi_bench.analysis.copy_levels import simulate_copy
 from lmi_bench.analysis.latency import RequestLatency, request_latency, samples_needed
 from lmi_bench.analysis.layouts import CopyPlan
 from lmi_bench.analysis.steady_state import QUANTILES, SteadyState
-from lmi_bench.slo import Slo
-from lmi_bench.units import s_to_ms
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.workload import LevelSpec
 
 LATENCY_LOAD_LIMIT = 0.8
 """Share of the predicted capacity beyond which an open loop's latency is not given: there a

@@ -24,7 +24,7 @@ from lmi_bench.analysis.purchase import Purchase
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommender import prepare
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 MOST_MODELS = 10
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.local_machine import MeasuredMachine
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.config import KvLayout
-from lmi_bench.errors import InputError
 
 PROFILE_SCHEMA = 1
 

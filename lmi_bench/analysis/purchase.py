@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 PurchaseKind = Literal["on-demand", "savings-plan", "reserved", "spot"]
 PURCHASE_KINDS: tuple[str, ...] = get_args(PurchaseKind)

@@ -13,7 +13,7 @@ from lmi_bench.analysis.candidates import Engine
 from lmi_bench.analysis.layouts import Layout
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate
-from lmi_bench.units import SECONDS_PER_HOUR
+from lmi_bench.core.units import SECONDS_PER_HOUR
 
 Fleet = tuple[Layout, Engine, int]
 """A layout, what one copy carries, and the number of machines."""

@@ -15,8 +15,8 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.purchase import ON_DEMAND, Purchase
 from lmi_bench.analysis.requirements import NO_REQUIREMENTS, Requirements
 from lmi_bench.catalog.instances import Instance, all_instances
-from lmi_bench.errors import InputError
-from lmi_bench.slo import Slo
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import Slo
 
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
 LoadKind = Literal["rate", "users", "saturation"]

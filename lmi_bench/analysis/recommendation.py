@@ -9,7 +9,7 @@ from typing import Any
 from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.layouts import Rejection
 from lmi_bench.analysis.probe import Probe
-from lmi_bench.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED
 
 SCHEMA_VERSION = 1
 

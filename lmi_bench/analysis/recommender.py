@@ -49,7 +49,7 @@ from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Candidate, Recommendation
 from lmi_bench.analysis.requirements import NO_REQUIREMENTS
 from lmi_bench.analysis.unmeasured import UNSEEN_SETUP
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.units import s_to_ms
 
 Progress = Callable[[str, float], None]
 

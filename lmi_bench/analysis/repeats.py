@@ -15,11 +15,11 @@ from typing import Any
 
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.latency import QUANTILES, samples_needed, summarise_level, wall_time_s
-from lmi_bench.errors import InputError
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.run_store import Run
-from lmi_bench.slo import LEVEL_KEY, METRICS, STATISTICS
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.slo import LEVEL_KEY, METRICS, STATISTICS
+from lmi_bench.core.workload import LevelSpec
 
 NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
 CONFIDENCE = 0.95

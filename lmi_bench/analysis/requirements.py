@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lmi_bench.analysis.layouts import Rejection
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

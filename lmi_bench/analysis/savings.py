@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.run_store import Run
+from lmi_bench.core.run_store import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from lmi_bench.core.errors import (
+    CapacityError,
+    InputError,
+    OverloadedError,
+    TargetErrorKind,
+    timeout_message,
+)
+from lmi_bench.core.records import STATUS_OK, LevelRun, RequestRecord
+from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.router import RoundRobin, Router
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -25,15 +34,6 @@ from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
-from lmi_bench.errors import (
-    CapacityError,
-    InputError,
-    OverloadedError,
-    TargetErrorKind,
-    timeout_message,
-)
-from lmi_bench.records import STATUS_OK, LevelRun, RequestRecord
-from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 Requests = Callable[[int], PlannedRequest]
 _OWN_TOKENS = 2**32  # token ids of each request's own text begin at a multiple of this

@@ -21,9 +21,9 @@ from lmi_bench.analysis.slo_values import (
     own_values_ms,
     request_values_ms,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.slo import Slo
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.slo import Slo
 
 DECIDED = "decided"
 """`stopped_by` of a level that was cut short because it misses its SLOs whatever comes."""

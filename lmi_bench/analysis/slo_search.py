@@ -23,9 +23,9 @@ from lmi_bench.analysis.latency import QUANTILES
 from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_trials import SEARCH_KEY, Bracket, Trial, bracket, by_load, curve, trial
-from lmi_bench.slo import Slo
-from lmi_bench.units import ms_to_s
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import ms_to_s
+from lmi_bench.core.workload import LevelSpec
 
 __all__ = ["SEARCH_KEY", "START_USERS", "TOLERANCE", "SloSearch"]
 

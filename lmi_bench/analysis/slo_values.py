@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.latency import QUANTILES, RequestLatency, request_latency
 from lmi_bench.analysis.sweep_curve import upper_quantile
-from lmi_bench.records import RequestRecord
-from lmi_bench.units import MS_PER_S
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.units import MS_PER_S
 
 FloatArray = NDArray[np.float64]
 FailureRule = Literal["exclude", "infinite"]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.step_time import StepParts, StepTimeModel
 from lmi_bench.analysis.step_trace import StepTrace
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
 _HALVINGS = 60

@@ -29,8 +29,8 @@ from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.step_trace import StepTrace
 from lmi_bench.analysis.weights import embedding_params, streamed_params, streamed_params_of
 from lmi_bench.catalog.accelerators import Accelerator, Link
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]

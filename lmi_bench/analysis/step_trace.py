@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
 
 _ROWS_PER_RUN = 4  # the time is linear in the context but for a kink: few rows sum it
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from lmi_bench.analysis.cells import Cell
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import ms_to_s
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.units import ms_to_s
 
 _LENGTH_SPREAD = 0.1
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.latency import request_latency, samples_needed
-from lmi_bench.records import RequestRecord
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.units import s_to_ms
 
 FloatArray = NDArray[np.float64]
 

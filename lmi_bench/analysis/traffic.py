@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from lmi_bench.analysis.layouts import RequestKind
-from lmi_bench.traces import TraceRequest
+from lmi_bench.core.traces import TraceRequest
 
 PEAK_WINDOW_S = 300.0
 _HOURS = 24

@@ -19,7 +19,7 @@ import numpy as np
 from lmi_bench.analysis.cells import Cell
 from lmi_bench.analysis.fit import Fit, fit_cells, log_value
 from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
 
 _WORTH_IT: Final = 2.0  # of cost: nothing is assumed for nothing
 _NARROW: Final = "float8"

@@ -35,8 +35,8 @@ from lmi_bench.analysis.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.analysis.unmeasured import as_assumed
 from lmi_bench.analysis.unstated import as_fitted, fit_unstated
-from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.units import s_to_ms
 
 _SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
 

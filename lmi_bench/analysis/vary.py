@@ -20,7 +20,7 @@ from lmi_bench.analysis.layouts import Layout
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommendation import Figure
 from lmi_bench.analysis.recommender import Progress, best_engines, prepare, simulate_capacity
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _MOST_STAIRS = 2000  # of one layout; one that needs more machines is no candidate
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.analysis.goodput import check_slo
-from lmi_bench.slo import LEVEL_KEY, STATISTICS, parse_slo
+from lmi_bench.core.slo import LEVEL_KEY, STATISTICS, parse_slo
 
 _THROUGHPUT = "throughput_tokens_per_s"
 _Z80 = 1.2816  # half of an 80 % interval, in standard deviations

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
 
 # A bin of ten distinct moments averages over the lockstep of a decode batch; a window of less
 # than a third of the level is luck rather than a plateau.

@@ -9,8 +9,8 @@ from typing import Literal
 
 from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
 from lmi_bench.catalog.tables import Row, number_or_none, read_rows
-from lmi_bench.errors import InputError
-from lmi_bench.units import MIB
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import MIB
 
 LinkKind = Literal["none", "pcie", "nvlink", "neuronlink"]
 

@@ -10,8 +10,8 @@ from typing import Final
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
 from lmi_bench.catalog.tables import Row, number_or_none, read_rows
-from lmi_bench.errors import InputError
-from lmi_bench.units import GIB
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import GIB
 
 
 @dataclass(frozen=True, slots=True)

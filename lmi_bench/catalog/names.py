@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from lmi_bench.catalog.instances import Instance, find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 Platform = Literal["sagemaker", "ec2"]
 PLATFORMS = ("sagemaker", "ec2")

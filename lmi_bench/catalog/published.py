@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from lmi_bench.catalog.tables import number_or_none, read_rows
-from lmi_bench.units import ms_to_s
+from lmi_bench.core.units import ms_to_s
 
 JUMPSTART_REQUESTS_PER_USER = 3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_bench.errors import InputError
-from lmi_bench.redaction import REDACTED, redact
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import REDACTED, redact
 
 _LONG_CHARS = 16
 

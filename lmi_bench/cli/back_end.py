@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from lmi_bench.cli.console import note, progress
 from lmi_bench.cli.quantizing import quantize_settings
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.quantization import NOT_QUANTIZED
-from lmi_bench.errors import InputError
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
-from lmi_bench.scenario import EngineSection
 
 if TYPE_CHECKING:
     from lmi_bench.engine.native_backend.binding import StepLibrary

@@ -17,10 +17,11 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.prompts import (
     NoText,
@@ -29,7 +30,6 @@ from lmi_bench.loadgen.prompts import (
     TokenIds,
 )
 from lmi_bench.loadgen.target import Target
-from lmi_bench.scenario import SAGEMAKER_PREFIX, Scenario
 
 if TYPE_CHECKING:
     from lmi_bench.cli.engine_parts import EngineParts

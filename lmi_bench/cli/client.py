@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lmi_bench.cli.bench import Bench
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.gpu_power import open_gpu_power
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.server_watch import ServerWatch, has_known_metrics, why_unreadable

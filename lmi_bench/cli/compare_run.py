@@ -10,8 +10,8 @@ from lmi_bench.analysis.compare import Difference, compare_runs
 from lmi_bench.analysis.scaling_efficiency import ScalingEfficiency, scaling_efficiency
 from lmi_bench.cli.console import note, print_table, say
 from lmi_bench.cli.files import write_text
+from lmi_bench.core.run_store import load_run
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.run_store import load_run
 
 
 def run_compare(a: Path, b: Path, *, json_file: Path | None) -> None:

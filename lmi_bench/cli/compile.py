@@ -37,7 +37,7 @@ def compile_steps(
     to the next one; larger ones, and prompts, run as they do without it.
     """
     from lmi_bench.cli.compile_run import run
-    from lmi_bench.scenario import parse_scenario
+    from lmi_bench.core.scenario import parse_scenario
 
     stated = stated_settings(model_options, batching) | {"compile": True}
     if shapes is not None:

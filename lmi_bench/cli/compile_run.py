@@ -8,7 +8,7 @@ from pathlib import Path
 from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, print_table, say
 from lmi_bench.cli.engine_parts import close_all
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.scenario import EngineSection
 
 
 def run(model: str, settings: EngineSection, out: Path) -> None:

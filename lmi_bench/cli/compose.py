@@ -39,20 +39,20 @@ from lmi_bench.cli.speculation import (
 )
 from lmi_bench.cli.tokenizers import DEMO_NAMES
 from lmi_bench.cli.torch_threads import wait_briefly
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import usable_cores
+from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.units import MIB, bytes_to_gib
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
-from lmi_bench.host import usable_cores
 from lmi_bench.models.folder import folder_name, read_config, shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
-from lmi_bench.scenario import EngineSection
-from lmi_bench.units import MIB, bytes_to_gib
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings

@@ -26,12 +26,12 @@ from lmi_bench.cli.speculation import (
     speculation_facts,
     speculation_notes,
 )
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.scenario import EngineSection
 
 
 def open_simulated_engine(

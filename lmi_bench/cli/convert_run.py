@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from lmi_bench.cli.console import note, progress, say
-from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError
 
 
 def run_convert(folder: Path, out: Path) -> None:

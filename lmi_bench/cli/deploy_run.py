@@ -15,6 +15,7 @@ from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.cli.saved_recommendation import load_recommendation
 from lmi_bench.cli.serving_file import load_properties
+from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, InputError
 from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.environment import effective_settings, untranslated_variables
@@ -22,7 +23,6 @@ from lmi_bench.deploy.option_table import all_options
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.sagemaker import Wishes, needs_components
 from lmi_bench.deploy.server_settings import SERVERS
-from lmi_bench.errors import EXIT_DONE, EXIT_FAILED, InputError
 from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
 
 _GATED: Final = "meta-llama/"

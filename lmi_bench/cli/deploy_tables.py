@@ -10,6 +10,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.profile_files import find_profile
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.backend_choice import (
     CHOSEN,
     TENSORRT_JIT_0_26,
@@ -22,7 +23,6 @@ from lmi_bench.deploy.images import ACCOUNT, all_images
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import tensor_parallel_problem
 
 _ROPE_BACKENDS = (

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import parse_scheme
-from lmi_bench.errors import InputError
 
 _MODEL, _BATCHING = "Engine: model", "Engine: batching"
 

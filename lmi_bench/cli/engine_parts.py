@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.units import ms_to_s
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.memory_budget import MemoryBudget
@@ -20,10 +23,7 @@ from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.scenario import EngineSection
-from lmi_bench.units import ms_to_s
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.check import StepDifference

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 def export(
@@ -19,8 +19,8 @@ def export(
 ) -> None:
     """Write the levels and requests of a run in another format."""
     from lmi_bench.cli.console import say
+    from lmi_bench.core.run_store import load_run
     from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
-    from lmi_bench.run_store import load_run
 
     if export_format not in EXPORT_FORMATS:
         raise InputError(

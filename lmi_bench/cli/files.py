@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,8 +10,8 @@ from lmi_bench.analysis.knee import Knee
 from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.cli.bench import SIMULATED_PREFIX
 from lmi_bench.cli.level_rule import level_rule, with_levels_found
-from lmi_bench.run_store import CLOUDWATCH, MANIFEST, Run, load_run
-from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
+from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
+from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.errors import EXIT_SLO_MISSED
+from lmi_bench.core.errors import EXIT_SLO_MISSED
 
 
 def gate(

@@ -10,10 +10,10 @@ from lmi_bench.analysis.repeats import pooled_run
 from lmi_bench.analysis.slo_values import FAILURE_RULES, FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.cli.files import write_text
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import load_run
+from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.gate_files import gate_junit, gate_markdown, gate_rows
-from lmi_bench.run_store import load_run
-from lmi_bench.slo import parse_slo
 
 _MAX_REGRESSION = "5%"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from lmi_bench.analysis.confidence import calibration_table, confidence, shares
 from lmi_bench.cli.console import print_table, progress, say
 from lmi_bench.cli.engine_parts import EngineParts, close_all
+from lmi_bench.core.errors import CapacityError, InputError, file_reason
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import CapacityError, InputError, file_reason
 
 
 @dataclass(frozen=True, slots=True)

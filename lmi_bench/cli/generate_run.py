@@ -17,13 +17,13 @@ from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
 from lmi_bench.cli.idle_settings import idle_in_engine
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.quantizing import quantize_notes
+from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
-from lmi_bench.scenario import EngineSection
 
 
 @dataclass(frozen=True, slots=True)

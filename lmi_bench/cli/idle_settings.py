@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.scenario import EngineSection
 
 _DYNAMIC = ("batch_size", "max_batch_delay_ms")
 _ROLLING = ("max_rolling_batch_size", "chunked_prefill")

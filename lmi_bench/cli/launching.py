@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from lmi_bench.errors import InputError
-from lmi_bench.host import usable_cores
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import usable_cores
+from lmi_bench.core.scenario import EngineSection
 
 
 def launched_degree(settings: EngineSection) -> int | None:

@@ -13,12 +13,12 @@ from lmi_bench.analysis.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, START_USERS, SloSearch
 from lmi_bench.cli.time_box import TimeBox
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.scenario import AUTO, Scenario
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.sweep import StopRules
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.scenario import AUTO, Scenario
-from lmi_bench.slo import parse_slo
-from lmi_bench.workload import LevelSpec
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 

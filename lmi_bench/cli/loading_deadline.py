@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmi_bench.errors import EXIT_FAILED, InputError
+from lmi_bench.core.errors import EXIT_FAILED, InputError
 
 
 @contextmanager

@@ -33,8 +33,8 @@ from lmi_bench.cli.sweep import sweep
 from lmi_bench.cli.validate import validate
 from lmi_bench.cli.verify import verify
 from lmi_bench.cli.workload import workload
-from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, LmiBenchError
-from lmi_bench.slo import join_goodput
+from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, LmiBenchError
+from lmi_bench.core.slo import join_goodput
 
 
 class _FiniteCommand(TyperCommand):

@@ -24,9 +24,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lmi_bench.errors import InputError, file_reason
-from lmi_bench.redaction import redact_text
-from lmi_bench.scenario import load_scenario, parse_scenario
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.scenario import load_scenario, parse_scenario
 
 _OWN_OF_TARGETS = ("name", "instance", "price_per_hour", "api_key_env")
 

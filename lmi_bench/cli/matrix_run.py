@@ -17,13 +17,13 @@ from lmi_bench.cli.files import write_text
 from lmi_bench.cli.matrix import Cell, read_matrix
 from lmi_bench.cli.spend import Budget
 from lmi_bench.cli.sweep_run import SweepOptions, SweepOutcome, run_scenario
-from lmi_bench.durable import write_whole
-from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.core.durable import write_whole
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.formats import MISSING, load_name, number
 from lmi_bench.report.slo_text import highest_meeting
-from lmi_bench.run_store import KNEES, MANIFEST, Run, load_run
-from lmi_bench.scenario import parse_scenario
-from lmi_bench.slo import parse_slo
 
 MATRIX_FILE, REPORT_FILE = "matrix.json", "report.html"
 

@@ -12,7 +12,7 @@ from lmi_bench.analysis.purchase import Purchase, PurchaseKind
 from lmi_bench.analysis.requirements import Requirements
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 def optimize(

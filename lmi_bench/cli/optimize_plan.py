@@ -17,11 +17,11 @@ from lmi_bench.analysis.weights import BITS_PER_BYTE, embedding_params, weight_b
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table
+from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.recipe import BASELINE, Recipe, load_recipe
-from lmi_bench.scenario import EngineSection
-from lmi_bench.units import bytes_to_gib
 
 USABLE_FRAC: Final = 0.9
 """Of an accelerator's memory; the rest is the runtime's and activations'."""

@@ -29,18 +29,18 @@ from lmi_bench.cli.optimize_quality import (
 )
 from lmi_bench.cli.sweep_run import measure_into
 from lmi_bench.cli.tokenizers import find_tokenizer
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
+from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
 from lmi_bench.loadgen.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
 from lmi_bench.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import optimization_tables
 from lmi_bench.report.view import build_view
-from lmi_bench.run_store import Run
-from lmi_bench.scenario import EngineSection, Scenario, parse_scenario
-from lmi_bench.units import SECONDS_PER_HOUR, s_to_ms
 
 TECHNIQUES: Final = (
     ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),

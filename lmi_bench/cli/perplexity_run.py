@@ -15,13 +15,13 @@ from lmi_bench.cli.console import note, print_table, progress
 from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.tokenizers import find_tokenizer
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.engine.texts import EVALUATION, read_text
-from lmi_bench.errors import InputError
 from lmi_bench.models.folder import shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.scenario_sections import EngineSection
 
 _AS_TRAINED: Final = "as it is"
 _MOST_LENGTH: Final = 131_072

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.scenario import EngineSection
 
 
 def gpu_count(settings: EngineSection) -> int | None:

@@ -14,8 +14,8 @@ from lmi_bench.analysis.purchase import best_commitment, cost_of_hours
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation
-from lmi_bench.errors import InputError
-from lmi_bench.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 _HOURS_A_DAY = 24
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_bench.analysis.layouts import RequestKind, Workload
-from lmi_bench.errors import InputError
-from lmi_bench.lengths import parse_lengths
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import parse_lengths
+from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario
+from lmi_bench.core.traces import read_trace
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.scenario import DEFAULT_MODEL, Scenario, load_scenario
-from lmi_bench.traces import read_trace
 
 _MOST_KINDS = 500
 _SEED = 20_261_121  # of lengths that are drawn from distributions

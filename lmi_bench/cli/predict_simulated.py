@@ -22,11 +22,11 @@ from lmi_bench.analysis.speculation import Speculation, SpeculativeModel
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.cli.engine_parts import make_router
 from lmi_bench.cli.workload_source import longest_request, make_prompts
+from lmi_bench.core.scenario import Scenario
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.prompts import NoText
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.scenario import Scenario
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 Line = Mapping[str, Any]
 _DRAWS = 8

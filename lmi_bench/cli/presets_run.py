@@ -6,7 +6,7 @@ from lmi_bench.analysis.presets import presets
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.cli.console import note, print_table
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 def print_presets(model: str | None) -> None:

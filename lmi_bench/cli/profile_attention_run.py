@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lmi_bench.cli.console import note, print_table
-from lmi_bench.errors import InputError
-from lmi_bench.host import usable_cores
-from lmi_bench.units import MIB
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import usable_cores
+from lmi_bench.core.units import MIB
 
 _FLOAT32_BYTES: Final = 4
 _MOST_SCORE_BYTES: Final = 4 * 1024 * MIB

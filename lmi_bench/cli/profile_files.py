@@ -14,7 +14,7 @@ from lmi_bench.analysis.builtin_profiles import (
     VLLM_V0_PRIOR,
 )
 from lmi_bench.analysis.profiles import EngineProfile, profile_from_json
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 SHIPPED = {
     "tgi-2023": TGI_2023,

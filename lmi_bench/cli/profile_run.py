@@ -10,9 +10,9 @@ from typing import Any, Final
 from lmi_bench.analysis.collectives import CollectiveFit, fit_all_reduce
 from lmi_bench.cli.compose import time_all_reduces
 from lmi_bench.cli.console import note, print_table, say
-from lmi_bench.durable import write_whole
-from lmi_bench.errors import InputError
-from lmi_bench.host import host_facts
+from lmi_bench.core.durable import write_whole
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import host_facts
 
 SCHEMA: Final = 1
 SIZES_BYTES: Final = tuple(4**n * 1024 for n in range(8))  # 1 KiB to 16 MiB

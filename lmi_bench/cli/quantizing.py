@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.quantization import (
     NOT_QUANTIZED,
     QuantizedBytes,
@@ -12,9 +15,6 @@ from lmi_bench.engine.quantization import (
     Scheme,
     parse_scheme,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
-from lmi_bench.units import bytes_to_gib
 
 
 def quantize_settings(settings: EngineSection) -> QuantizeSettings:

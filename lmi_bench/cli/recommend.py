@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 if TYPE_CHECKING:
     from lmi_bench.analysis.attainment import Routing

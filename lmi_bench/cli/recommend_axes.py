@@ -9,7 +9,7 @@ from typing import Any
 from lmi_bench.analysis.engine_setting import EngineAxes
 from lmi_bench.analysis.weights import weight_format
 from lmi_bench.cli.plan_speculation import planned_speculation
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from lmi_bench.cli.money import Money
 from lmi_bench.cli.planned_workload import read_workload
 from lmi_bench.cli.profile_files import default_note, find_profile
 from lmi_bench.cli.recommend_axes import AxisFlags
-from lmi_bench.errors import InputError
-from lmi_bench.run_store import Run, load_run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run, load_run
 
 
 @dataclass(frozen=True, slots=True)

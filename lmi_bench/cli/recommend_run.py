@@ -27,7 +27,7 @@ from lmi_bench.cli.recommend_table import (
     left_out,
     rejection_lines,
 )
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.slo import parse_slo
 
 _SHOWN_CANDIDATES = 12
 _SHOWN_REASONS = 6

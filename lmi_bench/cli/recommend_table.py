@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lmi_bench.analysis.layouts import Rejection
 from lmi_bench.analysis.recommendation import Candidate, Figure
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.slo import parse_slo
 
 _GIVE_WAY = (
     "price of", "tok/s", "basis", "limited by", "USD/1M out", "ms/token p90", "ITL p50 ms",

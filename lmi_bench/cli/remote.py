@@ -17,8 +17,10 @@ from lmi_bench.cli.idle_settings import idle_at_endpoint
 from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.cli.workload_source import longest_request, make_prompts
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
 from lmi_bench.loadgen.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.cloudwatch import LevelSpan
 from lmi_bench.loadgen.discover import Discovery, discover
@@ -28,8 +30,6 @@ from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
 from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.retry import RetryingTarget
-from lmi_bench.redaction import redact_text
-from lmi_bench.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
 

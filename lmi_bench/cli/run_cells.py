@@ -19,8 +19,8 @@ from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.analysis.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
-from lmi_bench.run_store import load_run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import load_run
 
 
 @dataclass(frozen=True, slots=True)

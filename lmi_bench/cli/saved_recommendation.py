@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _NEEDED = ("recommended", "model", "input_tokens", "output_tokens")
 

@@ -10,7 +10,7 @@ import typer
 
 from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.cli.option_groups import spread_options
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _ENGINE = "Engine"
 EXECUTORS = ("torch", "simulated")
@@ -101,7 +101,7 @@ def serve(
     from lmi_bench.cli.serve_run import run
     from lmi_bench.cli.serving_file import is_lmi_environment, model_py_of, read_serving_file
     from lmi_bench.cli.tgi_env import limits_from_environment
-    from lmi_bench.scenario import DEFAULT_MODEL, parse_scenario
+    from lmi_bench.core.scenario import DEFAULT_MODEL, parse_scenario
 
     if executor not in EXECUTORS:
         raise InputError(f"--executor {executor}: use one of {', '.join(EXECUTORS)}")

@@ -18,6 +18,8 @@ from lmi_bench.cli.console import note, say, warn
 from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.launching import follow_launcher
 from lmi_bench.cli.loading_deadline import loading_deadline
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.server.app import Listening, build_app, check_address, serve
 from lmi_bench.engine.server.codec import Codec
@@ -34,8 +36,6 @@ from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
 
 
 def run(

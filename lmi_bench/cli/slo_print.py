@@ -12,10 +12,10 @@ from lmi_bench.analysis.goodput import goodput
 from lmi_bench.analysis.slo_judgement import requests_needed
 from lmi_bench.analysis.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.slo import GOOD_SHARE, Slo
 from lmi_bench.report.slo_text import goodput_rows, highest_meeting, meets_all, misses_any
-from lmi_bench.run_store import Run
-from lmi_bench.slo import GOOD_SHARE, Slo
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.adaptive_drafting import DEFAULT_GUESS_COST, AdaptiveDrafter
 from lmi_bench.engine.scheduling.drafting import Drafter, ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.scenario import EngineSection
 
 NGRAM_DRAFT: Final = "ngram"
 

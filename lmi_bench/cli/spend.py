@@ -15,12 +15,12 @@ from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.cost import usd_per_1m_tokens
 from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.units import SECONDS_PER_HOUR
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.levels import NextLevel
-from lmi_bench.records import LevelRun
 from lmi_bench.report.formats import number
-from lmi_bench.units import SECONDS_PER_HOUR
-from lmi_bench.workload import LevelSpec
 
 Summarise = Callable[[LevelRun], dict[str, Any]]
 

@@ -10,7 +10,7 @@ import typer
 from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.cli.option_groups import spread_options
 from lmi_bench.cli.sweep_options import LoadOptions, SessionOptions, WorkloadOptions
-from lmi_bench.errors import (
+from lmi_bench.core.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_SLO_MISSED,

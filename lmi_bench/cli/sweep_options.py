@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _WORKLOAD, _SESSIONS, _LOAD = "Workload", "Conversations", "Load"
 

@@ -28,11 +28,21 @@ from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest, cost_at
 from lmi_bench.cli.time_box import AUTO_S, TimeBox, clock_text, read_max_time
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.run_store import (
+    MANIFEST,
+    Run,
+    RunStore,
+    build_manifest,
+    is_stillborn,
+    load_run,
+)
+from lmi_bench.core.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
+from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.loadgen.server_watch import ServerWatch
 from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import LevelRun
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
     LEVEL_GIVE_WAY,
@@ -45,16 +55,6 @@ from lmi_bench.report.text import (
     session_rows,
     token_counts_line,
 )
-from lmi_bench.run_store import (
-    MANIFEST,
-    Run,
-    RunStore,
-    build_manifest,
-    is_stillborn,
-    load_run,
-)
-from lmi_bench.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
-from lmi_bench.slo import parse_goodput, parse_slo
 
 if TYPE_CHECKING:
     from lmi_bench.engine.step_trace import StepTrace

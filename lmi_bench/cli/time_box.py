@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.levels import NextLevel
-from lmi_bench.workload import LevelSpec
 
 AUTO_S = 300.0
 """Of levels that a rule picks, on a real clock."""

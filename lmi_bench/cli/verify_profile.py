@@ -17,8 +17,8 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import say, warn
 from lmi_bench.cli.files import write_text
-from lmi_bench.errors import InputError
-from lmi_bench.run_store import load_run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import load_run
 
 
 def known_profile(plan: Mapping[str, Any], path: Path) -> EngineProfile:

@@ -18,11 +18,11 @@ from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation
 from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
-from lmi_bench.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
-from lmi_bench.run_store import load_run
-from lmi_bench.scenario import AUTO, is_endpoint
-from lmi_bench.slo import parse_slo
-from lmi_bench.units import format_figure
+from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
+from lmi_bench.core.run_store import load_run
+from lmi_bench.core.scenario import AUTO, is_endpoint
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.units import format_figure
 
 _FEWEST_REQUESTS = 300
 _ENGINE_DTYPES = ("float32", "bfloat16", "float16")

@@ -23,9 +23,9 @@ from lmi_bench.analysis.traffic import (
 )
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.cli.files import write_text
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
 from lmi_bench.interchange.traffic import Traffic, read_traffic
-from lmi_bench.scenario import parse_scenario
 
 PROMETHEUS = "prometheus:"
 _LEAST_SHARED = 16  # tokens: a cache's block; what is shorter is shared by chance or template

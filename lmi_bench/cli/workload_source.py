@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.conversations import RecordedConversation, read_conversations
+from lmi_bench.core.conversations import RecordedConversation, read_conversations
+from lmi_bench.core.lengths import parse_lengths, parse_seconds
+from lmi_bench.core.scenario import Scenario
+from lmi_bench.core.traces import read_trace
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.lengths import parse_lengths, parse_seconds
 from lmi_bench.loadgen.dialogues import MadeUpDialogues, RecordedDialogues, num_turns
 from lmi_bench.loadgen.prompts import (
     CHARACTERS_PER_TOKEN,
@@ -25,8 +27,6 @@ from lmi_bench.loadgen.shaped_prompts import (
     distributions,
     mean_lengths,
 )
-from lmi_bench.scenario import Scenario
-from lmi_bench.traces import read_trace
 
 
 def lengths_of(scenario: Scenario) -> list[Lengths]:

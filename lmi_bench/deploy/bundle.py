@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import Verdict, check_settings, era_of
 from lmi_bench.deploy.cloudformation import template
 from lmi_bench.deploy.environment import environment_of
@@ -20,7 +21,6 @@ from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
 from lmi_bench.deploy.sagemaker import Container, Wishes, endpoint_requests
 from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
-from lmi_bench.errors import InputError, file_reason
 
 PROPERTIES: Final = "serving.properties"
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.environment import Setting
 from lmi_bench.deploy.option_table import all_options
-from lmi_bench.errors import InputError
 
 _DIRECT: Final = {
     "option.max_rolling_batch_size": "max_rolling_batch_size",

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
-from lmi_bench.errors import InputError
 
 _SAGEMAKER_LONGEST_S: Final = 3600
 _RENAMED: Final = {

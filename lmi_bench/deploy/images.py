@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import data_file
-from lmi_bench.errors import InputError
 
 ACCOUNT: Final = "763104351884"
 """Registry of most regions; some regions have another one, which the user states."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 MAX_CONCURRENT_REQUESTS: Final = 128

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 PREFIX: Final = "option."
 ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}

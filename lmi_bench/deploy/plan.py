@@ -13,8 +13,8 @@ from lmi_bench.analysis.weights import weight_format
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.names import variant_words
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.engine_wishes import NGRAM, EngineWishes
-from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 _MOST_SLOTS: Final = 256

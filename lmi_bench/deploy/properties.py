@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_bench.errors import InputError, file_reason
+from lmi_bench.core.errors import InputError, file_reason
 
 _KEY_END = re.compile(r"(?<!\\)(?:\s*[=:]\s*|\s+)")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}

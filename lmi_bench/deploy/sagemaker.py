@@ -17,9 +17,9 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator
 
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import MIB
 from lmi_bench.deploy.plan import DeploymentPlan
-from lmi_bench.errors import InputError
-from lmi_bench.units import MIB
 
 VARIANT: Final = "AllTraffic"
 _LONGEST_WAIT_S: Final = 3600

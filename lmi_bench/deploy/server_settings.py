@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.plan import DeploymentPlan, lmi_dtype
-from lmi_bench.errors import InputError
 
 SERVERS: Final = ("lmi", "tgi", "vllm")
 _LOADING_S: Final = 1200

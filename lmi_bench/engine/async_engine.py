@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 
-from lmi_bench.clock import settle
+from lmi_bench.core.clock import settle
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.memory_budget import MemoryBudget
@@ -28,7 +29,6 @@ from lmi_bench.engine.scheduling.batch import (
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.errors import EngineError, InputError
 
 OnStep = Callable[[StepBatch, float, float], None]
 OnEnd = Callable[["Generation"], None]

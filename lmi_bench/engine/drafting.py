@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.scheduling.batch import (
     DRAFTED,
@@ -20,7 +21,6 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
 )
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import EngineError, InputError
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
-from lmi_bench.errors import EngineError
 
 
 class Executor(Protocol):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 DEFAULT_ALPHA: Final = 0.8
 """Migration strength of LMI's `option.smoothquant_alpha`; the paper's own choice is 0.5."""

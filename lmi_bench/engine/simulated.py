@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
-from lmi_bench.clock import settle
+from lmi_bench.core.clock import settle
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput
 from lmi_bench.engine.scheduling.drafting import tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepTime
-from lmi_bench.errors import InputError
 
 _FIRST_TOKEN_ID = 1000  # above the byte and control tokens that vocabularies begin with
 _NUM_TOKEN_IDS = 1000

@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 
 import orjson
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.batch import StepBatch
-from lmi_bench.errors import InputError
 
 _STEPS: Final = 1  # "processes" of the trace
 _REQUESTS: Final = 2

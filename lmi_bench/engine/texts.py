@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 CALIBRATION: Final = 0
 EVALUATION: Final = 1

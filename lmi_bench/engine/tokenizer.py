@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _UNFINISHED: Final = "�"  # what `tokenizers` decodes bytes to that are not (yet) UTF-8
 _CONTEXT_TOKENS: Final = 6  # of a prompt: enough for a whole character and the word before it

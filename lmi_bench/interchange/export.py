@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import pandas as pd
 import yaml
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
 from lmi_bench.interchange.llm_d import llm_d_reports
 from lmi_bench.interchange.tables import level_table, request_table
-from lmi_bench.run_store import Run
 
 ExportFormat = Literal["csv", "parquet", "json", "llm-d"]
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)

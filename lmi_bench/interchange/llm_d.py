@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench import __version__
+from lmi_bench.core.run_store import Run
 from lmi_bench.interchange.tables import hardware, mean_lengths
-from lmi_bench.run_store import Run
 
 REPORT_VERSION = "0.2"
 _STATISTICS = {"mean": "mean", "std": "stddev", "min": "min", "p50": "p50", "p90": "p90",

@@ -20,7 +20,7 @@ from typing import Any
 
 from lmi_bench.analysis.layouts import RequestKind
 from lmi_bench.analysis.traffic import PEAK_WINDOW_S, independent_kinds
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 Fetch = Callable[[str], str]
 

@@ -13,9 +13,9 @@ import pandas as pd
 
 from lmi_bench.analysis.latency import LATENCY_KEYS, STATISTICS, request_latency
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.errors import InputError
-from lmi_bench.run_store import Run
-from lmi_bench.units import s_to_ms
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.units import s_to_ms
 
 PUBLISHED_COLUMNS = (
     "model",

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.shared_prefix import SharedPrefix, shared_prefix
-from lmi_bench.errors import InputError, file_reason
-from lmi_bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 
 _CHARACTERS_PER_TOKEN = 4
 _TIMES = (

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.probe import Probe, UnansweredError
 from lmi_bench.loadgen.two_tokens import (
     OLD_LENGTH,
@@ -18,10 +20,8 @@ from lmi_bench.loadgen.two_tokens import (
     length_notes,
     wants_key,
 )
-from lmi_bench.redaction import redact_text
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import PlannedRequest
 
 TIMEOUT_S = 10.0
 _MAY_PASS = (408, 409, 425)

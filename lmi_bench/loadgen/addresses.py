@@ -13,7 +13,7 @@ import itertools
 import socket
 from collections.abc import Sequence
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.loadgen.connection import Address, connect
 from lmi_bench.loadgen.receive import receiver_of
 

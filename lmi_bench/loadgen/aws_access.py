@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 LOGGER = logging.getLogger(__name__)
 SIGNING_NAME = "sagemaker"  # not sagemaker-runtime

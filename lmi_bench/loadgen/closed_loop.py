@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.measure import Measured, measure
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
-from lmi_bench.workload import ClosedLoop, PlannedRequest
 
 
 async def run_closed_loop(

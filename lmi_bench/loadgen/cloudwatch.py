@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lmi_bench.errors import LmiBenchError
+from lmi_bench.core.errors import LmiBenchError
 
 PERIOD_S = 60
 US_PER_MS = 1000.0

@@ -18,7 +18,7 @@ from time import monotonic_ns
 
 import httptools
 
-from lmi_bench.errors import TargetError, TargetErrorKind
+from lmi_bench.core.errors import TargetError, TargetErrorKind
 from lmi_bench.loadgen.http_answer import Read, is_close_delimited
 from lmi_bench.loadgen.kernel_time import SO_TIMESTAMPNS
 from lmi_bench.loadgen.native_harvest import CLOSED, FAILED

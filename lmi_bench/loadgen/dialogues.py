@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from lmi_bench.conversations import RecordedConversation, read_conversations
-from lmi_bench.lengths import LengthDistribution, Pauses, parse_lengths
+from lmi_bench.core.conversations import RecordedConversation, read_conversations
+from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts import CHARACTERS_PER_TOKEN, Prompts, Tokenizer, level_place
-from lmi_bench.records import Exchange
-from lmi_bench.scenario import WorkloadSection
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 NumTurns = Callable[[int], int]
 """Turns of a conversation, by its number."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.loadgen.probe import Probe
 from lmi_bench.loadgen.two_tokens import (
     OLD_LENGTH,

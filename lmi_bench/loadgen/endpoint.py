@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmi_bench import __version__
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.wire.event import WireFormat
 
 

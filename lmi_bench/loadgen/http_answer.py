@@ -11,9 +11,9 @@ from typing import cast
 
 import httptools
 
-from lmi_bench.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
+from lmi_bench.core.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
+from lmi_bench.core.records import Exchange
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
-from lmi_bench.records import Exchange
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.failure import clip
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from lmi_bench.clock import is_virtual
-from lmi_bench.errors import InputError, TargetError, timeout_message
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.errors import InputError, TargetError, timeout_message
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.addresses import Turns, find_addresses
 from lmi_bench.loadgen.connection import Address, Connection, connect
 from lmi_bench.loadgen.endpoint import header_lines, parse_endpoint, request_head
@@ -26,9 +28,7 @@ from lmi_bench.loadgen.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelSta
 from lmi_bench.loadgen.measure import Answer, keep_partial
 from lmi_bench.loadgen.receive import receiver_of
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
-from lmi_bench.records import Exchange
 from lmi_bench.wire.event import WireFormat
-from lmi_bench.workload import PlannedRequest
 
 SPACING_S = 0.0004
 """Seconds between the first sends of neighbouring users. All at once, hundreds of requests wait

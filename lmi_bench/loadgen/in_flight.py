@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.measure import Measured, measure
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
-from lmi_bench.workload import PlannedRequest
 
 
 class InFlightCap:

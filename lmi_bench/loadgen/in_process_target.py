@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from lmi_bench.clock import is_virtual
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.errors import CapacityError, InputError, OverloadedError, TargetError
 from lmi_bench.loadgen.measure import keep_partial
-from lmi_bench.records import Exchange
-from lmi_bench.workload import PlannedRequest
 
 
 class InProcessTarget:

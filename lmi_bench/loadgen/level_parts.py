@@ -11,10 +11,10 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.self_check import LoopWatch, check_level
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.workload import LevelSpec
 
 
 @dataclass(frozen=True, slots=True)

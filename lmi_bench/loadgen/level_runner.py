@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.loadgen.closed_loop import run_closed_loop
 from lmi_bench.loadgen.dialogues import Dialogues, first_numbers
@@ -28,8 +30,6 @@ from lmi_bench.loadgen.self_check import LoopWatch
 from lmi_bench.loadgen.session_loop import PlannedSession, SessionLoop
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 PREPARED_REQUESTS = 16_384
 PREPARED_TOKENS = 4_000_000

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.core.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
+from lmi_bench.core.traces import Trace, read_trace
+from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.dialogues import num_turns
-from lmi_bench.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
-from lmi_bench.traces import Trace, read_trace
-from lmi_bench.workload import LevelSpec, of_sessions
 
 NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
 """The level to run after the finished ones (their lines in levels.jsonl); None ends the sweep."""

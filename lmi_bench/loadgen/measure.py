@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from lmi_bench.errors import TargetError, timeout_message
+from lmi_bench.core.errors import TargetError, timeout_message
+from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import Exchange, RequestRecord
-from lmi_bench.workload import PlannedRequest
 
 Decoder = Callable[[], Exchange]
 """Gives the exchange of an answer that has ended, or raises TargetError."""

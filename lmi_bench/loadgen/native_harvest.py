@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, overload
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.native_build import NativeSource, NativeUnavailableError
+from lmi_bench.core.native_build import library as build_library
 from lmi_bench.loadgen.http_answer import Read
-from lmi_bench.native_build import NativeSource, NativeUnavailableError
-from lmi_bench.native_build import library as build_library
 
 Receive = Literal["auto", "native", "python"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import redact_text
 from lmi_bench.loadgen.endpoint import parse_endpoint
-from lmi_bench.redaction import redact_text
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
 

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 import orjson
 
-from lmi_bench.errors import InputError
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 CHARACTERS_PER_TOKEN = 4
 """Rough length of a token of English text, for a data set without a tokenizer."""

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.measure import Answer, keep_partial
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
-from lmi_bench.records import Exchange
-from lmi_bench.workload import PlannedRequest
 
 AWS_STANDARD = "aws-standard"
 MAX_ATTEMPTS = 3

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import REDACTED
 from lmi_bench.loadgen.aws_access import AwsAccess
-from lmi_bench.redaction import REDACTED
 
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
 _MODEL_NAMES = ("HF_MODEL_ID", "OPTION_MODEL_ID", "SM_VLLM_MODEL", "MODEL_ID")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.aws_access import AwsAccess, Signer
 from lmi_bench.loadgen.http_target import Connections, HttpTarget, Timestamps
 from lmi_bench.wire.event import WireFormat

@@ -14,7 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmi_bench.clock import is_virtual
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.records import GeneratorCheck, RequestRecord
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.error_bound import (
     gaps,
     mean_bound,
@@ -23,9 +26,6 @@ from lmi_bench.loadgen.error_bound import (
     unsure_shares,
 )
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
-from lmi_bench.records import GeneratorCheck, RequestRecord
-from lmi_bench.units import s_to_ms
-from lmi_bench.workload import LevelSpec
 
 HEARTBEAT_S = 0.01
 MAX_DELAY_SHARE = 0.05

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.server_metrics import ServerSample, add_up, growth, read_page
-from lmi_bench.records import RequestRecord
-from lmi_bench.units import MS_PER_S
 
 EVERY_S = 1.0
 FIRST_S = 0.05

@@ -12,14 +12,14 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.dialogues import Dialogue
 from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.measure import Measured, measure
 from lmi_bench.loadgen.open_loop import stopped_before
 from lmi_bench.loadgen.stall_guard import StallGuard
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import Exchange
-from lmi_bench.workload import PlannedRequest
 
 
 @dataclass(frozen=True, slots=True)

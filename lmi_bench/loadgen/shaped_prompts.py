@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from lmi_bench.lengths import LengthDistribution, parse_lengths
+from lmi_bench.core.lengths import LengthDistribution, parse_lengths
+from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, Trace, TraceRequest
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts import Lengths, Part, PromptText, level_place, prefix_parts
-from lmi_bench.scenario import WorkloadSection
-from lmi_bench.traces import MOONCAKE_BLOCK_TOKENS, Trace, TraceRequest
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 
 def distributions(workload: WorkloadSection) -> tuple[LengthDistribution, LengthDistribution]:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.clock import is_virtual
-from lmi_bench.errors import LmiBenchError
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.run_store import RunStore
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.level_runner import LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.levels import NextLevel, in_order
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.target import Target
-from lmi_bench.records import LevelRun
-from lmi_bench.run_store import RunStore
-from lmi_bench.workload import LevelSpec
 
 if TYPE_CHECKING:
     from lmi_bench.loadgen.server_watch import ServerWatch

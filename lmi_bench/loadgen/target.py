@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from lmi_bench.records import Exchange
-from lmi_bench.workload import PlannedRequest
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 
 
 class Target(Protocol):

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.probe import EndlessError, Probe, Reply, UnansweredError
-from lmi_bench.redaction import redact_text
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.openai import OpenAiChatFormat
-from lmi_bench.workload import PlannedRequest
 
 REFUSED_FIELDS: Final = (400, 422, 424)
 """Statuses that a server may have for a field that it does not know."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lmi_bench.errors import LmiBenchError
+from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.level_parts import LevelPart, Share
 from lmi_bench.loadgen.level_runner import LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.prompts import Prompts
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.target import Target
-from lmi_bench.workload import LevelSpec
 
 
 @dataclass(frozen=True, slots=True)

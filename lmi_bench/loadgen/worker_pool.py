@@ -20,7 +20,9 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from lmi_bench.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.level_parts import LevelPart, Share, merge_parts
 from lmi_bench.loadgen.level_runner import Progress, StopRules
 from lmi_bench.loadgen.worker import (
@@ -33,8 +35,6 @@ from lmi_bench.loadgen.worker import (
     WorkerJob,
     worker_main,
 )
-from lmi_bench.records import LevelRun
-from lmi_bench.workload import LevelSpec
 
 MAX_CORE_SHARE = 0.6
 """Share of a core above which `auto` takes another worker: beyond some 0.8 times become late."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.errors import InputError, file_reason
+from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 

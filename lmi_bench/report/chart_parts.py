@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lmi_bench.core.units import format_figure
 from lmi_bench.report.formats import load_name, number
 from lmi_bench.report.values import Curve
-from lmi_bench.units import format_figure
 
 
 def chart_text(text: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.formats import number, plain
 from lmi_bench.report.values import Facts
-from lmi_bench.units import bytes_to_gib
 
 _SHOWN = {
     "created_at",

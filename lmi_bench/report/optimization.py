@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmi_bench.core.units import MIB
 from lmi_bench.report.formats import MISSING, count, number, share, usd
 from lmi_bench.report.values import Cell, Column, Row, Table
-from lmi_bench.units import MIB
 
 _EMULATED = "emulated"
 _WORST = 3

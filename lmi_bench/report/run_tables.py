@@ -9,8 +9,10 @@ from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.goodput import check_slo, goodput
 from lmi_bench.analysis.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.latency import ANSWER_KEY, STATISTICS
-from lmi_bench.errors import InputError
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo, parse_slo
+from lmi_bench.core.units import format_figure, s_to_ms
 from lmi_bench.report.formats import (
     MISSING,
     count,
@@ -20,8 +22,6 @@ from lmi_bench.report.formats import (
     statistic_cell,
 )
 from lmi_bench.report.values import Cell, Column, Row, Table
-from lmi_bench.slo import Slo, parse_slo
-from lmi_bench.units import format_figure, s_to_ms
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",

@@ -12,7 +12,7 @@ from lmi_bench.analysis.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.latency import QUANTILES
 from lmi_bench.analysis.repeats import pooled_attempts
 from lmi_bench.analysis.sweep_curve import SweepCurve, sweep_curve
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
 from lmi_bench.report.formats import load_name, minute, number, plain
 from lmi_bench.report.more_tables import (

@@ -11,9 +11,9 @@ from lmi_bench.analysis.gate import level_measured_ms
 from lmi_bench.analysis.goodput import goodput
 from lmi_bench.analysis.slo_boundary import SloAnswer
 from lmi_bench.analysis.slo_values import FailureRule
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, load_name, number, share
-from lmi_bench.slo import Slo
 
 _SHAPES = {"smooth": "passed gradually", "cliff": "a cliff"}
 

@@ -9,7 +9,7 @@ from typing import Any
 from lmi_bench import __version__
 from lmi_bench.analysis.definitions import DEFINITIONS
 from lmi_bench.analysis.knee import DEFAULT_LATENCY_LIMIT_MS
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
 from lmi_bench.report.run_view import RunLike, build_run_view, run_headline, run_label

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from lmi_bench.errors import TargetError
-from lmi_bench.workload import PlannedRequest
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.workload import PlannedRequest
 
 NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.wire.event import Splitter
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from lmi_bench.errors import TargetErrorKind
+from lmi_bench.core.errors import TargetErrorKind
 
 _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat
 from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat

@@ -7,8 +7,8 @@ its newline counts.
 
 from __future__ import annotations
 
-from lmi_bench.errors import TargetError
-from lmi_bench.units import MIB
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.units import MIB
 
 MAX_LINE_BYTES = 16 * MIB
 

@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from lmi_bench.errors import InputError, TargetError, TargetErrorKind
+from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.either import EitherSplitter
 from lmi_bench.wire.event import NO_HEADERS, WireEvent
 from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
-from lmi_bench.workload import PlannedRequest
 
 _FAILED_REASONS = ("error", "abort")
 

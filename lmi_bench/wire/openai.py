@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, WireEvent
 from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
 from lmi_bench.wire.sse import SseSplitter
-from lmi_bench.workload import PlannedRequest
 
 DONE = b"[DONE]"
 _PLAIN_DELTA = {"content", "role"}

@@ -7,8 +7,8 @@ closing blank line; if it is half an object its parser says so.
 
 from __future__ import annotations
 
-from lmi_bench.errors import TargetError
-from lmi_bench.units import MIB
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.units import MIB
 
 MAX_EVENT_BYTES = 16 * MIB
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -10,8 +10,8 @@ import numpy as np
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.slo_judgement import DECIDED, CertainMiss, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 
 Latency = Callable[[float], float]
 """Seconds of an answer at a load."""

@@ -10,8 +10,8 @@ from lmi_bench.analysis.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.operating_point import Operating
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import parse_slo
 
 TTFT, E2E = parse_slo("ttft_p90<=1s"), parse_slo("e2e_p90<=5s")
 

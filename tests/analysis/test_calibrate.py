@@ -12,7 +12,7 @@ from lmi_bench.analysis.calibrate import Cell, calibrate_profile, log_errors, pr
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 def cell(concurrency, *, instance="ml.g5.2xlarge", tp=1, input_tokens=256, replicas=1, **measured):

@@ -11,9 +11,9 @@ from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout
-from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 
 def config(model="llama-2-7b", instance="ml.g5.2xlarge", tp=1, total=512, dtype="float16"):

@@ -10,7 +10,7 @@ from lmi_bench.analysis.checkpoint_dtype import dtype_note, narrow_dtype, planne
 from lmi_bench.analysis.weights import weight_bytes
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.names import variant_words
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 PUBLISHED = [
     ("Qwen/Qwen3-32B-AWQ", "qwen3-32b", "int4"),

@@ -6,8 +6,8 @@ import pytest
 
 from lmi_bench.analysis.checks import check_level, check_levels, has_failed
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 
 
 def line(concurrency=4, throughput=100.0, mean_concurrency=3.9, **more):

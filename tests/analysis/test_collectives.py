@@ -11,8 +11,8 @@ from lmi_bench.analysis.collectives import CollectiveFit, fit_all_reduce, with_a
 from lmi_bench.analysis.step_time import StepTimeModel
 from lmi_bench.catalog.accelerators import NO_LINK, Link, find_accelerator
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 
 SIZES = [2**n for n in range(10, 25, 2)]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.compare import _worked_through_s, compare_runs
-from lmi_bench.errors import InputError
-from lmi_bench.records import RequestRecord
-from lmi_bench.run_store import Run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
 
 SCENARIO = {"workload": {"input_tokens": 8, "output_tokens": 8}, "seed": 0}
 

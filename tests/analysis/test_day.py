@@ -17,7 +17,7 @@ from lmi_bench.analysis.day import (
     tracking_target_per_s,
 )
 from lmi_bench.analysis.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 HOUR = 3600.0
 NO_PARTS = dict.fromkeys(

@@ -14,8 +14,8 @@ from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommender import prepare, recommend
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import parse_slo
 
 MACHINE = find_instance("ml.g5.2xlarge")
 LAYOUT = Layout(MACHINE, 1)

@@ -26,7 +26,7 @@ from lmi_bench.analysis.unmeasured import as_assumed
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 SHORT, LONG = find_model("llama-3-8b"), find_model("llama-3.1-8b")  # 8,192 and 131,072 positions
 A100 = find_instance("ml.p4de.24xlarge")

@@ -16,9 +16,9 @@ from lmi_bench.analysis.recommender import recommend
 from lmi_bench.analysis.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
-from lmi_bench.slo import Slo
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.workload import LevelSpec
 
 LLAMA = Workload(find_model("llama-2-7b"), "float16", 256, 64)
 G5, P4D = find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")

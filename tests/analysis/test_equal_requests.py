@@ -13,7 +13,7 @@ from lmi_bench.analysis.equal_requests import CopyLimits, even_arrivals, run_ope
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.workload import LevelSpec, PlannedRequest, arrival_times_s
+from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 
 
 def setting(profile, name, machine, isl, osl):

@@ -24,10 +24,10 @@ from lmi_bench.analysis.layouts import Layout, Workload
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
-from lmi_bench.records import RequestRecord
-from lmi_bench.run_store import Run
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 SHAPE, INSTANCE = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
 

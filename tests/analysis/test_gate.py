@@ -9,10 +9,10 @@ import pytest
 
 from lmi_bench.analysis.gate import gate_baseline, gate_slos
 from lmi_bench.analysis.slo_values import level_statistic_ms
-from lmi_bench.errors import InputError
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo, join_goodput, parse_goodput, parse_slo
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
-from lmi_bench.slo import Slo, join_goodput, parse_goodput, parse_slo
 from tests.analysis.test_compare import records_of, run_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.analysis.goodput import check_slo, goodput
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import parse_slo
 
 
 def request(index, first, last, **more):

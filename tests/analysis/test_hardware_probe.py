@@ -8,8 +8,8 @@ from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
 from lmi_bench.analysis.capacity import step_time_model_for
 from lmi_bench.analysis.hardware_probe import available_memory_bytes, probe_local_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 
 
 @pytest.fixture(scope="module")

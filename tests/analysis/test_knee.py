@@ -10,7 +10,7 @@ import pytest
 from lmi_bench.analysis.knee import KNEE_RULES, find_knees
 from lmi_bench.analysis.knee_cause import KneeFacts
 from lmi_bench.analysis.kneedle import kneedle_index
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
 
 # Llama 2 7B, FP16, TGI of late 2023, ml.g5.2xlarge, 256 in and 256 out: (concurrency, tok/s,
 # ms/token). Source: AWS Machine Learning Blog, "Benchmark and optimize endpoint deployment in

@@ -12,7 +12,7 @@ from lmi_bench.analysis.kv_cache import (
 )
 from lmi_bench.catalog.models import all_models, find_model
 from lmi_bench.catalog.tables import read_rows
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
 
 
 def test_llama_2_7b_takes_half_a_mebibyte_a_token():

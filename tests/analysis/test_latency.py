@@ -20,8 +20,8 @@ from lmi_bench.analysis.latency import (
     summarise_ms,
     wall_time_s,
 )
-from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 
 
 def record(request_id=0, *, due=0.0, sent=0.0, times=(), counts=(), inputs=10, **more):

@@ -14,8 +14,8 @@ from lmi_bench.analysis.local_machine import MeasuredMachine
 from lmi_bench.analysis.profiles import profile_from_json, profile_to_json
 from lmi_bench.analysis.step_time import StepTimeModel
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 
 MACHINE = MeasuredMachine(2, 8 * 2**30, 12e9, 150e9, "2026-11-21")
 HERE = MACHINE.instance()

@@ -7,8 +7,8 @@ import pytest
 
 from lmi_bench.analysis.measured_load import MeasuredLoad, pooled, ratio_by_blocks, settled
 from lmi_bench.catalog.accelerators import NO_LINK
-from lmi_bench.records import RequestRecord
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import parse_slo
 
 KEY = ("A10G", NO_LINK, 1)
 LIMIT = parse_slo("ttft_p90<=1s")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.analysis.measured_tables import read_table, requests_of_open_loop
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 ENDPOINT = (
     "model,instance,tp,instance_count,input_tokens,output_tokens,concurrency,"

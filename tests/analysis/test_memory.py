@@ -15,7 +15,7 @@ from lmi_bench.analysis.weights import (
 )
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.models import all_model_entries, find_model
-from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.models.shape import tensor_parallel_problem
 
 

@@ -15,8 +15,8 @@ from lmi_bench.analysis.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.analysis.weights import weight_bytes
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 
 MODEL, A10G, A100 = (
     find_model("llama-2-7b"),

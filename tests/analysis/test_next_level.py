@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes
 from lmi_bench.analysis.next_level import auto_levels
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.slo import parse_slo
 from tests.analysis.servers import MadeUpServer
 
 

@@ -9,7 +9,7 @@ from lmi_bench.analysis.cells import Cell, predict_cell, slots_for
 from lmi_bench.analysis.fit import prior_fit
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
 
 PROFILES = (TGI_2023, VLLM_0_12)
 

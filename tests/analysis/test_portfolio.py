@@ -14,7 +14,7 @@ from lmi_bench.analysis.purchase import ON_DEMAND
 from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 ONE = replace(find_instance("ml.g5.2xlarge"), price_usd_per_hour=3.0)
 FOUR = replace(find_instance("ml.g5.12xlarge"), price_usd_per_hour=10.0)

@@ -10,7 +10,7 @@ import pytest
 
 from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023, VLLM_0_12
 from lmi_bench.analysis.profiles import PARAMETER_NAMES, profile_from_json, profile_to_json
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @pytest.mark.parametrize("profile", [TGI_2023, EAGER_GPU_PRIOR])

@@ -15,7 +15,7 @@ from lmi_bench.analysis.purchase import (
     cost_of_hours,
 )
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 FOUR_HOURS = [1, 1, 2, 4]  # machines needed in each of four hours, at 10 USD an hour
 

@@ -19,7 +19,7 @@ from lmi_bench.analysis.recommend_request import RecommendRequest
 from lmi_bench.analysis.recommender import recommend
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.slo import Slo
+from lmi_bench.core.slo import Slo
 
 WORKLOAD = Workload(find_model("llama-2-7b"), "float16", 128, 12)
 MACHINES = tuple(

@@ -14,8 +14,8 @@ from lmi_bench.analysis.recommendation import Figure
 from lmi_bench.analysis.recommender import prepare, recommend
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import parse_slo
 
 LLAMA = Workload(find_model("llama-2-7b"), "float16", 256, 256)
 SEEN = tuple(

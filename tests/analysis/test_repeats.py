@@ -18,10 +18,10 @@ from lmi_bench.analysis.repeats import (
     spread_of,
     unmet_until,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.run_store import Run
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.workload import LevelSpec
 
 LEVELS = [
     LevelSpec(0, concurrency=1, num_requests=40),

@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.analysis.savings import saving
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 G5, P4D = find_instance("ml.g5.12xlarge"), find_instance("ml.p4d.24xlarge")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.analysis.scaling_efficiency import scaling_efficiency
-from lmi_bench.run_store import Run
+from lmi_bench.core.run_store import Run
 
 
 def run_of(throughputs, **target):

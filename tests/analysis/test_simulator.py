@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.errors import InputError
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 CONFIG = SchedulerConfig(num_blocks=4000, max_rolling_batch_size=64)
 

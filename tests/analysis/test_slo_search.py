@@ -12,9 +12,9 @@ from lmi_bench.analysis.level_sizes import LevelSizes
 from lmi_bench.analysis.slo_boundary import slo_answer
 from lmi_bench.analysis.slo_judgement import CertainMiss, Judgement, judge_level
 from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.slo import parse_slo
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.workload import LevelSpec
 from tests.analysis.servers import MadeUpServer, Queue, run_search
 
 SLOS = (parse_slo("e2e_p90<=2s"),)

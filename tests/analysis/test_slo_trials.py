@@ -10,9 +10,9 @@ import pytest
 from lmi_bench.analysis.slo_judgement import Judgement, judge_level
 from lmi_bench.analysis.slo_trials import Trial, bracket, by_load, isotonic, trial
 from lmi_bench.analysis.slo_values import UNTOLD_NOISE, log_noise
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.slo import parse_slo
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.workload import LevelSpec
 
 
 def tried(load, ratio, *, requests=100, noise=0.03, full=True):

@@ -13,9 +13,9 @@ from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.speculation import Speculation, acceptance_of_counts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 MODEL = find_model("llama-2-7b")
 DRAFT = replace(  # TinyLlama 1.1B, from its config.json

@@ -13,7 +13,7 @@ from lmi_bench.analysis.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 CASES = [
     ("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256),

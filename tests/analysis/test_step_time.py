@@ -15,8 +15,8 @@ from lmi_bench.analysis.step_time import StepTimeModel, all_reduce_factor
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
 # 1 GB/s and 1 GFLOP/s at full share, so that the parts can be read off the counts.

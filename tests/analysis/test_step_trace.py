@@ -13,10 +13,10 @@ from lmi_bench.analysis.simulator import simulate_level
 from lmi_bench.analysis.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.errors import CapacityError
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 CHUNKED = replace(VLLM_0_12, max_batch_size=64, max_prefill_tokens=1024, kv_layout=KvLayout.PAGED)
 CASES = [

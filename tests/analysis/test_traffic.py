@@ -15,7 +15,7 @@ from lmi_bench.analysis.traffic import (
     length_correlation,
     peak_rate_per_s,
 )
-from lmi_bench.traces import TraceRequest
+from lmi_bench.core.traces import TraceRequest
 
 
 def arrivals(shape, rate, count, seed=3):

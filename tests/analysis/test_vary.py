@@ -16,8 +16,8 @@ from lmi_bench.analysis.recommender import recommend
 from lmi_bench.analysis.vary import Stairs, compare_stairs, parse_range, vary_rate
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import parse_slo
 
 SMALL = Layout(find_instance("ml.g5.2xlarge"), 1)
 LARGE = Layout(find_instance("ml.p4d.24xlarge"), 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.window import steady_window
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
 
 
 def request(index, times, sent=0.0):

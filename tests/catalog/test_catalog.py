@@ -9,7 +9,7 @@ from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_model_entries, all_models, find_model, find_model_entry
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.catalog.tables import read_rows
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 @pytest.mark.parametrize(

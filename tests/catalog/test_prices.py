@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.prices import load_price_list, on_platform, reprice
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 LIST = """
 prices:

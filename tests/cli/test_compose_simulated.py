@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.cli.compose_simulated import open_simulated_engine
-from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.scenario import EngineSection
 
 MIB = 2**20
 

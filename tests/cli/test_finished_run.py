@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.cli.finished_run import finished_run
 from lmi_bench.cli.sweep_run import SweepOptions, run_scenario
-from lmi_bench.scenario import parse_scenario
+from lmi_bench.core.scenario import parse_scenario
 from tests.loadgen.test_discover import good_completions, playing, says
 
 ROUTES = {

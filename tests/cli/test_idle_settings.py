@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.cli.idle_settings import idle_at_endpoint, idle_in_engine, idle_in_simulation
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.scenario import EngineSection
 
 WORDS = "engine settings without effect here: "
 

@@ -8,13 +8,13 @@ import pytest
 
 from lmi_bench.analysis.slo_boundary import slo_answer
 from lmi_bench.cli.level_rule import level_rule, with_levels_found
-from lmi_bench.clock import run_virtual
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.records import Exchange
-from lmi_bench.run_store import RunStore, load_run
-from lmi_bench.scenario import parse_scenario
 
 PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)
 MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}

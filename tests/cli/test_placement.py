@@ -7,7 +7,7 @@ import pytest
 from lmi_bench.cli.back_end import BackEnd
 from lmi_bench.cli.compiling import step_settings
 from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.scenario import EngineSection
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from lmi_bench.cli.recommend_table import (
     left_out,
     rejection_lines,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.slo import Slo
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import Slo
 
 REQUEST = RecommendRequest(
     Workload(find_model("llama-2-7b"), "float16", 128, 16),

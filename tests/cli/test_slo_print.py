@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.cli.slo_print import why_missed
-from lmi_bench.records import RequestRecord
-from lmi_bench.run_store import Run
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.slo import parse_slo
 
 SLOS = (parse_slo("ttft_p90<=1s"),)
 

@@ -12,10 +12,10 @@ from tokenizers.models import WordLevel
 from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.cli.speculation import check_same_vocabulary, drafter_for
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter
 from lmi_bench.engine.scheduling.drafting import NgramDrafter
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
 from tests.end_to_end.commands import lmi_bench
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.cli.sweep_options import LoadOptions, WorkloadOptions
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 def stated(**options):

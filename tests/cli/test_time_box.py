@@ -8,8 +8,8 @@ from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.level_sizes import LevelSizes
 from lmi_bench.analysis.next_level import auto_levels
 from lmi_bench.cli.time_box import TimeBox, likely_level_s, read_max_time
-from lmi_bench.errors import InputError
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec
 from tests.analysis.servers import MadeUpServer
 
 

@@ -13,6 +13,7 @@ import yaml
 from cfnlint.api import ManualArgs, lint
 
 from lmi_bench.analysis.builtin_profiles import TGI_2023
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, unpack_properties
 from lmi_bench.deploy.engine_wishes import EngineWishes
 from lmi_bench.deploy.images import all_images, find_image
@@ -20,7 +21,6 @@ from lmi_bench.deploy.plan import lmi_dtype, plan_from_layout, plan_from_recomme
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import Container, Wishes, check_request, endpoint_requests
 from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
-from lmi_bench.errors import CapacityError, InputError
 
 ROLE = "arn:aws:iam::111122223333:role/sagemaker"
 WISHES = Wishes("test", ROLE)

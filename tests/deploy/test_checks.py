@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.option_table import all_options, find_option
 from lmi_bench.deploy.properties import read_properties
-from lmi_bench.errors import InputError
 
 FILES = Path(__file__).parents[1] / "data" / "deploy"
 SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "jsonlines"}

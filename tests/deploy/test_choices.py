@@ -6,12 +6,12 @@ import pytest
 
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, choose_backend
 from lmi_bench.deploy.bundled_engine import bundled_settings
 from lmi_bench.deploy.environment import Setting
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
-from lmi_bench.errors import InputError
 from tests.end_to_end.commands import lmi_bench
 
 LLAMA_3 = find_model("llama-3-8b")  # 32 query heads, 8 KV heads: four queries read one

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.environment import (
     effective_settings,
     environment_of,
     untranslated_variables,
 )
 from lmi_bench.deploy.properties import parse_properties, read_properties, render_properties
-from lmi_bench.errors import InputError
 
 FILES = Path(__file__).parents[1] / "data" / "deploy"
 

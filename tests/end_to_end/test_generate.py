@@ -15,14 +15,14 @@ from lmi_bench.analysis.confidence import confidence
 from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.cli.generate_choices import continuation_ids
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
     demo_tokenizer_json,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
 from tests.end_to_end.commands import lmi_bench
 
 ONE_THREAD = ("--threads", "1", "--dtype", "float32")

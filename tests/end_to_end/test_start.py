@@ -10,7 +10,7 @@ from typer.core import TyperGroup, TyperOption
 
 from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions
 from lmi_bench.cli.main import app
-from lmi_bench.scenario import EngineSection
+from lmi_bench.core.scenario import EngineSection
 from tests.end_to_end.commands import lmi_bench, modules_loaded_by
 
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "boto3", "aiohttp", "scipy", "plotly")

@@ -8,7 +8,7 @@ import random
 import pytest
 import yaml
 
-from lmi_bench.scenario import load_scenario
+from lmi_bench.core.scenario import load_scenario
 from tests.end_to_end.commands import Server, lmi_bench
 
 MACHINE = ("--instance", "ml.g5.2xlarge")

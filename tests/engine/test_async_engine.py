@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import CapacityError, EngineError, InputError, OverloadedError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.batch import StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import CapacityError, EngineError, InputError, OverloadedError
 
 
 class StepTimes:

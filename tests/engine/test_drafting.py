@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter, best_draft_length
@@ -20,7 +21,6 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import InputError
 
 
 def right(context) -> int:

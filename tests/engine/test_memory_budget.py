@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.scheduling.config import SchedulerConfig

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from lmi_bench.cli.compose_simulated import open_simulated_engine
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import LeastOutstanding, RoundRobin
@@ -15,8 +17,6 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import EngineError, InputError
-from lmi_bench.scenario import EngineSection
 
 
 class Tenth:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.errors import InputError
 
 TEXTS = [
     "plain words here",

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.receive import run_on_sockets
-from lmi_bench.records import RequestRecord
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import PlannedRequest
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from lmi_bench.core.run_store import load_run
 from lmi_bench.report.html import render_html
 from lmi_bench.report.view import build_view
-from lmi_bench.run_store import load_run
 from tests.end_to_end.commands import command, environment, lmi_bench
 from tests.loadgen.runtime_server import runtime_server
 

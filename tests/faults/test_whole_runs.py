@@ -9,14 +9,14 @@ import time
 import pytest
 
 from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen import stall_guard
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sweep import StopRules, run_sweep
-from lmi_bench.run_store import RunStore, load_run
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import LevelSpec
 from tests.faults import misbehaving
 from tests.faults.misbehaving import (
     LAST_CHUNK,

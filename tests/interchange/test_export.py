@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.run_store import RunStore, build_manifest, load_run
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import export_run
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.interchange.tables import PUBLISHED_COLUMNS, level_table
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.run_store import RunStore, build_manifest, load_run
-from lmi_bench.workload import LevelSpec
 
 
 def level(users, n, stopped_by=None):

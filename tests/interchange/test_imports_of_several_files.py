@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 

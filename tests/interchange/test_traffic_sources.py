@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.prometheus import read_metrics
 from lmi_bench.interchange.traffic import read_traffic
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -14,7 +15,6 @@ from lmi_bench.engine.server.app import build_app, listening
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import EngineError
 
 ACCESS_KEY, SECRET_KEY, REGION = "AKIDEXAMPLE", "not-a-secret", "eu-west-3"
 

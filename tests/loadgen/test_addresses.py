@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.loadgen.addresses import find_addresses
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.receive import run_on_sockets

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.closed_loop import run_closed_loop
-from lmi_bench.records import Exchange
-from lmi_bench.workload import ClosedLoop, PlannedRequest
 
 
 class Counting:

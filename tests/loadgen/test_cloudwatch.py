@@ -10,10 +10,10 @@ import botocore.session
 import pytest
 
 from lmi_bench.cli.cloudwatch_run import read_cloudwatch
-from lmi_bench.errors import LmiBenchError
+from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.run_store import load_run
 from lmi_bench.loadgen.cloudwatch import LevelSpan, level_spans, open_cloudwatch, read_levels
 from lmi_bench.report.view import build_view
-from lmi_bench.run_store import load_run
 from tests.end_to_end.commands import lmi_bench
 from tests.loadgen.cloudwatch_server import cloudwatch_server
 from tests.loadgen.runtime_server import REGION, dummy_credentials, runtime_server

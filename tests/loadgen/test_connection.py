@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.loadgen import connection as connection_module
 from lmi_bench.loadgen.connection import Connection
 from lmi_bench.loadgen.receive import LoopReceiver

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen import probe
 from lmi_bench.loadgen.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.discover import discover

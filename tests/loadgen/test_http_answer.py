@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.loadgen.http_answer import decode_answer
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.wire.format import find_format

@@ -15,8 +15,9 @@ import time
 import pytest
 
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.clock import run_virtual
-from lmi_bench.errors import InputError
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.endpoint import parse_endpoint
 from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.kernel_time import KernelStamps
@@ -26,7 +27,6 @@ from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sweep import run_sweep
 from lmi_bench.report.text import token_counts_line
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import LevelSpec, PlannedRequest
 from tests.faults.misbehaving import (
     DONE,
     LAST_CHUNK,

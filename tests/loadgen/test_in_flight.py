@@ -9,11 +9,11 @@ import pytest
 
 from lmi_bench.analysis.checks import check_level
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions
 from lmi_bench.loadgen.in_flight import InFlightCap
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.workload import LevelSpec, PlannedRequest, of_sessions
 from tests.loadgen.test_sessions import Answering, dialogues
 
 

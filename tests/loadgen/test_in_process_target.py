@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import EngineError, InputError
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 
 class PrefillOneDecodeTenth:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.level_parts import LevelPart, Share, merge_parts
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
-from lmi_bench.records import RequestRecord
-from lmi_bench.workload import LevelSpec
 
 SPEC = LevelSpec(0, concurrency=8, num_requests=400)
 

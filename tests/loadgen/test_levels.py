@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.loadgen.levels import in_order, levels_of
-from lmi_bench.scenario import parse_scenario
 
 
 def test_requests_of_a_level_are_users_times_requests_per_user():

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from lmi_bench.analysis.latency import wall_time_s
-from lmi_bench.clock import run_virtual
-from lmi_bench.errors import TargetError
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.measure import Answer, keep_partial, measure
-from lmi_bench.records import Exchange, RequestRecord
-from lmi_bench.workload import PlannedRequest
 
 REQUEST = PlannedRequest(0, 0.0, 8, 4)
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.native_build import NativeUnavailableError
 from lmi_bench.loadgen import connection as connection_module
 from lmi_bench.loadgen import native_harvest
 from lmi_bench.loadgen.connection import Connection
@@ -22,7 +23,6 @@ from lmi_bench.loadgen.http_target import HttpTarget
 from lmi_bench.loadgen.kernel_time import SO_TIMESTAMPNS, KernelStamps
 from lmi_bench.loadgen.native_harvest import choose_receive
 from lmi_bench.loadgen.receive import receiver_of, run_on_sockets
-from lmi_bench.native_build import NativeUnavailableError
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import (
     DONE,

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from lmi_bench.clock import run_virtual
-from lmi_bench.errors import TargetError
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.open_loop import run_open_loop
-from lmi_bench.records import Exchange
-from lmi_bench.workload import PlannedRequest
 
 
 class Slow:

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts import (
     CommonWords,
     DatasetPrompts,
@@ -17,7 +18,6 @@ from lmi_bench.loadgen.prompts import (
     TokenIds,
     load_dataset,
 )
-from lmi_bench.workload import LevelSpec
 
 LEVEL = LevelSpec(0, concurrency=1, num_requests=1)
 

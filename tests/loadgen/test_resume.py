@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.run_store import load_run
+from lmi_bench.core.run_store import load_run
 
 # Levels of 1, 2 and 4 users whose answers take 0.1 s. Each request is noted before it is sent, so
 # that one which is sent twice would show.
@@ -22,9 +22,9 @@ from pathlib import Path
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.records import Exchange
-from lmi_bench.run_store import RunStore
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.run_store import RunStore
+from lmi_bench.core.workload import LevelSpec
 
 folder, sent = Path(sys.argv[1]), Path(sys.argv[2])
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from lmi_bench.clock import run_virtual
-from lmi_bench.errors import TargetError
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.measure import Answer, keep_partial, measure
 from lmi_bench.loadgen.retry import RetryingTarget
-from lmi_bench.records import Exchange
-from lmi_bench.workload import PlannedRequest
 
 REQUEST = PlannedRequest(0, 0.0, 8, 1)
 

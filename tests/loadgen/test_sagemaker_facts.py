@@ -7,7 +7,7 @@ import pytest
 from botocore.stub import Stubber
 
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.aws_access import AwsAccess
 from lmi_bench.loadgen.sagemaker_facts import describe_endpoint, read_endpoint_facts
 

@@ -8,13 +8,13 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.aws_access import Signer, open_aws_access
 from lmi_bench.loadgen.measure import measure
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import PlannedRequest
 from tests.faults.misbehaving import document, serving
 from tests.loadgen.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, Dying, runtime_server
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.self_check import LoopWatch, check_level
-from lmi_bench.records import RequestRecord
-from lmi_bench.workload import LevelSpec
 
 CLOSED = LevelSpec(0, concurrency=4, num_requests=20)
 OPEN = LevelSpec(0, rate_per_s=10.0, arrivals="constant", num_requests=20)

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.gpu_power import GpuPower
 from lmi_bench.loadgen.prometheus import Sample, SampleReader
 from lmi_bench.loadgen.server_metrics import read_page
 from lmi_bench.loadgen.server_watch import ServerWatch
-from lmi_bench.records import RequestRecord
 
 # As vLLM 0.10 prints them, shortened.
 VLLM_PAGE = """\

@@ -10,16 +10,16 @@ from itertools import pairwise
 import pytest
 
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.clock import run_virtual
-from lmi_bench.conversations import read_conversations
-from lmi_bench.errors import InputError, TargetError
-from lmi_bench.lengths import parse_seconds
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.conversations import read_conversations
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.lengths import parse_seconds
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.dialogues import MadeUpDialogues, RecordedDialogues
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, NoText, SyntheticPrompts, TokenIds
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.records import Exchange
 from lmi_bench.wire.openai import OpenAiChatFormat
-from lmi_bench.workload import LevelSpec, of_sessions
 
 ANSWER_S = 0.5
 

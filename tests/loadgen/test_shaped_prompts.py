@@ -9,19 +9,19 @@ import pytest
 
 from lmi_bench.analysis.latency import summarise_level
 from lmi_bench.analysis.simulator import simulate_level
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import parse_lengths
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.traces import read_trace
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.errors import InputError
-from lmi_bench.lengths import parse_lengths
 from lmi_bench.loadgen.levels import levels_of
 from lmi_bench.loadgen.prompts import NoText
 from lmi_bench.loadgen.shaped_prompts import DrawnPrompts, TracePrompts
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.records import Exchange
-from lmi_bench.run_store import RunStore, load_run
-from lmi_bench.scenario import parse_scenario
-from lmi_bench.traces import read_trace
-from lmi_bench.workload import LevelSpec
 
 TRACE = "".join(
     f'{{"timestamp": {ms}, "input_length": {size}, "output_length": 2}}\n'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.closed_loop import run_closed_loop
 from lmi_bench.loadgen.stall_guard import StallGuard
-from lmi_bench.records import Exchange
-from lmi_bench.workload import ClosedLoop, PlannedRequest
 
 
 class Answers:

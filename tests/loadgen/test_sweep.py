@@ -8,14 +8,14 @@ from array import array
 
 import pytest
 
-from lmi_bench.clock import run_virtual
-from lmi_bench.errors import EngineError, TargetError
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import EngineError, TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.sweep import StopRules, run_sweep
-from lmi_bench.records import Exchange
-from lmi_bench.run_store import RunStore, load_run
-from lmi_bench.workload import LevelSpec
 
 MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
 PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.level_runner import StopRules
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.receive import run_on_sockets
 from lmi_bench.loadgen.sweep import run_sweep
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import LevelSpec
 
 SERVER = Path(__file__).parents[2] / "benchmarks" / "support" / "truth_server.py"
 TTFT_MS, ITL_MS, TOKENS = 100.0, 10.0, 16

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmi_bench.errors import InputError, LmiBenchError
-from lmi_bench.lengths import parse_seconds
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.lengths import parse_seconds
+from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.dialogues import MadeUpDialogues
 from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
@@ -30,7 +31,6 @@ from lmi_bench.loadgen.sweep import run_sweep
 from lmi_bench.loadgen.worker import WorkerJob
 from lmi_bench.loadgen.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import LevelSpec, of_sessions
 
 SUPPORT = Path(__file__).parents[2] / "benchmarks" / "support"
 TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16

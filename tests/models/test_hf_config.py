@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.catalog.models import find_model
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import folder_name
 from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder, with_rope_scaling
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.workload import LevelSpec
 from tests.parity.test_simulator import (
     MIXED,
     StepTimes,

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.simulator import simulate_level
-from lmi_bench.clock import run_virtual
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import RoundRobin
@@ -21,8 +23,6 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.in_process_target import InProcessTarget
 from lmi_bench.loadgen.sweep import run_sweep
-from lmi_bench.records import LevelRun
-from lmi_bench.workload import LevelSpec, PlannedRequest
 
 
 class StepTimes:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.records import GeneratorCheck, LevelRun, RequestRecord
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 
 
 @dataclass(frozen=True)

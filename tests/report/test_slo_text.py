@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.records import RequestRecord
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.slo_text import highest_meeting
-from lmi_bench.slo import parse_slo
 
 SLOS = (parse_slo("ttft_mean<=1s"),)
 

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.analysis.checks import level_name
 from lmi_bench.analysis.knee import find_knees
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.report.figures import write_figures
 from lmi_bench.report.text import (
     engine_rows,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.report.formats import key_title, number, statistic_cell, usd
 from lmi_bench.report.view import build_view
 

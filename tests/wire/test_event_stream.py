@@ -10,7 +10,7 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.wire.either import EitherSplitter
 from lmi_bench.wire.event_stream import (
     EventStreamSplitter,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.errors import TargetError
+from lmi_bench.core.errors import TargetError
 from lmi_bench.wire.json_lines import JsonLinesSplitter
 from lmi_bench.wire.sse import SseSplitter
 

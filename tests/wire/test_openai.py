@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.format import WireEvent, find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
-from lmi_bench.workload import PlannedRequest
 
 OPENAI = find_format("openai")
 CHAT = find_format("openai-chat")

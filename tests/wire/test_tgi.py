@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lmi_bench.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.format import WireEvent, find_format
-from lmi_bench.workload import PlannedRequest
 
 TGI = find_format("tgi")
 STREAM = (

@@ -1,4 +1,4 @@
-"""The step library: one C++ file, compiled once for a machine (`lmi_bench.native_build`)."""
+"""The step library: one C++ file, compiled once for a machine (`lmi_bench.core.native_build`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.native_build import NativeSource, NativeUnavailableError
-from lmi_bench.native_build import library as build_library
+from lmi_bench.core.native_build import NativeSource, NativeUnavailableError
+from lmi_bench.core.native_build import library as build_library
 
 __all__ = ["NativeUnavailableError", "library"]
 

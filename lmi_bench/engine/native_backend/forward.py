@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.native_backend.weights import NativeWeights
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
-from lmi_bench.errors import EngineError
 from lmi_bench.models.shape import ModelShape
 
 

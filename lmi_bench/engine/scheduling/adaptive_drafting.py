@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.sequence import Sequence
-from lmi_bench.errors import InputError
 
 DEFAULT_GUESS_COST: Final = 0.1
 """Time of one more verified row as a share of a plain step, where nothing better is known."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
-from lmi_bench.errors import EngineError
 
 
 class BlockManager:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from lmi_bench.errors import CapacityError, InputError
+from lmi_bench.core.errors import CapacityError, InputError
 
 
 class BatchingPolicy(StrEnum):

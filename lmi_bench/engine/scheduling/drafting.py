@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections import abc
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.batch import DRAFTED
 from lmi_bench.engine.scheduling.sequence import Sequence
-from lmi_bench.errors import InputError
 
 Drafter = abc.Callable[[Sequence, int], tuple[int, ...]]
 """Guesses at most n next tokens of a sequence; its last token is always known."""

@@ -13,7 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from lmi_bench.errors import EngineError
+from lmi_bench.core.errors import EngineError
 
 
 class PrefixCache:

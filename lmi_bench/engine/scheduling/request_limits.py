@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.errors import CapacityError, InputError
 
 
 def check_fits(

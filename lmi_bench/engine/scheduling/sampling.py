@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 MOST_TOP_LOGPROBS: Final = 20
 """Of one token, as vLLM and OpenAI allow."""

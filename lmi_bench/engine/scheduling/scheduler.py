@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import abc, deque
 from typing import Final
 
+from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     BatchEntry,
@@ -36,7 +37,6 @@ from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.scheduling.waiting import WaitingQueue
-from lmi_bench.errors import EngineError, InputError, OverloadedError
 
 _IDLE: Final = Idle()
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import MIB
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
@@ -27,8 +29,6 @@ from lmi_bench.engine.server.sagemaker_routes import UNARY_TIMEOUT_S, SageMakerR
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
-from lmi_bench.errors import InputError
-from lmi_bench.units import MIB
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # what SageMaker lets through to a container

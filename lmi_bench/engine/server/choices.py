@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from lmi_bench.core.errors import CapacityError, EngineError
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.errors import CapacityError, EngineError
 
 MAX_CHOICES = 128  # as OpenAI allows
 

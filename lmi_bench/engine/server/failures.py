@@ -20,7 +20,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lmi_bench.errors import EngineError, InputError, OverloadedError
+from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 
 FAILURES = (InputError, OverloadedError, EngineError)
 

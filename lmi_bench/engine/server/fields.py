@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _SHOWN_CHARS = 80
 

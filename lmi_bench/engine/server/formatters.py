@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from lmi_bench.errors import EngineError, InputError
+from lmi_bench.core.errors import EngineError, InputError
 
 Formatter = Callable[..., object]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import orjson
 
+from lmi_bench.core.errors import EngineError
+from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.server.answer import Answer, Piece, openai_finish_reason
 from lmi_bench.engine.server.failures import lmi_failure
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_request import LmiCall
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.errors import EngineError
-from lmi_bench.units import s_to_ms
 
 _FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's own
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.fields import Fields
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
-from lmi_bench.errors import InputError
 
 DEFAULT_MAX_NEW_TOKENS = 30
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import orjson
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.server.answer import Answer, Piece, openai_finish_reason
 from lmi_bench.engine.server.failures import openai_failure
 from lmi_bench.engine.server.openai_request import OpenAiCall
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.errors import EngineError
 
 _DONE = b"data: [DONE]\n\n"
 

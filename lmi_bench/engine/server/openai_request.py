@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.choices import MAX_CHOICES
 from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
-from lmi_bench.errors import InputError
 
 DEFAULT_MAX_TOKENS = 16  # of completions; a chat goes on to the end of the context
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 
 class PlainTokenizer:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.server.failures import (
     FAILURES,
     closing,
@@ -28,7 +29,6 @@ from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.sigv4 import SignatureCheck, SignatureError, SignedRequest
 from lmi_bench.engine.server.streaming import PLAIN, Envelope
-from lmi_bench.errors import InputError
 from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
 
 UNARY_TIMEOUT_S = 60.0

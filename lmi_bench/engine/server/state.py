@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.totals import RequestTotals
-from lmi_bench.errors import CapacityError, InputError
 
 LOGGER = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.server.answer import Answer, Piece
-from lmi_bench.errors import EngineError
 
 LOGGER = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.sampling import MOST_TOP_LOGPROBS, SamplingParams
 from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
-from lmi_bench.errors import CapacityError, InputError
 
 MAX_BEST_OF: Final = 2
 _SEED_BITS: Final = 63

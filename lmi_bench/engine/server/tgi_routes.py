@@ -15,6 +15,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from lmi_bench import __version__
+from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.server.answer import Answer, Prompt
 from lmi_bench.engine.server.choices import complete_all, end_all, submit_choices
 from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure, tgi_unhealthy
@@ -32,7 +33,6 @@ from lmi_bench.engine.server.tgi_request import (
     read_sampling,
     read_tgi_body,
 )
-from lmi_bench.units import s_to_ms
 
 ROUTER_NAME: Final = "lmi-bench"
 """`router` in `/info`, where TGI says `text-generation-router`: who asks can tell them apart."""

@@ -17,9 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
-from lmi_bench.errors import InputError
 from lmi_bench.models.folder import make_new_folder, read_config
 
 _INDEX: Final = "pytorch_model.bin.index.json"

@@ -21,12 +21,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
     demo_tokenizer_json,
 )
-from lmi_bench.errors import InputError
 
 _VERSION: Final = "v1"  # part of the cache folder's name: raise it when a file's content changes
 _SEED: Final = 20_261_121

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lmi_bench.core.errors import EngineError, LmiBenchError
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
@@ -33,7 +34,6 @@ from lmi_bench.engine.torch_backend.static.build import (
 from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
 from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import EngineError, LmiBenchError
 from lmi_bench.models.folder import check_loadable, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape

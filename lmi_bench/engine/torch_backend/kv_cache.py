@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
-from lmi_bench.errors import CapacityError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.errors import CapacityError
+from lmi_bench.core.errors import CapacityError
 
 LARGE_PAGE: Final = 2 << 20  # bytes
 

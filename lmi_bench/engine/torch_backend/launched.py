@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
+from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.engine.torch_backend.collectives import DistributedCollectives, Transport
 from lmi_bench.engine.torch_backend.launched_watch import RankWatch
 from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Stop
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import EngineError, InputError, LmiBenchError
 
 _PATIENCE: Final = datetime.timedelta(days=365)  # a server may be idle for long
 

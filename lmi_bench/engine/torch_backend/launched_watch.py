@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch import distributed
 
-from lmi_bench.errors import EngineError
+from lmi_bench.core.errors import EngineError
 
 _PATIENCE_S: Final = 60.0  # to connect: every rank is on its way here
 _ENDS_SOON_S: Final = 2.0  # between the failure of a sum and the end of a connection

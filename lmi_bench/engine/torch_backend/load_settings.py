@@ -8,11 +8,11 @@ from typing import Final
 
 import torch
 
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import usable_cores
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
-from lmi_bench.errors import InputError
-from lmi_bench.host import usable_cores
 
 DEFAULT_BLOCK_SIZE: Final = 64
 """Tokens of a page: long enough that the matrix product over one is worth its call."""

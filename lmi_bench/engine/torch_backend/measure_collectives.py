@@ -7,11 +7,11 @@ from typing import Final
 
 import torch
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.rank import TimeAllReduce
 from lmi_bench.engine.torch_backend.rank_group import RankGroup
 from lmi_bench.engine.torch_backend.shared_memory import room_for, works_here
-from lmi_bench.errors import InputError
 
 _BYTES_A_ROUND: Final = 32 << 20
 _MOST_CALLS: Final = 100

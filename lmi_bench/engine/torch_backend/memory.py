@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from lmi_bench.errors import CapacityError, InputError
-from lmi_bench.units import bytes_to_gib
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.units import bytes_to_gib
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUPS: Final = Path("/sys/fs/cgroup")

@@ -16,10 +16,10 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
-from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.models.shape import tensor_parallel_problem
 from lmi_bench.models.spec import DecoderSpec
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.quantization import sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import Transport
@@ -33,7 +34,6 @@ from lmi_bench.engine.torch_backend.rank import (
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
 from lmi_bench.engine.torch_backend.static.check import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import EngineError, InputError
 from lmi_bench.models.folder import check_loadable, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape

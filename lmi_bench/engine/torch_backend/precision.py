@@ -15,8 +15,8 @@ from typing import Final
 
 import torch
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.layers import make_linear
-from lmi_bench.errors import InputError
 
 DTYPES: Final = {
     "float32": torch.float32,

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from lmi_bench.core.errors import EngineError, LmiBenchError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import (
@@ -45,7 +46,6 @@ from lmi_bench.engine.torch_backend.static.build import (
 )
 from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
 from lmi_bench.engine.torch_backend.static.forward import StaticForward
-from lmi_bench.errors import EngineError, LmiBenchError
 from lmi_bench.models.spec import DecoderSpec
 
 _TELL_EVERY_S: Final = 0.1

@@ -17,12 +17,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.engine.torch_backend.collectives import Meeting, Transport
 from lmi_bench.engine.torch_backend.fork_server import fork_context
 from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, run_rank
 from lmi_bench.engine.torch_backend.shared_memory import SegmentOwner, room_for, works_here
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.errors import EngineError, InputError, LmiBenchError
 
 _STOP_S: Final = 5.0
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 SCALINGS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
 Settings = Mapping[str, Any]

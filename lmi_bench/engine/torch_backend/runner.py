@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     BatchEntry,
@@ -18,7 +19,6 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.forward import Forward
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
-from lmi_bench.errors import EngineError
 
 
 class _SequenceState:

@@ -29,7 +29,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.errors import EngineError
+from lmi_bench.core.errors import EngineError
 
 REGION_BYTES: Final = 1 << 20
 """A rank's region of one slot: larger tensors go piece by piece, each still in the cache."""

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear, Norm, PlainLinear, RmsNorm
 from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
 from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
 from lmi_bench.engine.torch_backend.static.programs import StepResult
 from lmi_bench.engine.triton_backend import ops
-from lmi_bench.errors import EngineError
 from lmi_bench.models.spec import DecoderSpec, NormKind
 
 _LEAST_PAGE: Final = 16

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from lmi_bench.analysis.latency import summarise_ms
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
@@ -26,7 +27,6 @@ from lmi_bench.interchange.imports.level import (
     two_event_record,
     whole_of,
 )
-from lmi_bench.records import RequestRecord
 
 _NO_GAPS = "llmeter keeps first and last token only"
 _LLMPERF_ITL = "llmperf's inter-token latency contains the TTFT and divides by chunks"

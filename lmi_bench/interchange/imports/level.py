@@ -18,9 +18,9 @@ from lmi_bench.analysis.latency import (
     samples_needed,
     summarise_level,
 )
-from lmi_bench.errors import InputError
-from lmi_bench.records import LevelRun, RequestRecord
-from lmi_bench.workload import LevelSpec
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 
 NOT_IN_FILE = "not in the imported file"
 Statistics = dict[str, Any]

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
@@ -23,7 +24,6 @@ from lmi_bench.interchange.imports.level import (
     two_event_record,
     whole_of,
 )
-from lmi_bench.records import RequestRecord
 
 _METRICS = {
     "time_to_first_token": "ttft_ms",

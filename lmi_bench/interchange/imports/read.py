@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from lmi_bench.errors import InputError, file_reason
+from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.interchange.imports import (
     by_request_tools,
     evalscope,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import RunStore, build_manifest
 from lmi_bench.interchange.imports.level import Imported
-from lmi_bench.run_store import RunStore, build_manifest
 
 
 def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence[str]) -> int:

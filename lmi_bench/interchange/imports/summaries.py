@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
@@ -24,7 +25,6 @@ from lmi_bench.interchange.imports.level import (
     summary_line,
     whole_of,
 )
-from lmi_bench.records import RequestRecord
 
 _KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_ms", "e2el": "e2e_ms"}
 _NAMES = {"mean": "mean", "p50": "median", "std": "std", "p90": "p90", "p95": "p95", "p99": "p99"}

@@ -230,7 +230,7 @@ from pathlib import Path
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.native_backend.forward import NativeForward
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.errors import EngineError
+from lmi_bench.core.errors import EngineError
 
 settings = LoadSettings(dtype="float32", num_blocks=4, block_size=16, threads=1)
 opened = NativeExecutor.load(Path(sys.argv[1]), settings)._forward

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.block_manager import BlockManager
-from lmi_bench.errors import EngineError
 
 
 def test_a_partly_filled_block_counts_whole():

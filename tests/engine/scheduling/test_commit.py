@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, Idle, StepKind, StepOutput
-from lmi_bench.errors import EngineError
 
 EOS, STOP = 2, 13
 

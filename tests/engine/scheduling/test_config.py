@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
-from lmi_bench.errors import CapacityError, InputError
 
 
 def test_policies_are_known_by_their_names():

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import pytest
 
+from lmi_bench.core.errors import CapacityError, InputError, OverloadedError
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.errors import CapacityError, InputError, OverloadedError
 
 
 def test_a_table_grows_by_one_block_when_its_last_one_is_full(drive):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.batch import Idle, StepBatch, WaitUntil
-from lmi_bench.errors import InputError
 
 MIXED = [(0.0, 20, 500), (0.0, 500, 20)] * 8
 

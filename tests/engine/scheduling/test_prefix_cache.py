@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.prefix_cache import PrefixCache, block_digest
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.errors import EngineError
 
 
 def scheduler(**settings) -> Scheduler:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     StepBatch,
@@ -23,7 +24,6 @@ from lmi_bench.engine.scheduling.batch import (
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.errors import CapacityError
 
 EOS = (0, 1, 2)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.batch import StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -15,7 +16,6 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.server.app import build_app, listening
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.errors import EngineError
 
 
 class ConstantStep:

@@ -10,6 +10,8 @@ import pytest
 from aiohttp import web
 
 from lmi_bench.cli.serve_run import run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -21,8 +23,6 @@ from lmi_bench.engine.server.app import (
     serve,
 )
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.server.formatters import load_formatters
-from lmi_bench.errors import InputError
 
 QUESTION = """
 from djl_python.input_parser import input_formatter

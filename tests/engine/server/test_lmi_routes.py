@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import PlannedRequest
 
 
 def lines_of(body):

@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, OverloadedError, ValidationError
 
+from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.format import find_format
-from lmi_bench.workload import PlannedRequest
 
 STREAM = "/generate_stream"
 UNARY = "/generate"

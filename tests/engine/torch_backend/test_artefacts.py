@@ -12,6 +12,8 @@ import pytest
 
 from lmi_bench.cli.back_end import BackEnd
 from lmi_bench.cli.compiling import step_settings
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend.static.artefact import (
     MANIFEST,
@@ -22,8 +24,6 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 )
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes
-from lmi_bench.errors import InputError
-from lmi_bench.scenario import EngineSection
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 KEY = ArtefactKey(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.convert import convert, weights_hash
-from lmi_bench.errors import InputError
 from tests.engine.torch_backend.tiny_models import TinyModel
 
 

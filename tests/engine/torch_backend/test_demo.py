@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -19,7 +20,6 @@ from lmi_bench.engine.torch_backend.demo import ensure_demo_model
 from lmi_bench.engine.torch_backend.demo_vocabulary import demo_tokens
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.errors import InputError
 from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,

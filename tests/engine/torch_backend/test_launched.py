@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.launched import Launch, launch_of
-from lmi_bench.errors import InputError
 from tests.engine.torch_backend.test_runner import PROMPT
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ from pathlib import Path
 from lmi_bench.engine.torch_backend.launched import follow, launch_of
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
-from lmi_bench.errors import EngineError
+from lmi_bench.core.errors import EngineError
 
 launch = launch_of(os.environ)
 if launch.rank:

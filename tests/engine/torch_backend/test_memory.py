@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.torch_backend import memory
 from lmi_bench.engine.torch_backend.memory import (
     blocks_that_fit,
     check_weights_fit,
     free_memory_bytes,
 )
-from lmi_bench.errors import CapacityError, InputError
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmi_bench.core.errors import CapacityError, EngineError, InputError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -26,7 +27,6 @@ from lmi_bench.engine.torch_backend.parallel import VocabularyPart
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.rank import RunStep
 from lmi_bench.engine.torch_backend.rank_group import ExitCodes, RankGroup
-from lmi_bench.errors import CapacityError, EngineError, InputError
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
     generate,

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import LMI_NAMES, QuantizeSettings, Scheme, parse_scheme
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.awq_format import from_awq, to_awq
@@ -41,7 +42,6 @@ from lmi_bench.engine.torch_backend.quantization.scale_search import (
     smoothing_factors,
     weights_after,
 )
-from lmi_bench.errors import InputError
 
 CPU = torch.device("cpu")
 ROUNDED = [scheme for scheme in Scheme if scheme is not Scheme.NONE]

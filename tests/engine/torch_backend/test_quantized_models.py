@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.forward import TorchForward
@@ -28,7 +29,6 @@ from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped
 from lmi_bench.engine.torch_backend.quantization.scale_groups import scale_groups
 from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import generate, random_requests

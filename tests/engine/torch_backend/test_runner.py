@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmi_bench.core.errors import CapacityError, EngineError, InputError
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.errors import CapacityError, EngineError, InputError
 
 PROMPT = (5, 17, 99, 3, 42, 7, 150, 8, 61)
 GREEDY = SamplingParams()

@@ -14,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.sampler import (
     RowRequest,
@@ -22,7 +23,6 @@ from lmi_bench.engine.torch_backend.sampler import (
     probabilities,
     uniform_draw,
 )
-from lmi_bench.errors import InputError
 
 HISTORY = (3, 4, 4, 9)
 SETTINGS = [

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.shared_memory import (
     REGION_BYTES,
     SegmentOwner,
     SharedMemoryCollectives,
     works_here,
 )
-from lmi_bench.errors import EngineError
 
 pytestmark = pytest.mark.skipif(
     not works_here(), reason="needs a processor that keeps stores in order"

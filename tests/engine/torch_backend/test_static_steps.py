@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
@@ -27,7 +28,6 @@ from lmi_bench.engine.torch_backend.static.shapes import (
     graph_shapes,
     parse_shapes,
 )
-from lmi_bench.errors import EngineError, InputError
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 ROWS = SequenceRows([9], 4, [2, 0], 1)

@@ -10,15 +10,15 @@ from triton.runtime.errors import OutOfResources
 
 from lmi_bench.cli.back_end import choose_back_end
 from lmi_bench.cli.compiling import step_settings
+from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend import layers, loading
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
-from lmi_bench.errors import EngineError, InputError
 from lmi_bench.models.hf_config import spec_from_hf_config
-from lmi_bench.scenario import EngineSection
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 from tests.engine.torch_backend.tiny_models import TinyModel
 

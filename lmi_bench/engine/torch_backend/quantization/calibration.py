@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.texts import CALIBRATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -33,7 +34,6 @@ from lmi_bench.engine.torch_backend.quantization.recording import Recording, rec
 from lmi_bench.engine.torch_backend.quantization.scale_groups import scale_groups
 from lmi_bench.engine.torch_backend.quantization.scale_search import find_factors
 from lmi_bench.engine.torch_backend.weights import Checkpoint
-from lmi_bench.errors import InputError
 from lmi_bench.models.spec import DecoderSpec
 
 SEQUENCE_TOKENS: Final = 128

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.precision import torch_dtype
 from lmi_bench.engine.torch_backend.quantization.awq_format import to_awq
@@ -37,7 +38,6 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
 )
 from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint
-from lmi_bench.errors import InputError
 from lmi_bench.models.folder import check_loadable, make_new_folder, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizedBytes, QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import Linear
@@ -31,7 +32,6 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
     round_int8,
 )
 from lmi_bench.engine.torch_backend.weights import Checkpoint
-from lmi_bench.errors import InputError
 from lmi_bench.models.spec import DecoderSpec
 
 COLUMN_FACTORS: Final = "column_factors"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import GROUP_SIZES, QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.quantization.rounding import fit_group_size
-from lmi_bench.errors import CapacityError, InputError
 from lmi_bench.models.spec import DecoderSpec
 
 OWN_METHOD: Final = "lmi-bench"

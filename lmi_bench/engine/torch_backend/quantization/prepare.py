@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.quantization.calibration import Told, calibrated_factors
 from lmi_bench.engine.torch_backend.quantization.plan import (
@@ -15,7 +16,6 @@ from lmi_bench.engine.torch_backend.quantization.plan import (
     check_group_size,
     stored_plan,
 )
-from lmi_bench.errors import InputError
 from lmi_bench.models.spec import DecoderSpec
 
 

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes
-from lmi_bench.errors import InputError, file_reason
 
 MANIFEST: Final = "manifest.json"
 _LOCK: Final = ".lock"

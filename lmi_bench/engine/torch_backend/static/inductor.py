@@ -14,12 +14,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey
 from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.torch_backend.static.step import DecodeStep
-from lmi_bench.errors import InputError
 from lmi_bench.models.spec import DecoderSpec
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from lmi_bench.errors import EngineError
+from lmi_bench.core.errors import EngineError
 
 _WARM_UPS: Final = 3
 """Runs before a capture: kernels are chosen, workspaces taken and Triton compiles in them."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 _SHAPE: Final = re.compile(r"([0-9]+)x([0-9]+)")
 _DEFAULT_SEQUENCES: Final = (1, 4, 16)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.errors import TargetError
-from lmi_bench.records import Exchange, RequestRecord
-from lmi_bench.workload import PlannedRequest
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.workload import PlannedRequest
 
 REQUEST = PlannedRequest(5, 0.0, input_tokens=8, output_tokens=4)
 

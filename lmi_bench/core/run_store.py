@@ -24,11 +24,11 @@ from typing import Any, Self
 
 import orjson
 
-from lmi_bench.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
-from lmi_bench.errors import InputError, LmiBenchError, file_reason
-from lmi_bench.host import host_facts, installed_versions
-from lmi_bench.records import RequestRecord
-from lmi_bench.redaction import redact, redact_text
+from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
+from lmi_bench.core.errors import InputError, LmiBenchError, file_reason
+from lmi_bench.core.host import host_facts, installed_versions
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.redaction import redact, redact_text
 
 SCHEMA_VERSION = 1
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi_bench.errors import TargetError
-from lmi_bench.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 STATUS_OK = "ok"
 

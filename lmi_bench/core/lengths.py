@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 Kind = Literal["fixed", "uniform", "normal", "lognormal", "empirical"]
 _TAIL = 4.0

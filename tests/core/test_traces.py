@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.errors import InputError
-from lmi_bench.traces import TraceRequest, read_trace
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.traces import TraceRequest, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.errors import InputError, file_reason
-from lmi_bench.units import ms_to_s
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.units import ms_to_s
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")

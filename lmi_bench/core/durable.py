@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 LOCK = ".lock"
 

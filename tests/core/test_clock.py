@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from lmi_bench.clock import is_virtual, run_virtual, settle
-from lmi_bench.errors import LmiBenchError
+from lmi_bench.core.clock import is_virtual, run_virtual, settle
+from lmi_bench.core.errors import LmiBenchError
 
 
 def now_s() -> float:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.durable import LOCK
-from lmi_bench.errors import InputError, LmiBenchError
-from lmi_bench.records import RequestRecord
-from lmi_bench.run_store import RunStore, build_manifest, load_run
-from lmi_bench.scenario import Scenario
+from lmi_bench.core.durable import LOCK
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import RunStore, build_manifest, load_run
+from lmi_bench.core.scenario import Scenario
 
 RECORD = RequestRecord(
     request_id=0,
@@ -116,8 +116,8 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from lmi_bench.run_store import RunStore
-        from lmi_bench.records import RequestRecord
+        from lmi_bench.core.run_store import RunStore
+        from lmi_bench.core.records import RequestRecord
         store = RunStore.create(Path({str(path)!r}), {{"schema_version": 1, "scenario_hash": "h"}})
         level = 0
         while True:
@@ -131,7 +131,7 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.stdout is not None
     with process.stdout:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lmi_bench.host import usable_cores
+from lmi_bench.core.host import usable_cores
 
 
 @pytest.fixture

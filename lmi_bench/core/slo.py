@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lmi_bench.errors import InputError
-from lmi_bench.units import MS_PER_S
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import MS_PER_S
 
 METRICS = ("ttft", "itl", "tpot", "e2e", "latency_per_token")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lmi_bench.errors import InputError
+from lmi_bench.core.errors import InputError
 
 ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
 

@@ -15,7 +15,7 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from lmi_bench.errors import LmiBenchError
+from lmi_bench.core.errors import LmiBenchError
 
 T = TypeVar("T")
 

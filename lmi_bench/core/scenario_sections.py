@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from lmi_bench.errors import InputError
-from lmi_bench.lengths import parse_lengths, parse_seconds
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import parse_lengths, parse_seconds
 
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from lmi_bench.errors import InputError
-from lmi_bench.lengths import parse_lengths
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import parse_lengths
 
 
 def draws(text, n=40_000):

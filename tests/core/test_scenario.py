@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmi_bench.errors import InputError
-from lmi_bench.loadgen.levels import levels_of
-from lmi_bench.scenario import (
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import (
     Scenario,
     load_scenario,
     parse_scenario,
     scenario_json_schema,
 )
+from lmi_bench.loadgen.levels import levels_of
 
-SHIPPED = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
+SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 
 SHORTEST = """
 model: demo-15m

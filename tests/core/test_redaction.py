@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.redaction import redact, redact_text
+from lmi_bench.core.redaction import redact, redact_text
 
 LATE = "requests left 11.3 ms late; give it more --workers, or ask for less load"
 

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from lmi_bench.errors import InputError
-from lmi_bench.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 
 def test_constant_arrivals_are_one_over_the_rate_apart():

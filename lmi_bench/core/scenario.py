@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from lmi_bench.errors import InputError
-from lmi_bench.scenario_sections import (
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario_sections import (
     DEFAULT_CONCURRENCY,
     ClientSection,
     EngineSection,
@@ -37,7 +37,7 @@ from lmi_bench.scenario_sections import (
     WorkloadSection,
     seconds_or_none,
 )
-from lmi_bench.slo import parse_slo
+from lmi_bench.core.slo import parse_slo
 
 __all__ = [
     "DEFAULT_CONCURRENCY",
