@@ -23,7 +23,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.cli.bench import open_bench
 from lmi_bench.core.scenario import Scenario, load_scenario
 from lmi_bench.loadgen.levels import levels_of

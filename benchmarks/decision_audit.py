@@ -39,17 +39,17 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR
-from lmi_bench.analysis.calibrate import Cell, calibrate_profile
-from lmi_bench.analysis.latency import request_latency
-from lmi_bench.analysis.layouts import CopyPlan, Layout, Workload, plan_copy
-from lmi_bench.analysis.measured_load import MeasuredLoad, settled
-from lmi_bench.analysis.operating_point import Statistics, worst_ratio
-from lmi_bench.analysis.profiles import EngineProfile, StepParameters
-from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommendation import Recommendation
-from lmi_bench.analysis.recommender import best_fleets, prepare, recommend, screen
-from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile
+from lmi_bench.analysis.fleet.answer import Recommendation
+from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
+from lmi_bench.analysis.fleet.operating_point import Statistics, worst_ratio
+from lmi_bench.analysis.fleet.recommender import best_fleets, prepare, recommend, screen
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
+from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
-from lmi_bench.analysis.calibrate import profile_of_fit
-from lmi_bench.analysis.cells import Cell, marks_of
-from lmi_bench.analysis.discrepancy import observations_of
-from lmi_bench.analysis.engine_defaults import V1
-from lmi_bench.analysis.fit import fit_cells
-from lmi_bench.analysis.measured_tables import TableRow, read_table
-from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
+from lmi_bench.analysis.fit.calibrate import profile_of_fit
+from lmi_bench.analysis.fit.discrepancy import observations_of
+from lmi_bench.analysis.fit.fit import fit_cells
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
+from lmi_bench.analysis.level.cells import Cell, marks_of
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.engine_defaults import V1
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
 
 DATA = Path(__file__).parents[1] / "lmi_bench" / "catalog" / "data"
 TABLES = os.environ.get("LMI_BENCH_TABLES", "")

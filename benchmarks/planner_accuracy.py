@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
-from lmi_bench.analysis.cells import Cell, Metric
-from lmi_bench.analysis.fit import Estimate, fit_cells
-from lmi_bench.analysis.layouts import Layout, Workload, plan_copy
-from lmi_bench.analysis.measured_tables import TableRow, read_table
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.simulator import simulate_level
-from lmi_bench.analysis.validation import Judged, validate
+from lmi_bench.analysis.fit.fit import Estimate, fit_cells
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
+from lmi_bench.analysis.fit.validation import Judged, validate
+from lmi_bench.analysis.level.cells import Cell, Metric
+from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_models, find_model
 from lmi_bench.core.errors import InputError

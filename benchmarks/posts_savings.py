@@ -5,10 +5,15 @@ python benchmarks/posts_savings.py
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
-from lmi_bench.analysis.savings import saving
-from lmi_bench.catalog.instances import find_instance
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.support.savings import saving  # noqa: E402
+from lmi_bench.catalog.instances import find_instance  # noqa: E402
 
 PUBLISHED = "79.88 % cheaper with a 1-year savings plan (post of 2024)"
 

@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
-from lmi_bench.analysis.calibrate import Cell, calibrate_profile, predict_cell
-from lmi_bench.analysis.decisions import Decision, Option, decide
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.catalog.instances import find_instance
-from lmi_bench.catalog.models import find_model
-from lmi_bench.catalog.published import (
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.support.decisions import Decision, Option, decide  # noqa: E402
+from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile, predict_cell  # noqa: E402
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023  # noqa: E402
+from lmi_bench.analysis.model.profiles import EngineProfile  # noqa: E402
+from lmi_bench.catalog.instances import find_instance  # noqa: E402
+from lmi_bench.catalog.models import find_model  # noqa: E402
+from lmi_bench.catalog.published import (  # noqa: E402
     JUMPSTART_REQUESTS_PER_USER,
     PublishedCell,
     jumpstart_concurrency,

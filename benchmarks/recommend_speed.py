@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023
-from lmi_bench.analysis.layouts import Workload
-from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommender import recommend
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.slo import parse_slo
 

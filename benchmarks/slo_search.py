@@ -20,19 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023
-from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.analysis.level_sizes import LevelSizes, LoadAxis
-from lmi_bench.analysis.simulator import simulate_level
-from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
-from lmi_bench.analysis.slo_judgement import (
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.analysis.results.slo_judgement import (
     DECIDED,
     CertainMiss,
     judge_level,
     requests_needed,
 )
-from lmi_bench.analysis.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
+from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
+from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.records import LevelRun, RequestRecord

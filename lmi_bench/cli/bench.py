@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.knee_cause import KneeFacts
+from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.level_rule import with_levels_found
@@ -211,7 +211,7 @@ def _simulated_facts(
     levels: Sequence[Mapping[str, Any]],
 ) -> KneeFacts:
     """Limits of the simulated engine, and the part of its step model that binds at each level."""
-    from lmi_bench.analysis.capacity import step_time_model_for, theory_batch
+    from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
 
     profile = parts.profile
     assert profile is not None  # a simulated engine has one

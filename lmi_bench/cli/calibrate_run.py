@@ -9,22 +9,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.builtin_profiles import (
+from lmi_bench.analysis.fit.calibrate import profile_of_fit
+from lmi_bench.analysis.fit.discrepancy import observations_of
+from lmi_bench.analysis.fit.experiment_design import choose_cells
+from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
+from lmi_bench.analysis.fit.measured_tables import read_table
+from lmi_bench.analysis.fit.summary_files import (
+    Served,
+    cell_of_summary,
+    model_named_in,
+    read_summary,
+)
+from lmi_bench.analysis.fit.unstated import fit_unstated
+from lmi_bench.analysis.level.cells import Cell, Metric, can_run, marks_of
+from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     prior_of_engine,
 )
-from lmi_bench.analysis.calibrate import profile_of_fit
-from lmi_bench.analysis.cells import Cell, Metric, can_run, marks_of
-from lmi_bench.analysis.checkpoint_dtype import planned_dtype
-from lmi_bench.analysis.discrepancy import observations_of
-from lmi_bench.analysis.experiment_design import choose_cells
-from lmi_bench.analysis.fit import Fit, fit_cells, prior_fit
-from lmi_bench.analysis.local_machine import MeasuredMachine
-from lmi_bench.analysis.measured_tables import read_table
-from lmi_bench.analysis.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
-from lmi_bench.analysis.summary_files import Served, cell_of_summary, model_named_in, read_summary
-from lmi_bench.analysis.unstated import fit_unstated
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.local_machine import MeasuredMachine
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn

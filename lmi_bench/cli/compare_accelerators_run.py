@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.accelerator_comparison import (
+from lmi_bench.analysis.fleet.accelerator_comparison import (
     FourSteps,
     MachineFigures,
     best_by_machine,
@@ -14,8 +14,8 @@ from lmi_bench.analysis.accelerator_comparison import (
     machine_figures,
     sharding,
 )
-from lmi_bench.analysis.checkpoint_dtype import dtype_note, planned_dtype
-from lmi_bench.analysis.layouts import Workload
+from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, say, warn

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from lmi_bench.analysis.compare import Difference, compare_runs
-from lmi_bench.analysis.scaling_efficiency import ScalingEfficiency, scaling_efficiency
+from lmi_bench.analysis.results.compare import Difference, compare_runs
+from lmi_bench.analysis.results.scaling_efficiency import ScalingEfficiency, scaling_efficiency
 from lmi_bench.cli.console import note, print_table, say
 from lmi_bench.cli.files import write_text
 from lmi_bench.core.run_store import load_run

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lmi_bench.analysis.kv_cache import kv_bytes_per_token
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
 from lmi_bench.cli.back_end import BackEnd, choose_back_end
 from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, note, progress

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023
-from lmi_bench.analysis.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.checkpoint_dtype import planned_dtype
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.speculation import Speculation
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.engine_parts import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lmi_bench.analysis.capacity import memory_plan_for
-from lmi_bench.analysis.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn

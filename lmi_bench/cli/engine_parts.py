@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import ms_to_s

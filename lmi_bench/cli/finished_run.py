@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.knee import Knee
-from lmi_bench.analysis.slo_boundary import SloAnswer
+from lmi_bench.analysis.results.knee import Knee
+from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.cli.bench import SIMULATED_PREFIX
 from lmi_bench.cli.level_rule import level_rule, with_levels_found
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run

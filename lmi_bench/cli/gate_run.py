@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmi_bench.analysis.gate import GateCase, gate_baseline, gate_slos
-from lmi_bench.analysis.repeats import pooled_run
-from lmi_bench.analysis.slo_values import FAILURE_RULES, FailureRule
+from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
+from lmi_bench.analysis.results.repeats import pooled_run
+from lmi_bench.analysis.results.slo_values import FAILURE_RULES, FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.cli.files import write_text
 from lmi_bench.core.errors import InputError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.analysis.confidence import calibration_table, confidence, shares
+from lmi_bench.analysis.results.confidence import calibration_table, confidence, shares
 from lmi_bench.cli.console import print_table, progress, say
 from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.core.errors import CapacityError, InputError, file_reason

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lmi_bench.analysis.confidence import confidence
+from lmi_bench.analysis.results.confidence import confidence
 from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, warn
 from lmi_bench.cli.engine_parts import EngineParts

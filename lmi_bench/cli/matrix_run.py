@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.repeats import pooled_run
-from lmi_bench.analysis.sweep_curve import sweep_curve
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.repeats import pooled_run
+from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.cli.access import Access
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.files import write_text

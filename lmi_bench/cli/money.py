@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from lmi_bench.analysis.availability import Availability, parse_availability
-from lmi_bench.analysis.purchase import Purchase, PurchaseKind
-from lmi_bench.analysis.requirements import Requirements
+from lmi_bench.analysis.fleet.availability import Availability, parse_availability
+from lmi_bench.analysis.fleet.purchase import Purchase, PurchaseKind
+from lmi_bench.analysis.fleet.requirements import Requirements
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice
 from lmi_bench.core.errors import InputError

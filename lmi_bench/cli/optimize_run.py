@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.analysis.compare import THROUGHPUT, Difference, compare_runs
+from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.cli.compose import (
     measure_layer_errors,
     open_torch_engine,

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.day import STEP_S, DayPlan, DayResult, parse_start_up, plan_day
-from lmi_bench.analysis.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
-from lmi_bench.analysis.purchase import best_commitment, cost_of_hours
+from lmi_bench.analysis.fleet.day import STEP_S, DayPlan, DayResult, parse_start_up, plan_day
+from lmi_bench.analysis.fleet.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
+from lmi_bench.analysis.fleet.purchase import best_commitment, cost_of_hours
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation

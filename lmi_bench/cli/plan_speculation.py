@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.speculation import Speculation, acceptance_of_counts
+from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.speculation import NGRAM_DRAFT
 from lmi_bench.core.errors import InputError

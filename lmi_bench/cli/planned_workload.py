@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.analysis.layouts import RequestKind, Workload
+from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
-from lmi_bench.analysis.cells import Cell
-from lmi_bench.analysis.checkpoint_dtype import dtype_note, planned_dtype
-from lmi_bench.analysis.fit import Estimate, fit_of_profile
-from lmi_bench.analysis.forecast import CAUSES, Forecast, forecast
-from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.speculation import Speculation
+from lmi_bench.analysis.fit.fit import Estimate, fit_of_profile
+from lmi_bench.analysis.fit.forecast import CAUSES, Forecast, forecast
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
+from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.capacity import planned_model_for, scheduler_config_for
-from lmi_bench.analysis.fit import Z80, Estimate
-from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.simulator import simulate_level
-from lmi_bench.analysis.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.fit.fit import Z80, Estimate
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.cli.engine_parts import make_router
 from lmi_bench.cli.workload_source import longest_request, make_prompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_bench.analysis.presets import presets
+from lmi_bench.analysis.fleet.presets import presets
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.cli.console import note, print_table

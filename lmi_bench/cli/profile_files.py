@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmi_bench.analysis.builtin_profiles import (
+from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     TGI_2023,
@@ -13,7 +13,7 @@ from lmi_bench.analysis.builtin_profiles import (
     VLLM_0_19,
     VLLM_V0_PRIOR,
 )
-from lmi_bench.analysis.profiles import EngineProfile, profile_from_json
+from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.core.errors import InputError
 
 SHIPPED = {

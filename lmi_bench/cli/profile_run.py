@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.analysis.collectives import CollectiveFit, fit_all_reduce
+from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce
 from lmi_bench.cli.compose import time_all_reduces
 from lmi_bench.cli.console import note, print_table, say
 from lmi_bench.core.durable import write_whole

@@ -10,8 +10,8 @@ import typer
 from lmi_bench.core.errors import InputError
 
 if TYPE_CHECKING:
-    from lmi_bench.analysis.attainment import Routing
-    from lmi_bench.analysis.recommend_request import Objective
+    from lmi_bench.analysis.fleet.attainment import Routing
+    from lmi_bench.analysis.fleet.request import Objective
     from lmi_bench.catalog.prices import Platform
 
 _LOAD, _LIMITS, _MACHINES = "Load", "Limits and objective", "Machines and prices"

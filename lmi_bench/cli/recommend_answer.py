@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommendation import Candidate, Recommendation
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.cli.recommend_extras import (
     attainment_lines,
     measure_next_lines,

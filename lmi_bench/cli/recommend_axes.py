@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.analysis.engine_setting import EngineAxes
-from lmi_bench.analysis.weights import weight_format
+from lmi_bench.analysis.model.engine_setting import EngineAxes
+from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.core.errors import InputError
 

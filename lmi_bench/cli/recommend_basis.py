@@ -7,10 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.attainment import Routing
-from lmi_bench.analysis.builtin_profiles import BUNDLED_CPU_PRIOR
-from lmi_bench.analysis.checkpoint_dtype import dtype_note, narrow_dtype, planned_dtype
-from lmi_bench.analysis.from_run import (
+from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
     calibrate_on_runs,
     has_users,
@@ -19,11 +16,14 @@ from lmi_bench.analysis.from_run import (
     run_lengths,
     run_model,
 )
-from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_machine
-from lmi_bench.analysis.layouts import Workload
-from lmi_bench.analysis.measured_load import MeasuredLoad
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.recommend_request import Objective
+from lmi_bench.analysis.fleet.attainment import Routing
+from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
+from lmi_bench.analysis.fleet.request import Objective
+from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype, planned_dtype
+from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_machine
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.analysis.engine_setting import EngineSetting
-from lmi_bench.analysis.fleet_cost import price_line
-from lmi_bench.analysis.recommendation import Candidate, Recommendation
-from lmi_bench.analysis.vary import Variation
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.fleet_cost import price_line
+from lmi_bench.analysis.fleet.vary import Variation
+from lmi_bench.analysis.model.engine_setting import EngineSetting
 
 _SHOWN_UNPRICED = 5
 _SHOWN_PROBES = 2

@@ -9,10 +9,10 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lmi_bench.analysis.checkpoint_dtype import dtype_note, planned_dtype
-from lmi_bench.analysis.layouts import Workload
-from lmi_bench.analysis.portfolio import Portfolio, SharedFleet, member_of, share_machines
-from lmi_bench.analysis.recommend_request import RecommendRequest
+from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet, member_of, share_machines
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.frontier import frontier
-from lmi_bench.analysis.profiles import profile_to_json
-from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommendation import Recommendation
-from lmi_bench.analysis.recommender import recommend
-from lmi_bench.analysis.sensitivity import sensitivity
-from lmi_bench.analysis.vary import parse_range, vary_rate
+from lmi_bench.analysis.fleet.answer import Recommendation
+from lmi_bench.analysis.fleet.frontier import frontier
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.fleet.sensitivity import sensitivity
+from lmi_bench.analysis.fleet.vary import parse_range, vary_rate
+from lmi_bench.analysis.model.profiles import profile_to_json
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.cli.console import STDOUT, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text

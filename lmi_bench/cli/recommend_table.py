@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from lmi_bench.analysis.layouts import Rejection
-from lmi_bench.analysis.recommendation import Candidate, Figure
+from lmi_bench.analysis.fleet.answer import Candidate, Figure
+from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.core.slo import parse_slo
 
 _GIVE_WAY = (

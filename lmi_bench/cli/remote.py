@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.knee_cause import KneeFacts
+from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.cli.access import Access
 from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.console import note

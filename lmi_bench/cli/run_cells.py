@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.analysis.builtin_profiles import (
+from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
     SERVED_CPU_PRIOR,
 )
-from lmi_bench.analysis.cells import Cell
-from lmi_bench.analysis.checkpoint_dtype import narrow_dtype
-from lmi_bench.analysis.from_run import cells_from_run, profile_for_run, run_model
-from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_machine
-from lmi_bench.analysis.local_machine import MeasuredMachine
-from lmi_bench.analysis.profiles import EngineProfile
+from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
+from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_machine
+from lmi_bench.analysis.model.local_machine import MeasuredMachine
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.goodput import goodput
-from lmi_bench.analysis.slo_judgement import requests_needed
-from lmi_bench.analysis.slo_values import FailureRule
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.goodput import goodput
+from lmi_bench.analysis.results.slo_judgement import requests_needed
+from lmi_bench.analysis.results.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run

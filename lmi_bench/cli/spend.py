@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.cost import usd_per_1m_tokens
-from lmi_bench.analysis.slo_boundary import SloAnswer
+from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun

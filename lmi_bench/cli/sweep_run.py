@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.checks import check_levels, has_failed, level_name
-from lmi_bench.analysis.knee import Knee, find_knees
-from lmi_bench.analysis.repeats import parse_until, pooled_run, unmet_until
-from lmi_bench.analysis.slo_boundary import SloAnswer, slo_answer
+from lmi_bench.analysis.results.checks import check_levels, has_failed, level_name
+from lmi_bench.analysis.results.knee import Knee, find_knees
+from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
+from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch

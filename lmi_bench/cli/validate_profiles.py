@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.accuracy import Accuracy, accuracy_of
-from lmi_bench.analysis.measured_tables import TableRow, read_table
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.validation import FIGURES, Judged, validate_profile
+from lmi_bench.analysis.fit.accuracy import Accuracy, accuracy_of
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
+from lmi_bench.analysis.fit.validation import FIGURES, Judged, validate_profile
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.published import published_table
 from lmi_bench.cli.console import note, print_table, progress, say
 from lmi_bench.cli.files import write_text

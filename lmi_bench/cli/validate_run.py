@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.accuracy import accuracies, rates_under
-from lmi_bench.analysis.cells import Cell
-from lmi_bench.analysis.measured_tables import TableRow, read_table
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.validation import Judged, problems_of, validate_profile
-from lmi_bench.analysis.validation import validate as judge
+from lmi_bench.analysis.fit.accuracy import accuracies, rates_under
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
+from lmi_bench.analysis.fit.validation import Judged, problems_of, validate_profile
+from lmi_bench.analysis.fit.validation import validate as judge
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.profile_files import find_profile

@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
-from lmi_bench.analysis.engine_setting import has_graphs
-from lmi_bench.analysis.from_run import PlacedRun, accuracy_on, calibrate_on_runs, cells_from_run
-from lmi_bench.analysis.hardware_probe import LOCAL_NAME, probe_local_instance
-from lmi_bench.analysis.profiles import EngineProfile, profile_from_json, profile_to_json
+from lmi_bench.analysis.fit.from_run import (
+    PlacedRun,
+    accuracy_on,
+    calibrate_on_runs,
+    cells_from_run,
+)
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.engine_setting import has_graphs
+from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import say, warn

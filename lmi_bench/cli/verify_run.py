@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.availability import parse_availability
-from lmi_bench.analysis.latency import QUANTILES, samples_needed
-from lmi_bench.analysis.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.analysis.fleet.availability import parse_availability
+from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli import sweep_run
 from lmi_bench.cli.access import Access

@@ -11,8 +11,13 @@ from typing import Any
 
 import yaml
 
-from lmi_bench.analysis.layouts import RequestKind
-from lmi_bench.analysis.traffic import (
+from lmi_bench.analysis.level.layouts import RequestKind
+from lmi_bench.cli.console import print_table, say
+from lmi_bench.cli.files import write_text
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
+from lmi_bench.interchange.traffic import Traffic, read_traffic
+from lmi_bench.interchange.traffic_statistics import (
     PEAK_WINDOW_S,
     Burstiness,
     burstiness,
@@ -21,11 +26,6 @@ from lmi_bench.analysis.traffic import (
     length_correlation,
     peak_rate_per_s,
 )
-from lmi_bench.cli.console import print_table, say
-from lmi_bench.cli.files import write_text
-from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
-from lmi_bench.interchange.traffic import Traffic, read_traffic
 
 PROMETHEUS = "prometheus:"
 _LEAST_SHARED = 16  # tokens: a cache's block; what is shorter is shared by chance or template

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lmi_bench.analysis.kv_cache import kv_bytes_per_value
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
 
 NGRAM: Final = "ngram"
 _DRAFT_TOKENS: Final = 5

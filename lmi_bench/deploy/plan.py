@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from lmi_bench.analysis.capacity import memory_plan_for
-from lmi_bench.analysis.checkpoint_dtype import narrow_dtype, planned_dtype
-from lmi_bench.analysis.profiles import EngineProfile
-from lmi_bench.analysis.weights import weight_format
+from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.names import variant_words

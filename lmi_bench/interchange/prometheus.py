@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.analysis.layouts import RequestKind
-from lmi_bench.analysis.traffic import PEAK_WINDOW_S, independent_kinds
+from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.core.errors import InputError
+from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, independent_kinds
 
 Fetch = Callable[[str], str]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from lmi_bench.analysis.latency import LATENCY_KEYS, STATISTICS, request_latency
+from lmi_bench.analysis.results.latency import LATENCY_KEYS, STATISTICS, request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.shared_prefix import SharedPrefix, shared_prefix
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
+from lmi_bench.interchange.shared_prefix import SharedPrefix, shared_prefix
 
 _CHARACTERS_PER_TOKEN = 4
 _TIMES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from lmi_bench.analysis.gate import GateCase
+from lmi_bench.analysis.results.gate import GateCase
 
 
 def gate_junit(cases: Sequence[GateCase], *, suite: str = "lmi-bench gate") -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.goodput import check_slo, goodput
-from lmi_bench.analysis.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.latency import ANSWER_KEY, STATISTICS
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.goodput import check_slo, goodput
+from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
+from lmi_bench.analysis.results.latency import ANSWER_KEY, STATISTICS
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo

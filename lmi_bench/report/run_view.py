@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmi_bench.analysis.checks import check_levels
-from lmi_bench.analysis.knee import find_knees
-from lmi_bench.analysis.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.latency import QUANTILES
-from lmi_bench.analysis.repeats import pooled_attempts
-from lmi_bench.analysis.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.analysis.results.checks import check_levels
+from lmi_bench.analysis.results.knee import find_knees
+from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
+from lmi_bench.analysis.results.latency import QUANTILES
+from lmi_bench.analysis.results.repeats import pooled_attempts
+from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
 from lmi_bench.report.formats import load_name, minute, number, plain

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.gate import level_measured_ms
-from lmi_bench.analysis.goodput import goodput
-from lmi_bench.analysis.slo_boundary import SloAnswer
-from lmi_bench.analysis.slo_values import FailureRule
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.gate import level_measured_ms
+from lmi_bench.analysis.results.goodput import goodput
+from lmi_bench.analysis.results.slo_values import FailureRule
+from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, load_name, number, share

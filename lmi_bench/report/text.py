@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.knee import Knee
-from lmi_bench.analysis.latency import ANSWER_KEY
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.knee import Knee
+from lmi_bench.analysis.results.latency import ANSWER_KEY
 from lmi_bench.core.units import format_figure
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain, share
 from lmi_bench.report.values import ReportView, RunView, Table

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lmi_bench import __version__
-from lmi_bench.analysis.definitions import DEFINITIONS
-from lmi_bench.analysis.knee import DEFAULT_LATENCY_LIMIT_MS
+from lmi_bench.analysis.results.definitions import DEFINITIONS
+from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.errors import InputError
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view

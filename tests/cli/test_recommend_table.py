@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023
-from lmi_bench.analysis.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.layouts import Rejection, Workload
-from lmi_bench.analysis.recommend_request import RecommendRequest
-from lmi_bench.analysis.recommender import recommend
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Rejection, Workload
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.recommend_answer import answer_lines

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.slo_boundary import SloAnswer
+from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.spend import Budget, Spend, cheapest, cost_at
 from lmi_bench.core.errors import InputError

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from cfnlint.api import ManualArgs, lint
 
-from lmi_bench.analysis.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, unpack_properties
 from lmi_bench.deploy.engine_wishes import EngineWishes

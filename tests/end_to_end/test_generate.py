@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lmi_bench.analysis.confidence import confidence
+from lmi_bench.analysis.results.confidence import confidence
 from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.cli.generate_choices import continuation_ids

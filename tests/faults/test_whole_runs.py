@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen import stall_guard

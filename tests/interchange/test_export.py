@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import RunStore, build_manifest, load_run

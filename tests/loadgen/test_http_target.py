@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.workload import LevelSpec, PlannedRequest

@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from lmi_bench.analysis.checks import check_level
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.checks import check_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions
 from lmi_bench.loadgen.in_flight import InFlightCap

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.level_parts import LevelPart, Share, merge_parts

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lmi_bench.analysis.latency import wall_time_s
+from lmi_bench.analysis.results.latency import wall_time_s
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.records import Exchange, RequestRecord

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.conversations import read_conversations
 from lmi_bench.core.errors import InputError, TargetError

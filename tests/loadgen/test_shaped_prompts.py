@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from lmi_bench.analysis.latency import summarise_level
-from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths

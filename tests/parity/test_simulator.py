@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.simulator import simulate_level
+from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec, PlannedRequest

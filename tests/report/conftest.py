@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmi_bench.analysis.latency import summarise_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 

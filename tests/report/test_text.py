@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.checks import level_name
-from lmi_bench.analysis.knee import find_knees
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.core.errors import InputError
 from lmi_bench.report.figures import write_figures
 from lmi_bench.report.text import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from lmi_bench.analysis.latency import summarise_ms
+from lmi_bench.analysis.results.latency import summarise_ms
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.analysis.latency import (
+from lmi_bench.analysis.results.latency import (
     LATENCY_KEYS,
     QUANTILES,
     STATISTICS,

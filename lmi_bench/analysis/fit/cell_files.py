@@ -1,0 +1,73 @@
+"""Measured levels inside a profile's file: what a prediction needs to be corrected by them.
+
+A level names its machine; a machine that no catalog has is made again from its accelerators, and
+`local` from the figures that the profile keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine
+from lmi_bench.catalog.accelerators import find_accelerator
+from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.models.shape import ModelShape
+
+
+def cell_to_json(cell: Cell) -> dict[str, Any]:
+    """The level as plain values; fields that have their default are left out."""
+    content: dict[str, Any] = {
+        "model": {
+            item.name: _plain(getattr(cell.shape, item.name))
+            for item in fields(ModelShape)
+            if getattr(cell.shape, item.name) != item.default
+        },
+        "machine": {
+            "instance": cell.instance.instance_type,
+            "accelerator": cell.instance.accelerator.name,
+            "num_accelerators": cell.instance.num_accelerators,
+        },
+    }
+    for item in fields(Cell):
+        value = getattr(cell, item.name)
+        if item.name not in ("shape", "instance") and value != item.default:
+            content[item.name] = _plain(value)
+    return content
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) -> Cell:
+    """The level that `cell_to_json` wrote.
+
+    machine  what `local` is. Raises InputError where the level is of no known machine.
+    """
+    try:
+        values = dict(content)
+        model = dict(values.pop("model"))
+        model["aliases"] = tuple(model.get("aliases", ()))
+        where = values.pop("machine")
+        values["arrivals_s"] = tuple(values.get("arrivals_s", ()))
+        return Cell(shape=ModelShape(**model), instance=_machine(where, machine), **values)
+    except (KeyError, TypeError) as exc:
+        raise InputError(f"not a measured level of a profile: {exc}") from exc
+
+
+def _machine(where: Mapping[str, Any], machine: MeasuredMachine | None) -> Instance:
+    name = str(where["instance"])
+    if name == LOCAL_NAME:
+        if machine is None:
+            raise InputError("the profile has levels of `local` but no figures of that machine")
+        return machine.instance()
+    try:
+        return find_instance(name)
+    except InputError:
+        return bare_machine(
+            find_accelerator(str(where["accelerator"])), int(where["num_accelerators"])
+        )

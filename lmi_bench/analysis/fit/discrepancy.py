@@ -1,0 +1,187 @@
+"""What a fitted step-time model still misses, and how that is shared between cells.
+
+A cell's figures are off by the model's own error and by the noise of its measurement. The model's
+error is a smooth function of the load on one machine and degree: neighbours share it. It is taken
+as a Gaussian process on the logarithm of time (Kennedy and O'Hagan 2001, section 4), so measured
+cells correct their neighbours, and a far-away cell gets a wide interval. Times are too long by the
+factor by which throughput is too low. In an open loop longer steps mean more sequences in each of
+them: an error of the step time grows by the factor that the simulation says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.level.cells import Cell, Metric, growth_with_step_times, waits_for_slots
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.core.errors import InputError
+
+# Before a scale is found from the cells: standard deviations of logarithms.
+_STEP_ERROR = 0.05  # of a step time, shared by neighbours
+_TTFT_ERROR = 0.17  # of queueing and prompt batching, the model's coarsest part
+_QUEUED_TTFT_ERROR = 0.5  # of a wait for slots: their number off by a tenth is much of a wait
+_NOISE: dict[Metric, float] = {
+    "throughput_tokens_per_s": 0.025,
+    "latency_p90_s_per_token": 0.045,
+    "latency_mean_s_per_token": 0.03,
+    "ttft_mean_s": 0.12,
+    "tpot_mean_s": 0.025,
+}
+_KEEPS_UP = 0.95  # of the offered tokens; the rest is the tail after the last arrival
+_LEAST_SENSITIVITY = 0.05
+# of what the simulation says: a queue's growth beyond that is a matter of luck
+_SENSITIVITIES: dict[Metric, tuple[float, float]] = {
+    "throughput_tokens_per_s": (_LEAST_SENSITIVITY, 1.0),
+    "ttft_mean_s": (0.7, 4.0),
+}
+_TIME_SENSITIVITIES = (0.7, 4.0)
+_LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
+_PROMPT_LENGTH = 1.5  # doublings of the prompt length
+_LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
+_ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
+_TTFT_ACROSS_DEGREES = 0.8  # how requests fall together hangs on load and prompt, not on degree
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One figure of one cell.
+
+    sensitivity  by how much a figure moves with the times, 1 in a closed loop: the throughput of
+                 an open loop that keeps up is the rate, however long steps take, and its times
+                 grow faster than the steps
+    queued       users wait for a slot, so that a time to first token is one of waiting, and as
+                 uncertain as the number of slots
+    """
+
+    cell: Cell
+    metric: Metric
+    sensitivity: float = 1.0
+    queued: bool = False
+
+    @property
+    def is_ttft(self) -> bool:
+        """Whether queues and prompts decide it, and hardly the decode steps."""
+        return self.metric == "ttft_mean_s"
+
+    @property
+    def sign(self) -> int:
+        """-1 where a longer step makes the figure smaller."""
+        return -1 if self.metric == "throughput_tokens_per_s" else 1
+
+    @property
+    def noise_sd(self) -> float:
+        """Of the measurement alone; of a wait for slots, which tells nothing of others, too."""
+        if self.queued and self.is_ttft:
+            return math.hypot(_NOISE[self.metric], _QUEUED_TTFT_ERROR)
+        return _NOISE[self.metric]
+
+    @property
+    def error_sd(self) -> float:
+        """Of the model's error alone."""
+        error = _TTFT_ERROR if self.is_ttft else _STEP_ERROR
+        return error * self.sensitivity
+
+    @property
+    def total_sd(self) -> float:
+        """Of model and measurement together."""
+        return math.hypot(self.noise_sd, self.error_sd)
+
+
+def observe(
+    cell: Cell,
+    metric: Metric,
+    throughput_tokens_per_s: float | None,
+    growth: Mapping[Metric, float] | None = None,
+    *,
+    queued: bool = False,
+) -> Observation:
+    """A figure of a cell whose throughput, measured or predicted, is known.
+
+    growth  of an open loop's figures with the step times (`cells.growth_with_step_times`); None:
+            told by how much of the offered load is served
+    queued  users of its closed loop wait for slots (`cells.waits_for_slots`)
+    """
+    sensitivity = 1.0
+    if cell.rate_per_s is not None and growth is not None:
+        least, most = _SENSITIVITIES.get(metric, _TIME_SENSITIVITIES)
+        sensitivity = min(most, max(least, abs(growth[metric])))
+    elif metric == "throughput_tokens_per_s" and cell.rate_per_s is not None:
+        served = (throughput_tokens_per_s or 0.0) / (cell.rate_per_s * cell.output_tokens)
+        sensitivity = min(1.0, max(_LEAST_SENSITIVITY, (_KEEPS_UP - served) / 0.2))
+    return Observation(cell, metric, sensitivity, queued)
+
+
+def observations_of(
+    cells: Sequence[Cell], profile: EngineProfile | None = None
+) -> list[Observation]:
+    """Every measured figure of the cells, in order, but those that others of the cell imply.
+
+    A mean end-to-end time is the time to first token and the later ones: no figure of its own.
+
+    profile  that says how an open loop's figures grow with the step times
+    """
+    return [
+        observe(cell, metric, cell.throughput_tokens_per_s, growth, queued=queued)
+        for cell in cells
+        for growth in [_growth(cell, profile)]
+        for queued in [profile is not None and waits_for_slots(profile, cell)]
+        for metric in _NOISE
+        if cell.measured(metric) is not None
+        and not (metric == "latency_mean_s_per_token" and cell.tpot_mean_s is not None)
+    ]
+
+
+def _growth(cell: Cell, profile: EngineProfile | None) -> Mapping[Metric, float] | None:
+    if profile is None or cell.rate_per_s is None:
+        return None
+    try:
+        return growth_with_step_times(profile, cell)
+    except InputError:
+        return None  # whoever prices the cell says why it cannot run
+
+
+def _load(cell: Cell) -> float:
+    load = cell.rate_per_s if cell.rate_per_s is not None else cell.concurrency
+    return math.log2(max(load / cell.replicas, 1e-3))
+
+
+def error_covariance(
+    left: Sequence[Observation], right: Sequence[Observation]
+) -> NDArray[np.float64]:
+    """Covariance of the model's errors, shape (left, right), sign of each figure included."""
+
+    def columns(items: Sequence[Observation]) -> tuple[NDArray[np.float64], ...]:
+        cells = [item.cell for item in items]
+        return (
+            np.array([_load(cell) for cell in cells]),
+            np.array([math.log2(cell.input_tokens) for cell in cells]),
+            np.array([cell.tensor_parallel for cell in cells], dtype=np.float64),
+            np.array([hash(_machine(cell)) for cell in cells]),
+            np.array([item.is_ttft for item in items]),
+            np.array([item.sign * item.error_sd for item in items]),
+        )
+
+    load_l, prompt_l, degree_l, machine_l, ttft_l, sd_l = columns(left)
+    load_r, prompt_r, degree_r, machine_r, ttft_r, sd_r = columns(right)
+    near = np.exp(-0.5 * (np.subtract.outer(load_l, load_r) / _LOAD_LENGTH) ** 2)
+    shared = _LASTING_SHARE + (1 - _LASTING_SHARE) * near
+    prompt = np.exp(-0.5 * (np.subtract.outer(prompt_l, prompt_r) / _PROMPT_LENGTH) ** 2)
+    across = np.where(ttft_l, _TTFT_ACROSS_DEGREES, _ACROSS_DEGREES)[:, None]
+    degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, across)
+    same = np.equal.outer(machine_l, machine_r) & np.equal.outer(ttft_l, ttft_r)
+    return np.asarray(same * degree * prompt * shared * np.outer(sd_l, sd_r), dtype=np.float64)
+
+
+def _machine(cell: Cell) -> tuple[object, ...]:
+    return (
+        cell.instance.accelerator.name,
+        cell.instance.num_accelerators,
+        cell.shape.name,
+        cell.dtype,
+        cell.rate_per_s is None,
+    )

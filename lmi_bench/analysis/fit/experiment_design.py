@@ -1,0 +1,88 @@
+"""Which cells to measure: those that make the predictions of all others narrowest.
+
+Greedy: each next cell is the one whose measurement lowers the mean variance of the wanted figures
+most, with parameters and shared model error taken together. Only what is predicted counts, never
+what was measured, so a plan can be made before anything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.fit.discrepancy import Observation, observe
+from lmi_bench.analysis.fit.fit import Fit, derivatives
+from lmi_bench.analysis.level.cells import Cell, Metric, growth_with_step_times, predict_cell
+
+_JITTER = 1e-10
+
+
+def choose_cells(
+    fit: Fit,
+    candidates: Sequence[Cell],
+    wanted: Sequence[Cell],
+    count: int,
+    metrics: Sequence[Metric],
+) -> list[int]:
+    """Indices of the candidates to measure, the most useful first.
+
+    fit      what is known already; its measured cells count as measured
+    wanted   cells that are to be predicted
+    """
+    derived: dict[int, NDArray[np.float64]] = {}
+    foreseen: dict[int, float] = {}
+    grown: dict[int, dict[Metric, float] | None] = {}
+
+    def rows(cells: Sequence[Cell]) -> tuple[list[Observation], NDArray[np.float64]]:
+        for cell in cells:
+            if id(cell) not in derived:
+                derived[id(cell)] = derivatives(fit.profile, cell, fit.names, metrics)
+                predicted = predict_cell(fit.profile, cell, smooth=True)
+                foreseen[id(cell)] = predicted.throughput_tokens_per_s
+                grown[id(cell)] = (
+                    None if cell.rate_per_s is None else growth_with_step_times(fit.profile, cell)
+                )
+        items = [
+            observe(cell, metric, foreseen[id(cell)], grown[id(cell)])
+            for cell in cells
+            for metric in metrics
+        ]
+        return items, np.concatenate([derived[id(cell)] for cell in cells])
+
+    items, jacobian = rows(candidates)
+    targets, target_jacobian = rows(wanted)
+    size = len(metrics)
+    noise = fit.scales.of(items) ** 2 * np.array([item.noise_sd**2 for item in items])
+    covariance = fit.covariance
+
+    def joint(
+        left: list[Observation],
+        left_jacobian: NDArray[np.float64],
+        right: list[Observation],
+        right_jacobian: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        shared = fit.error_left(left, right)
+        return np.asarray(left_jacobian @ covariance @ right_jacobian.T + shared)
+
+    among = joint(items, jacobian, items, jacobian)
+    across = joint(targets, target_jacobian, items, jacobian)
+    chosen: list[int] = []
+    for _ in range(min(count, len(candidates))):
+        gains = np.full(len(candidates), -np.inf)
+        for index in range(len(candidates)):
+            if index in chosen:
+                continue
+            block = slice(index * size, (index + 1) * size)
+            one = among[block, block] + np.diag(noise[block] + _JITTER)
+            reach = across[:, block]
+            gains[index] = float(np.sum(reach * np.linalg.solve(one, reach.T).T))
+        best = int(np.argmax(gains))
+        chosen.append(best)
+        block = slice(best * size, (best + 1) * size)
+        inner = np.linalg.inv(among[block, block] + np.diag(noise[block] + _JITTER))
+        told = np.asarray(inner @ among[block, :], dtype=np.float64)
+        across = np.asarray(across - across[:, block] @ told, dtype=np.float64)
+        among = np.asarray(among - among[:, block] @ told, dtype=np.float64)
+    return chosen

@@ -1,0 +1,268 @@
+"""A sweep's run folder as calibration cells, and the profile that explains it.
+
+Levels count if they are of equal requests that ended whole and without errors: closed loops, and
+open loops whose requests were sent when they were due. The means are used, since a quickstart's few
+requests support no quantile. Levels of random arrivals are also read as loads that kept the SLOs or
+did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile, predict_cell
+from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
+from lmi_bench.analysis.level.layouts import Layout, Workload
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.results.slo_judgement import MISSED_BY
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.units import ms_to_s
+from lmi_bench.engine.scheduling.config import KvLayout
+from lmi_bench.models.folder import is_model_folder
+from lmi_bench.models.shape import ModelShape
+
+# Ways of a scenario to draw or record lengths, instead of requests that are all alike.
+_DRAWN_LENGTHS = (
+    "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
+)  # fmt: skip
+# Figures of a level's line that a profile predicts; the first two decide throughput and latency.
+_ACCURACY_KEYS = {
+    "throughput_tokens_per_s": ("throughput_tokens_per_s", 1.0),
+    "latency_ms_per_token": ("latency_mean_s_per_token", 1e3),
+    "ttft_ms": ("ttft_mean_s", 1e3),
+    "tpot_ms": ("tpot_mean_s", 1e3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRun:
+    """A run and what it was made on; tensor_parallel None: as the run says."""
+
+    run: Run
+    instance: Instance
+    tensor_parallel: int | None = None
+
+    @property
+    def degree(self) -> int:
+        """Devices that one copy of the model was spread over."""
+        stated = self.run.manifest["scenario"]["engine"]["tensor_parallel"]
+        return int(self.tensor_parallel or _target_facts(self.run).get("tensor_parallel") or stated)
+
+
+def run_lengths(run: Run) -> tuple[int, int]:
+    """Input and output tokens of the run's requests; raises InputError if they are not equal."""
+    workload = run.manifest["scenario"]["workload"]
+    drawn = [name for name in _DRAWN_LENGTHS if workload.get(name)]
+    if drawn:
+        raise InputError(
+            f"{run.path}: its requests differ in length ({', '.join(drawn)}); calibration needs a "
+            "sweep of equal requests (--input-tokens N --output-tokens N)"
+        )
+    return int(workload["input_tokens"]), int(workload["output_tokens"])
+
+
+def run_model(run: Run) -> str:
+    """What the run's target calls its model, or the folder that it was read from."""
+    stated = str(run.manifest["scenario"].get("model") or "")
+    if stated and is_model_folder(Path(stated)):
+        return stated
+    return str(_target_facts(run).get("model") or stated)
+
+
+def run_dtype(run: Run) -> str:
+    """Number format of the weights that the run was made with."""
+    return str(run.manifest["scenario"]["engine"].get("dtype") or _default_dtype(run))
+
+
+def _default_dtype(run: Run) -> str:
+    facts = _target_facts(run)
+    if facts.get("kind") == "engine":
+        return "bfloat16"
+    return planned_dtype(run_model(run), facts.get("dtype"))
+
+
+def run_kv_dtype(run: Run) -> str | None:
+    """Number format of the run's KV cache, where its engine says so."""
+    told = _target_facts(run).get("kv_dtype")
+    return None if told is None else str(told)
+
+
+def _target_facts(run: Run) -> Mapping[str, Any]:
+    target = run.manifest.get("target")
+    return target if isinstance(target, Mapping) else {}
+
+
+def cells_from_run(
+    run: Run,
+    shape: ModelShape,
+    instance: Instance,
+    *,
+    dtype: str | None = None,
+    tensor_parallel: int | None = None,
+) -> list[Cell]:
+    """The usable levels of a run as cells; raises InputError where there is none."""
+    input_tokens, output_tokens = run_lengths(run)
+    facts = _target_facts(run)
+    degree = PlacedRun(run, instance, tensor_parallel).degree
+    if facts.get("replicas", 1) > 1:
+        raise InputError(
+            f"{run.path}: measured on {facts['replicas']} replicas at once; a profile is of one: "
+            "sweep again without --replicas"
+        )
+    cells = []
+    for line, records in zip(run.levels, run.records, strict=True):
+        if not line["valid"] or line["errors"] or line["stopped_by"]:
+            continue
+        rate = None if line["concurrency"] is not None else float(line["rate_per_s"])
+        cells.append(
+            Cell(
+                shape=shape,
+                instance=instance,
+                tensor_parallel=degree,
+                dtype=dtype or run_dtype(run),
+                kv_dtype=run_kv_dtype(run),
+                input_tokens=input_tokens,
+                output_tokens=_answered_tokens(line, output_tokens),
+                concurrency=int(line["concurrency"] or 0),
+                rate_per_s=rate,
+                arrivals_s=() if rate is None else tuple(record.due_s for record in records),
+                num_requests=int(line["requests"]),
+                throughput_tokens_per_s=line["throughput_tokens_per_s"],
+                latency_mean_s_per_token=_mean_s(line, "latency_ms_per_token"),
+                ttft_mean_s=_mean_s(line, "ttft_ms"),
+                tpot_mean_s=_mean_s(line, "tpot_ms"),
+                max_sequences=_max_sequences(run, input_tokens + output_tokens),
+            )
+        )
+    if not cells:
+        raise InputError(
+            f"{run.path}: no level can be calibrated on; sweep at least one concurrency without "
+            "errors (--concurrency 1,4,16)"
+        )
+    return cells
+
+
+def _answered_tokens(line: Mapping[str, Any], asked: int) -> int:
+    """Tokens of the level's answers: not all servers can be made to give as many as asked."""
+    answered = line.get("unplanned_lengths")
+    return asked if not answered else max(1, round(answered["output_tokens_mean"]))
+
+
+def _mean_s(line: Mapping[str, Any], key: str) -> float | None:
+    mean_ms = line[key]["mean"]
+    return None if not mean_ms else ms_to_s(mean_ms)
+
+
+def _max_sequences(run: Run, total_tokens: int) -> int | None:
+    """Sequences that the run's own scheduler let run together, where its manifest says so."""
+    scheduler = _target_facts(run).get("scheduler")
+    if not scheduler:
+        return None
+    held = int(scheduler["num_blocks"]) * int(scheduler["block_size"]) // total_tokens
+    return max(1, min(held, int(scheduler["max_rolling_batch_size"])))
+
+
+def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
+    """The base with the scheduler settings that the run's engine had, where they are known."""
+    scheduler = _target_facts(run).get("scheduler")
+    if not scheduler:
+        return base
+    return replace(
+        base,
+        kv_layout=KvLayout(scheduler["kv_layout"]),
+        max_batch_size=int(scheduler["max_rolling_batch_size"]),
+        max_prefill_tokens=int(scheduler["max_rolling_batch_prefill_tokens"]),
+        chunked_prefill=bool(scheduler["chunked_prefill"]),
+        block_size=int(scheduler["block_size"]),
+        defaults="",
+    )
+
+
+def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
+    """The run's levels of Poisson arrivals as loads of one copy; empty where it has none.
+
+    Levels count if their requests have the workload's lengths and the generator kept up.
+    """
+    run = placed.run
+    scenario = run.manifest["scenario"]
+    load = scenario.get("load") or {}
+    if load.get("arrivals", "poisson") != "poisson" or scenario["workload"].get("trace"):
+        return []
+    if all(line.get("rate_per_s") is None for line in run.levels):
+        return []
+    if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
+        return []
+    copies = int(_target_facts(run).get("replicas") or 1)
+    key = Layout(placed.instance, placed.degree).engine_key
+    return [
+        MeasuredLoad(
+            engine_key=key,
+            rate_per_s=line["rate_per_s"] / copies,
+            records=settled(records),
+            cut_short=line["stopped_by"] in MISSED_BY,
+        )
+        for line, records in zip(run.levels, run.records, strict=True)
+        if line.get("rate_per_s") is not None and line["valid"]
+    ]
+
+
+def has_users(run: Run) -> bool:
+    """Whether any level is a closed loop, so that a profile can be calibrated on the run."""
+    return any(line["concurrency"] is not None for line in run.levels)
+
+
+def calibrate_on_runs(
+    base: EngineProfile,
+    placed: Sequence[PlacedRun],
+    shape: ModelShape,
+    *,
+    dtype: str | None = None,
+) -> tuple[EngineProfile, dict[str, Any]]:
+    """The profile fitted to all usable levels of the runs, and its accuracy on them.
+
+    The second value is `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`.
+    Raises InputError where no level can be used.
+    """
+    cells = [
+        cell
+        for each in placed
+        for cell in cells_from_run(
+            each.run, shape, each.instance, dtype=dtype, tensor_parallel=each.tensor_parallel
+        )
+    ]
+    runs = [each.run for each in placed]
+    machines = dict.fromkeys(each.instance.instance_type for each in placed)
+    engine = profile_for_run(base, runs[-1])
+    fitted = calibrate_profile(
+        engine,
+        cells,
+        fitted_on=(
+            f"{len(cells)} levels of {shape.name} on {', '.join(machines)} "
+            f"({', '.join(run.path.name for run in runs)})"
+        ),
+        fitted_date=str(runs[-1].manifest.get("created_at", ""))[:10],
+    )
+    return fitted, accuracy_on(fitted, cells)
+
+
+def accuracy_on(profile: EngineProfile, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Predicted against measured for each cell, in the units of a level's line."""
+    levels = []
+    for cell in cells:
+        predicted = predict_cell(profile, cell)
+        level: dict[str, Any] = {"concurrency": cell.concurrency}
+        for key, (name, unit) in _ACCURACY_KEYS.items():
+            measured = getattr(cell, name)
+            if measured is not None:
+                level[key] = {
+                    "measured": measured * unit,
+                    "predicted": getattr(predicted, name) * unit,
+                }
+        levels.append(level)
+    return {"levels": levels}

@@ -1,0 +1,257 @@
+"""Tables of measured levels (CSV) as cells: which columns are read, and what they mean.
+
+Two families. Sweeps of an endpoint: model, instance, tp, instance_count, input_tokens,
+output_tokens, concurrency, throughput_tokens_per_s, latency_ms_per_token; three requests a user,
+latencies the 90th percentile, cut to whole milliseconds where all of them are whole. Sweeps of an
+engine: model, accelerator, tp, dtype, concurrency_or_rate (`c=8`, `rate=2.5/s`), ttft_ms, itl_ms
+(a time per output token), e2e_ms, engine; means, ten requests a user whose lengths vary by a tenth,
+or 500 requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Other columns and
+empty fields are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
+from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.units import ms_to_s
+
+Row = Mapping[str, str]
+
+_REQUESTS_PER_USER_ENDPOINT = 3
+_REQUESTS_PER_USER_ENGINE = 10
+_OPEN_LOOP_REQUESTS = 500
+_LENGTH_SPREAD = 0.1
+_WHOLE_MS = 1e-3
+_NOT_WHOLE = 1e-6
+_USUAL_COUNTS = (50, 100, 200, 300, 500, 1000, 2000, 5000, 10000)
+_FORM_FACTOR = re.compile(r"[-_ ]*(sxm\d?|pcie|nvl|hbm\w*|nvidia|tensor core)\b", re.IGNORECASE)
+_MEMORY = re.compile(r"[-_ ]*(\d+) ?gi?b\b", re.IGNORECASE)
+_RATE_UNIT = re.compile(r" *(/s|req(uests?)?(/s| per second)|rps|qps)$")
+_EMPTY = ("", "-", "n/a", "na", "nan", "none", "null", "?")
+_DTYPES = (
+    (r"mxfp4", "mxfp4"),
+    (r"awq|gptq|int4|fp4|w4", "int4"),
+    (r"fp8|float8|e4m3", "float8"),
+    (r"int8|w8a8|smoothquant", "int8"),
+    (r"bf16|bfloat16", "bfloat16"),
+    (r"fp16|float16|half", "float16"),
+)
+_REQUIRED = ("model", "input_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One line of a table.
+
+    engine   as the table names it, in lower case; empty where it does not
+    cell     None where the line cannot be understood, for the reason in `problem`
+    """
+
+    number: int
+    engine: str
+    cell: Cell | None
+    problem: str | None = None
+    e2e_mean_s: float | None = None
+    e2e_p99_s: float | None = None
+
+
+def read_table(path: Path) -> list[TableRow]:
+    """Every line of a table, in order. Raises InputError where it is no such table."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    if not rows:
+        raise InputError(f"{path} has no line below its heading")
+    missing = [name for name in _REQUIRED if name not in rows[0]]
+    if missing:
+        raise InputError(f"{path} has no column {', '.join(missing)}: it is not a table of levels")
+    whole = _latencies_are_whole(rows)
+    return [_table_row(number, row, whole) for number, row in enumerate(rows)]
+
+
+def _latencies_are_whole(rows: Sequence[Row]) -> bool:
+    values = [_number(row, "latency_ms_per_token") for row in rows]
+    known = [value for value in values if value is not None]
+    return bool(known) and all(value == int(value) for value in known)
+
+
+def _table_row(number: int, row: Row, whole: bool) -> TableRow:
+    engine = " ".join((row.get("engine") or "").lower().split())
+    e2e_ms, e2e_p99_ms = _number(row, "e2e_ms"), _number(row, "e2e_p99_ms")
+    try:
+        cell = _cell(row, whole, e2e_ms)
+    except (InputError, ValueError) as exc:
+        return TableRow(number, engine, None, str(exc))
+    return TableRow(
+        number,
+        engine,
+        cell,
+        None,
+        None if e2e_ms is None else ms_to_s(e2e_ms),
+        None if e2e_p99_ms is None else ms_to_s(e2e_p99_ms),
+    )
+
+
+def _number(row: Row, key: str) -> float | None:
+    text = (row.get(key) or "").strip().replace(",", "")
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _count(row: Row, key: str, default: int | None = None) -> int:
+    """A whole number of at least 1; raises InputError where the field holds something else."""
+    text = (row.get(key) or "").strip()
+    if text.lower() in _EMPTY:
+        if default is None:
+            raise InputError(f"no {key}")
+        return default
+    value = _number(row, key)
+    if value is None or round(value) < 1 or abs(value - round(value)) > _NOT_WHOLE:
+        raise InputError(f"{key} is {text!r}: not a whole number of at least 1")
+    return round(value)
+
+
+def _seconds(row: Row, key: str) -> float | None:
+    value = _number(row, key)
+    return None if value is None else ms_to_s(value)
+
+
+def _load(row: Row) -> tuple[int, float | None]:
+    """Users and None, or 0 and the rate."""
+    if (row.get("concurrency") or "").strip().lower() not in _EMPTY:
+        return _count(row, "concurrency"), None
+    text = (row.get("concurrency_or_rate") or "").strip().lower()
+    kind, _, value = text.rpartition("=")
+    number = _RATE_UNIT.sub("", value.strip())
+    if text and (kind.strip() in ("rate", "r", "qps", "rps") or number != value.strip()):
+        return _rate({"rate": number}, "rate", row)
+    if text:
+        return _count({"concurrency": number}, "concurrency"), None
+    return _rate(row, "rate_per_s", row)
+
+
+def _rate(fields: Row, key: str, row: Row) -> tuple[int, float | None]:
+    """Of an open loop; `inf` is all requests at once, a user each."""
+    text = (fields.get(key) or "").strip().lower()
+    if text in ("inf", "infinity"):
+        return _count(row, "num_requests", _OPEN_LOOP_REQUESTS), None
+    rate = _number(fields, key)
+    if rate is None:
+        raise InputError(
+            f"the rate is {text!r}: not a number above 0"
+            if text
+            else "neither a concurrency nor a rate"
+        )
+    return 0, rate
+
+
+def _instance(row: Row, tensor_parallel: int) -> Instance:
+    """The machine of its name, or one made of the accelerators that the line names."""
+    name = (row.get("instance") or "").strip()
+    if name:
+        return find_instance(name)
+    accelerator = _accelerator((row.get("accelerator") or "").strip())
+    count = max(tensor_parallel, _count(row, "n_accelerators", tensor_parallel))
+    return bare_machine(accelerator, count)
+
+
+def _accelerator(name: str) -> Accelerator:
+    """The accelerator of a name that may carry more: `H200-SXM`, `NVIDIA A100 40GB`.
+
+    An A100 without its memory is the one of 80 GB.
+    """
+    memory = _MEMORY.search(name)
+    bare = " ".join(_FORM_FACTOR.sub("", _MEMORY.sub("", name)).split()).strip(" -_")
+    sized = "" if memory is None else f"{bare}-{memory.group(1)}"
+    for word in (name, sized, bare, f"{bare}-80"):
+        try:
+            return find_accelerator(word)
+        except InputError:
+            continue
+    return find_accelerator(name)
+
+
+def _dtype(text: str) -> str:
+    """The number format of the weights that a table's word means; FP16 where it has none."""
+    word = text.strip().lower()
+    for pattern, dtype in _DTYPES:
+        if re.search(pattern, word):
+            return dtype
+    return word or "float16"
+
+
+def _cell(row: Row, whole: bool, e2e_ms: float | None) -> Cell:
+    degree = _count(row, "tp", _count(row, "n_accelerators", 1))
+    users, rate = _load(row)
+    output_tokens = _count(row, "output_tokens")
+    throughput = _number(row, "throughput_tokens_per_s")
+    by_engine = not (row.get("instance") or "").strip()
+    per_user = _REQUESTS_PER_USER_ENGINE if by_engine else _REQUESTS_PER_USER_ENDPOINT
+    by_latency = (row.get("throughput_is") or "").startswith("derived")
+    if throughput and e2e_ms and users:
+        by_latency = abs(throughput * ms_to_s(e2e_ms) / (users * output_tokens) - 1) < 0.01
+    requests = per_user * users if rate is None else _OPEN_LOOP_REQUESTS
+    return Cell(
+        shape=find_model(row["model"]),
+        instance=_instance(row, degree),
+        tensor_parallel=degree,
+        dtype=_dtype(row.get("dtype") or ""),
+        kv_dtype=_dtype(row["kv_dtype"]) if row.get("kv_dtype") else None,
+        input_tokens=_count(row, "input_tokens"),
+        output_tokens=output_tokens,
+        concurrency=users,
+        rate_per_s=rate,
+        num_requests=_count(row, "num_requests", requests),
+        replicas=_count(row, "instance_count", 1),
+        throughput_tokens_per_s=throughput,
+        latency_p90_s_per_token=_seconds(row, "latency_ms_per_token"),
+        ttft_mean_s=_seconds(row, "ttft_ms"),
+        tpot_mean_s=_seconds(row, "itl_ms"),
+        latency_rounded_down_s=_WHOLE_MS if whole else 0.0,
+        length_spread=_LENGTH_SPREAD if by_engine and rate is None else 0.0,
+        throughput_by_latency=by_latency,
+    )
+
+
+def requests_of_open_loop(rows: Sequence[TableRow]) -> int | None:
+    """How many requests a level at a rate had, told by how much its end holds throughput down.
+
+    n requests at rate r take n / r and the last answer: n * output / throughput. The least over
+    the rows, since answers that end late only add; None where no row tells.
+    """
+    told = []
+    for row in rows:
+        cell = row.cell
+        if cell is None or cell.rate_per_s is None or not cell.throughput_tokens_per_s:
+            continue
+        overloaded = cell.rate_per_s * cell.output_tokens > 1.5 * cell.throughput_tokens_per_s
+        last_s = row.e2e_p99_s if overloaded else row.e2e_mean_s
+        beyond_s = cell.output_tokens / cell.throughput_tokens_per_s - 1 / cell.rate_per_s
+        if last_s and beyond_s > 0:
+            told.append(last_s / beyond_s)
+    if not told:
+        return None
+    least = min(told)
+    return min(_USUAL_COUNTS, key=lambda count: abs(math.log(count / least)))
+
+
+def with_requests(row: TableRow, count: int) -> TableRow:
+    """The row with that many requests in its open loop."""
+    if row.cell is None or row.cell.rate_per_s is None:
+        return row
+    return replace(row, cell=replace(row.cell, num_requests=count))

@@ -1,0 +1,160 @@
+"""Summaries of other load generators as cells: `vllm bench serve` and AIPerf, one level a file.
+
+Their TPOT is this project's: (last token - first token) / (output tokens - 1), averaged over
+requests. vLLM's files state it as mean_tpot_ms; AIPerf's inter_token_latency is the same per
+request. Lengths are means; neither file says which machine it was measured on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import ms_to_s
+from lmi_bench.models.shape import ModelShape
+
+_LENGTH_SPREAD = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a summary file does not say: the model's shape, machine, degree and dtype."""
+
+    shape: ModelShape
+    instance: Instance
+    tensor_parallel: int
+    dtype: str
+
+
+def read_summary(path: Path) -> Mapping[str, Any]:
+    """The JSON object of a summary file; raises InputError where it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise InputError(
+            f"cannot read {path} as a summary: {exc}; `lmi-bench import` makes runs of other "
+            "tools' results, which `calibrate` reads"
+        ) from exc
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a summary: it holds no JSON object")
+    return content
+
+
+def model_named_in(content: Mapping[str, Any]) -> str | None:
+    """The model that a summary names."""
+    for key in ("model_id", "model"):
+        if isinstance(content.get(key), str):
+            return str(content[key])
+    names = _inside(content, "input_config", "endpoint", "model_names") or _inside(
+        content, "input_config", "model_names"
+    )
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> Cell:
+    """The level of a summary file. Raises InputError where it is of neither kind."""
+    try:
+        if "mean_tpot_ms" in content:
+            return _vllm_cell(content, served)
+        if "inter_token_latency" in content:
+            return _aiperf_cell(content, served)
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise InputError(f"{path}: the summary lacks or garbles {exc}") from exc
+    raise InputError(
+        f"{path} is neither a `vllm bench serve` result (mean_tpot_ms) nor AIPerf's "
+        "profile_export (inter_token_latency); `lmi-bench import` makes runs of other tools' "
+        "results, which `calibrate` reads"
+    )
+
+
+def _vllm_cell(content: Mapping[str, Any], served: Served) -> Cell:
+    done = int(content["completed"])
+    if done < 1:
+        raise InputError("the summary is of a level without a completed request")
+    rate = float(content.get("request_rate") or math.inf)
+    users = content.get("max_concurrency")
+    return _cell(
+        served,
+        requests=int(content.get("num_prompts") or done),
+        input_tokens=content["total_input_tokens"] / done,
+        output_tokens=content["total_output_tokens"] / done,
+        users=int(users) if users else None,
+        rate=rate if math.isfinite(rate) else None,
+        throughput=float(content["output_throughput"]),
+        ttft_ms=float(content["mean_ttft_ms"]),
+        tpot_ms=float(content["mean_tpot_ms"]),
+    )
+
+
+def _aiperf_cell(content: Mapping[str, Any], served: Served) -> Cell:
+    # AIPerf's place, and that of its predecessor GenAI-Perf
+    loadgen = (
+        _inside(content, "input_config", "loadgen")
+        or _inside(content, "input_config", "perf_analyzer", "stimulus")
+        or {}
+    )
+    users, rate = loadgen.get("concurrency"), loadgen.get("request_rate")
+    if not users and not rate:
+        raise InputError("the summary names neither a concurrency nor a request rate")
+    return _cell(
+        served,
+        requests=round(_average(content, "request_count")),
+        input_tokens=_average(content, "input_sequence_length"),
+        output_tokens=_average(content, "output_sequence_length"),
+        users=int(users) if users else None,
+        rate=float(rate) if rate else None,
+        throughput=_average(content, "output_token_throughput"),
+        ttft_ms=_average(content, "time_to_first_token"),
+        tpot_ms=_average(content, "inter_token_latency"),
+    )
+
+
+def _inside(content: Any, *keys: str) -> Any:
+    for key in keys:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
+def _average(content: Mapping[str, Any], key: str) -> float:
+    value = content[key]
+    return float(value["avg"] if isinstance(value, Mapping) else value)
+
+
+def _cell(
+    served: Served,
+    *,
+    requests: int,
+    input_tokens: float,
+    output_tokens: float,
+    users: int | None,
+    rate: float | None,
+    throughput: float,
+    ttft_ms: float,
+    tpot_ms: float,
+) -> Cell:
+    if rate is None and users is None:
+        users = requests  # everything at once
+    return Cell(
+        shape=served.shape,
+        instance=served.instance,
+        tensor_parallel=served.tensor_parallel,
+        dtype=served.dtype,
+        input_tokens=max(1, round(input_tokens)),
+        output_tokens=max(1, round(output_tokens)),
+        concurrency=0 if rate is not None else int(users or 1),
+        rate_per_s=rate,
+        num_requests=requests,
+        throughput_tokens_per_s=throughput,
+        ttft_mean_s=ms_to_s(ttft_ms),
+        tpot_mean_s=ms_to_s(tpot_ms),
+        length_spread=0.0 if rate is not None else _LENGTH_SPREAD,
+    )

@@ -1,0 +1,81 @@
+"""What no table states and measured levels tell: one length of all answers, the cache's format.
+
+Where all answers have one length (`--ignore-eos`) users that began together end together, and
+their next prompts wait for each other: the first token takes as long as all of their prompts.
+Lengths that vary a little spread them out. A level of ten users with prompts of 1,024 tokens
+differs by a factor of four. Engines with FP8 weights keep the cache in 16 bits or in FP8, which
+holds twice the sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from lmi_bench.analysis.fit.fit import Fit, fit_cells, log_value
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.core.errors import CapacityError
+
+_WORTH_IT: Final = 2.0  # of cost: nothing is assumed for nothing
+_NARROW: Final = "float8"
+
+
+def fit_unstated(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
+    """The likeliest of the fits of the cells as they are, in step, and with a cache in FP8.
+
+    The fit's own cells say which it was: by their `length_spread`, and their `kv_dtype`.
+    """
+    best = fit_cells(base, cells)
+    if any(map(_may_be_in_step, cells)):
+        level = [replace(cell, length_spread=0.0) for cell in best.cells]
+        best = _likelier(best, base, level)
+    if any(map(_may_be_narrow, cells)):
+        narrow = [
+            replace(cell, kv_dtype=_NARROW) if _may_be_narrow(cell) else cell for cell in best.cells
+        ]
+        best = _likelier(best, base, narrow)
+    return best
+
+
+def as_fitted(fit: Fit, cell: Cell) -> Cell:
+    """A cell of the same harness and engine, with what the fit has found."""
+    closed = [known for known in fit.cells if known.rate_per_s is None]
+    if cell.rate_per_s is None and closed and not any(known.length_spread for known in closed):
+        cell = replace(cell, length_spread=0.0)
+    formats = {known.kv_dtype for known in fit.cells if known.dtype == _NARROW}
+    if _may_be_narrow(cell) and formats == {_NARROW}:
+        cell = replace(cell, kv_dtype=_NARROW)
+    return cell
+
+
+def _may_be_in_step(cell: Cell) -> bool:
+    several = cell.concurrency > cell.replicas
+    return several and cell.length_spread > 0 and cell.ttft_mean_s is not None
+
+
+def _may_be_narrow(cell: Cell) -> bool:
+    return cell.dtype == _NARROW and cell.kv_dtype is None
+
+
+def _likelier(fit: Fit, base: EngineProfile, cells: Sequence[Cell]) -> Fit:
+    try:
+        other = fit_cells(base, cells)
+    except CapacityError:
+        return fit
+    return other if _cost(other, base) < _cost(fit, base) - _WORTH_IT else fit
+
+
+def _cost(fit: Fit, base: EngineProfile) -> float:
+    """Misfit of all figures and of the parameters from their prior."""
+    ratios = [
+        error / item.total_sd
+        for item, error in zip(fit.observations, fit.residuals.tolist(), strict=True)
+    ]
+    misfit = sum(2 * (math.sqrt(1 + ratio**2) - 1) for ratio in ratios)
+    moved = np.array([log_value(fit.profile, name) - log_value(base, name) for name in fit.names])
+    return misfit + float(np.sum((moved / fit.prior_sd) ** 2))

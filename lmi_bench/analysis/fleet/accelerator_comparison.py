@@ -1,0 +1,213 @@
+"""Accelerators compared in four steps, then by what a model does on their machines.
+
+    1  B* = (bytes per weight / 2) * F / BW: the batch at which compute takes over from bandwidth
+    2  KV cache of B* sequences at full length
+    3  devices that hold the weights and that cache
+    4  price per hour for each GB/s of memory bandwidth, which decoding pays for
+
+From data sheets and prices alone; the fifth step is a benchmark, and until there is one the
+step-time model's prediction stands for it: least latency, most throughput, least cost by machine,
+and each machine's best layout against sharding one copy over all of its devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
+from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Rejection, Workload, split_layouts
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_sequence
+from lmi_bench.analysis.model.memory import min_devices
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
+from lmi_bench.analysis.model.weights import weight_bytes, weight_format
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.units import bytes_to_gib, s_to_ms
+
+_GB_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class FourSteps:
+    """One accelerator, on the machine where an hour of it costs least; None is not known.
+
+    devices              that hold weights and the cache of B* sequences; None: more than 64
+    usd_per_hour_gb_s    price of one accelerator's hour over its GB/s
+    """
+
+    accelerator: str
+    machine: Instance
+    critical_batch: float | None
+    kv_gib: float | None
+    devices: int | None
+    usd_per_hour_device: float | None
+    usd_per_hour_gb_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        machine = self.machine
+        return {
+            "accelerator": self.accelerator,
+            "critical_batch": self.critical_batch,
+            "kv_gib_at_critical_batch": self.kv_gib,
+            "devices": self.devices,
+            "usd_per_hour_device": self.usd_per_hour_device,
+            "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s,
+            "price_of": machine.instance_type,
+            "price_source": machine.price_provenance,
+        }
+
+
+def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSteps]:
+    """Every accelerator of the machines, the cheapest bandwidth first, unpriced ones last."""
+    cheapest: dict[str, Instance] = {}
+    for instance in instances:
+        name = instance.accelerator.name
+        if name not in cheapest or _device_price(instance) < _device_price(cheapest[name]):
+            cheapest[name] = instance
+    rows = [_steps_of(instance, workload) for instance in cheapest.values()]
+    return sorted(
+        rows, key=lambda row: math.inf if row.usd_per_hour_gb_s is None else row.usd_per_hour_gb_s
+    )
+
+
+def _device_price(instance: Instance) -> float:
+    price = instance.price_usd_per_hour
+    return math.inf if price is None else price / instance.num_accelerators
+
+
+def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
+    device, shape = instance.accelerator, workload.shape
+    bandwidth = device.bandwidth_bytes_per_s
+    peak = device.peak_flop_per_s(weight_format(workload.dtype).compute_dtype)
+    batch = kv_bytes = devices = None
+    if bandwidth is not None and peak is not None:
+        batch = critical_batch_size_without_cache(
+            # of a mixture all experts are read in the end, and few compute for a token
+            bytes_per_weight=weight_bytes(shape, workload.dtype) / shape.params_active,
+            flop_per_s=peak,
+            bandwidth_bytes_per_s=bandwidth,
+        )
+        kv_bytes = batch * kv_bytes_per_sequence(shape, workload.total_tokens)
+        devices = _devices(instance, workload, math.ceil(batch))
+    price = _device_price(instance)
+    priced = math.isfinite(price)
+    return FourSteps(
+        accelerator=device.name,
+        machine=instance,
+        critical_batch=batch,
+        kv_gib=None if kv_bytes is None else bytes_to_gib(kv_bytes),
+        devices=devices,
+        usd_per_hour_device=price if priced else None,
+        usd_per_hour_gb_s=(
+            price / (bandwidth / _GB_PER_S) if priced and bandwidth is not None else None
+        ),
+    )
+
+
+def _devices(instance: Instance, workload: Workload, batch: int) -> int | None:
+    try:
+        return min_devices(
+            workload.shape,
+            memory_bytes=instance.accelerator.memory_bytes,
+            batch=batch,
+            tokens_per_sequence=workload.total_tokens,
+            dtype=workload.dtype,
+        )
+    except CapacityError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFigures:
+    """One layout of a machine as predicted: alone, and full.
+
+    latency_ms_per_token   of a single request
+    throughput             output tok/s of the machine with every slot busy
+    """
+
+    layout: Layout
+    latency_ms_per_token: float
+    throughput_tokens_per_s: float
+
+    @property
+    def usd_per_1m_output(self) -> float | None:
+        """At saturation, on demand; None without a price."""
+        price = self.layout.instance.price_usd_per_hour
+        return usd_per_1m_tokens(price, self.throughput_tokens_per_s)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether one copy takes every device of the machine."""
+        return self.layout.tensor_parallel == self.layout.instance.num_accelerators
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        layout = self.layout
+        return {
+            "instance": layout.instance.instance_type,
+            "tensor_parallel": layout.tensor_parallel,
+            "copies": layout.copies,
+            "latency_ms_per_token": self.latency_ms_per_token,
+            "throughput_tokens_per_s": self.throughput_tokens_per_s,
+            "usd_per_1m_output_tokens": self.usd_per_1m_output,
+            "price_source": layout.instance.price_provenance,
+        }
+
+
+def machine_figures(
+    instances: Sequence[Instance], workload: Workload, profile: EngineProfile
+) -> tuple[list[MachineFigures], list[Rejection]]:
+    """Every layout that can run, in closed form, and the others with their reasons."""
+    possible, rejected = split_layouts(instances, workload, profile, degrees=None, open_loop=False)
+    return [_figures_of(layout, plan) for layout, plan in possible], rejected
+
+
+def _figures_of(layout: Layout, plan: CopyPlan) -> MachineFigures:
+    steady = plan.steady
+    return MachineFigures(
+        layout,
+        latency_ms_per_token=s_to_ms(steady.latency_s("latency_per_token", "p50", 1.0)),
+        throughput_tokens_per_s=(
+            layout.copies * steady.saturated_rate_per_s * steady.output_tokens
+        ),
+    )
+
+
+def best_by_machine(figures: Sequence[MachineFigures], *, by: str) -> list[MachineFigures]:
+    """The best layout of each machine, the best machine first.
+
+    by  latency, throughput or cost; machines without a price are left out of cost
+    """
+
+    def key(each: MachineFigures) -> float:
+        if by == "latency":
+            return each.latency_ms_per_token
+        if by == "throughput":
+            return -each.throughput_tokens_per_s
+        cost = each.usd_per_1m_output
+        return math.inf if cost is None else cost
+
+    best: dict[str, MachineFigures] = {}
+    for each in figures:
+        name = each.layout.instance.instance_type
+        if name not in best or key(each) < key(best[name]):
+            best[name] = each
+    return sorted((each for each in best.values() if math.isfinite(key(each))), key=key)
+
+
+def sharding(figures: Sequence[MachineFigures]) -> list[tuple[MachineFigures, MachineFigures]]:
+    """For each machine of several devices: its best layout by throughput, and one copy over all."""
+    best = {
+        each.layout.instance.instance_type: each
+        for each in best_by_machine(figures, by="throughput")
+    }
+    return [
+        (best[each.layout.instance.instance_type], each)
+        for each in figures
+        if each.sharded and each.layout.instance.num_accelerators > 1
+    ]

@@ -1,0 +1,354 @@
+"""From a layout and what one copy carries to a fleet: machines, figures with intervals, cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lmi_bench.analysis.fleet.answer import Candidate, Figure, SloOutlook
+from lmi_bench.analysis.fleet.capacity_belief import CapacityBelief
+from lmi_bench.analysis.fleet.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
+from lmi_bench.analysis.fleet.fleet_cost import FleetCost
+from lmi_bench.analysis.fleet.measured_load import Verdict
+from lmi_bench.analysis.fleet.operating_point import (
+    LATENCY_LOAD_LIMIT,
+    CopySimulation,
+    Operating,
+    Statistics,
+    metric_factor,
+)
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import CopyPlan, Layout
+from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.core.units import bytes_to_gib, s_to_ms
+
+_SHOWN = tuple(
+    (metric, statistic)
+    for metric in ("ttft", "itl", "tpot", "e2e", "latency_per_token")
+    for statistic in ("p50", "p90")
+)
+
+
+_BELOW = 0.97  # of a rate that was too much
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One copy as the recommender knows it so far; shared by layouts of equal speed.
+
+    time_factor    s of the 80 % interval: times are within / s and * s
+    rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
+    central_per_s  the same with the SLOs held against the prediction itself
+    concurrency    most users waiting at a copy within the SLOs; 0 if none
+    measured       rates that a copy was given, each with whether it kept the SLOs
+    too_much_per_s rate at which a long simulation did not keep the SLOs
+    simulated      the rates are those of simulated levels, not of the closed form
+    """
+
+    plan: CopyPlan
+    simulation: CopySimulation
+    time_factor: float
+    rate_per_s: float
+    central_per_s: float
+    concurrency: int
+    limited_by: str
+    warnings: tuple[str, ...]
+    measured: tuple[tuple[float, Verdict], ...] = ()
+    too_much_per_s: float = math.inf
+    simulated: bool = False
+
+    def belief(self, *, keeps_slos: bool) -> CapacityBelief:
+        """What a copy carries: the prediction, cut off by what was measured.
+
+        Where latencies are to be kept, the prediction promises no more than the share of the
+        saturated rate up to which they can be foreseen.
+        """
+        low = self.rate_per_s / self.time_factor
+        if keeps_slos:
+            low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
+        low = min(low, _BELOW * self.too_much_per_s)
+        median = max(low, min(self.central_per_s, self.too_much_per_s))
+        levels = [(rate, verdict == "kept") for rate, verdict in self.measured if verdict != "near"]
+        near = [rate for rate, verdict in self.measured if verdict == "near"]
+        return CapacityBelief.after(low, median, levels, near_per_s=near)
+
+    def load_limit_per_s(self, *, keeps_slos: bool) -> float:
+        """What a copy may be loaded with."""
+        return self.belief(keeps_slos=keeps_slos).sure_per_s
+
+    @property
+    def kept_per_s(self) -> float:
+        """The highest rate that was measured and kept the SLOs; 0 without one."""
+        return self.belief(keeps_slos=True).kept_per_s
+
+
+def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -> int | None:
+    """Machines that carry the load with every copy within its limits; None if no number does.
+
+    Spare machines come on top: `RecommendRequest.availability`.
+    """
+    per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
+    if per_copy <= 0:
+        return None
+    # users wait one at a time at least; arrivals may keep a copy busy for part of the time only
+    if not request.open_loop and engine.concurrency < 1:
+        return None
+    machines = 1
+    if request.rate_per_s is not None:
+        machines = math.ceil(request.rate_per_s / (per_copy * layout.copies) - 1e-9)
+    elif request.users is not None:
+        machines = math.ceil(request.users / (_users_of(request, engine) * layout.copies) - 1e-9)
+    least = request.requirements.min_throughput_tokens_per_s
+    if least is not None:
+        each = layout.copies * per_copy * request.workload.output_tokens
+        machines = max(machines, math.ceil(least / each - 1e-9))
+    return machines
+
+
+def _users_of(request: RecommendRequest, engine: Engine) -> float:
+    """Users of a copy: those who wait, and those who think meanwhile."""
+    steady = engine.plan.steady
+    response_s = steady.latency_s("e2e", "mean", engine.concurrency)
+    think_s = request.think_time_s or 0.0
+    return engine.concurrency * (response_s + think_s) / response_s
+
+
+def operating_of(
+    request: RecommendRequest, layout: Layout, engine: Engine, machines: int
+) -> Operating:
+    """The load of one copy in a fleet of that many machines."""
+    steady = engine.plan.steady
+    copies = machines * layout.copies
+    if request.rate_per_s is not None:
+        rate = request.rate_per_s / copies
+        return Operating(rate, steady.batch_at(rate))
+    batch = float(engine.concurrency)
+    if request.users is not None:
+        batch = _waiting(request, engine, request.users / copies)
+    return Operating(steady.rate_per_s(batch), batch)
+
+
+def _waiting(request: RecommendRequest, engine: Engine, users: float) -> float:
+    """Users of a copy that wait at once: N R / (R + Z), R at that concurrency."""
+    low, high = 0.0, users
+    think_s = request.think_time_s or 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        response_s = engine.plan.steady.latency_s("e2e", "mean", middle)
+        if middle < users * response_s / (response_s + think_s):
+            low = middle
+        else:
+            high = middle
+    return max(1.0, high)
+
+
+def build_candidate(
+    request: RecommendRequest, layout: Layout, engine: Engine, machines: int, *, simulate: bool
+) -> Candidate:
+    """The fleet with its figures; latencies simulated at its own load if `simulate`.
+
+    machines  with the spare ones; latencies are those after the failure that they are for
+    """
+    serving = request.availability.surviving(machines)
+    operating = operating_of(request, layout, engine, serving)
+    observed = _simulated(request, engine, operating) if simulate else None
+    copies = machines * layout.copies
+    workload, steady = request.workload, engine.plan.steady
+    figures: dict[str, Figure | None] = {}
+    withheld: dict[str, str] = {}
+    factor = engine.time_factor
+    served_per_s = serving * layout.copies * operating.rate_per_s
+    output_per_s = served_per_s * workload.output_tokens
+    exact = request.open_loop  # what arrives is served: only capacity is uncertain
+    figures["throughput_tokens_per_s"] = (
+        Figure(output_per_s, output_per_s, output_per_s)
+        if exact
+        else Figure(output_per_s, output_per_s / factor, output_per_s * factor)
+    )
+    capacity = _capacity(request, engine, copies)
+    figures["capacity_rate_per_s"] = capacity
+    figures["capacity_tokens_per_s"] = Figure(
+        *(
+            value * workload.output_tokens
+            for value in (capacity.predicted, capacity.low, capacity.high)
+        )
+    )
+    measured = request.open_loop and operating.rate_per_s <= engine.kept_per_s * (1 + 1e-9)
+    load_share = operating.rate_per_s / steady.saturated_rate_per_s
+    silent = request.open_loop and load_share > LATENCY_LOAD_LIMIT + 1e-9
+    for metric, statistic in _statistics(request):
+        key = f"{metric}_{statistic}_ms"
+        if silent:
+            figures[key] = None
+            withheld[key] = (
+                f"the load is {load_share:.0%} of the predicted capacity: beyond "
+                f"{LATENCY_LOAD_LIMIT:.0%} a small capacity error is a large latency error"
+            )
+        else:
+            figures[key] = _latency(request, engine, operating, observed, metric, statistic)
+    price = layout.instance.price_usd_per_hour
+    fleet_price = request.fleet_usd_per_hour(layout, machines)
+    total_per_s = served_per_s * workload.total_tokens
+    full_per_s = copies * steady.saturated_rate_per_s
+    itl = steady.latency_s("itl", "p50", operating.batch)
+    blended, blended_reason = blended_as_published(
+        price_usd_per_hour=price,
+        concurrency=layout.copies * max(1.0, operating.batch),
+        itl_p50_s=itl,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        slots=layout.copies * steady.slots,
+        ratio=request.blended_ratio,
+        discount=request.discount,
+    )
+    return Candidate(
+        instance=layout.instance.instance_type,
+        instances=machines,
+        tensor_parallel=layout.tensor_parallel,
+        copies=layout.copies,
+        accelerator=layout.instance.accelerator.name,
+        price_usd_per_hour=fleet_price,
+        usd_per_month=usd_per_month(fleet_price),
+        usd_per_1m_output_tokens=usd_per_1m_tokens(fleet_price, output_per_s),
+        usd_per_1m_total_tokens=usd_per_1m_tokens(fleet_price, total_per_s),
+        usd_per_1m_output_tokens_at_saturation=usd_per_1m_tokens(
+            fleet_price, full_per_s * workload.output_tokens
+        ),
+        usd_per_1m_total_tokens_at_saturation=usd_per_1m_tokens(
+            fleet_price, full_per_s * workload.total_tokens
+        ),
+        blended_3to1_as_published=blended,
+        blended_reason=blended_reason,
+        figures=figures,
+        withheld=withheld,
+        slos=tuple(_outlooks(request, figures, measured=measured)),
+        memory=_memory(request, layout, engine, operating),
+        limited_by=engine.limited_by,
+        basis="simulated" if observed is not None else "closed form",
+        price_provenance=layout.instance.price_provenance,
+        profile_provenance=request.profile.provenance,
+        warnings=engine.warnings,
+        setting=layout.setting,
+        cost={
+            **FleetCost(
+                layout,
+                request.purchase,
+                request.availability,
+                needed=machines_needed(request, layout, engine) or 1,
+                machines=machines,
+            ).to_json(),
+            "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(
+                fleet_price, capacity.predicted * workload.output_tokens
+            ),
+        },
+    )
+
+
+def _capacity(request: RecommendRequest, engine: Engine, copies: int) -> Figure:
+    """Requests each second that the fleet carries within the SLOs. The lower end is what a world
+    slower by time_factor carries, and what machines are counted with."""
+    factor = engine.time_factor
+    if not request.open_loop:
+        rate = copies * engine.plan.steady.rate_per_s(engine.concurrency)
+        return Figure(rate, rate / factor, rate * factor)
+    belief = engine.belief(keeps_slos=False)
+    predicted = max(engine.central_per_s, engine.rate_per_s / factor)
+    predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
+    high = max(belief.kept_per_s, min(predicted * factor, belief.missed_per_s))
+    return Figure(copies * predicted, copies * belief.sure_per_s, copies * high)
+
+
+def _simulated(
+    request: RecommendRequest, engine: Engine, operating: Operating
+) -> Statistics | None:
+    if request.open_loop:
+        return engine.simulation.at_rate(operating.rate_per_s)
+    return engine.simulation.at_concurrency(max(1, round(operating.batch)))
+
+
+def _statistics(request: RecommendRequest) -> Iterator[tuple[str, str]]:
+    """The statistics to show: the usual ones and those that the SLOs name."""
+    named = ((slo.metric, slo.statistic) for slo in request.slos)
+    yield from dict.fromkeys((*_SHOWN, *named))
+
+
+def _latency(
+    request: RecommendRequest,
+    engine: Engine,
+    operating: Operating,
+    observed: Statistics | None,
+    metric: str,
+    statistic: str,
+) -> Figure:
+    """A latency in ms with its interval: the closed form says how it grows in a slower world."""
+    steady = engine.plan.steady
+    factor = metric_factor(metric, engine.time_factor)
+
+    def closed_s(scale: float) -> float:
+        """s times the latency at s times the rate, the rate as far as the slots carry it."""
+        batch = operating.batch
+        if request.open_loop:
+            batch = steady.batch_at(operating.rate_per_s * min(scale, engine.time_factor))
+        return scale * steady.latency_s(metric, statistic, batch)
+
+    central_s = closed_s(1.0)
+    if not central_s:  # an answer of one token has no gaps
+        return Figure(0.0, 0.0, 0.0)
+    value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
+    scales = (1 / factor, factor)
+    ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
+    if metric == "itl" and request.open_loop and not 1 / factor <= value_s / central_s <= factor:
+        # one of them stands beyond the step between gaps with a prompt and gaps without: the
+        # closed form's growth is not the simulation's, and either may be right
+        ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
+    return Figure(
+        predicted=s_to_ms(value_s),
+        low=s_to_ms(min(value_s, *ends_s)),
+        high=s_to_ms(max(value_s, *ends_s)),
+    )
+
+
+def _outlooks(
+    request: RecommendRequest, figures: dict[str, Figure | None], *, measured: bool
+) -> Iterator[SloOutlook]:
+    """How each SLO stands; `measured`: a level at this load or above it has kept them all."""
+    for slo in request.slos:
+        figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
+        if measured or figure is None:
+            predicted = None if figure is None else figure.predicted
+            confidence = "measured" if measured else "missed"
+            yield SloOutlook(str(slo), predicted, slo.limit_ms, confidence)
+            continue
+        confidence = "missed"
+        if figure.high <= slo.limit_ms:
+            confidence = "sure"
+        elif figure.predicted <= slo.limit_ms:
+            confidence = "likely"
+        yield SloOutlook(str(slo), figure.predicted, slo.limit_ms, confidence)
+
+
+def _memory(
+    request: RecommendRequest, layout: Layout, engine: Engine, operating: Operating
+) -> dict[str, float]:
+    """Where a device's memory goes, in GiB, and how many sequences run of those that could."""
+    workload = engine.plan.workload
+    plan = memory_plan_for(
+        workload.shape,
+        layout.instance,
+        layout.tensor_parallel,
+        workload.dtype,
+        layout.setting.profile(request.profile),
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        kv_dtype=workload.kv_dtype,
+    )
+    return {
+        "device_gib": bytes_to_gib(layout.instance.accelerator.memory_bytes),
+        "weights_gib": bytes_to_gib(plan.weight_bytes),
+        "kv_cache_gib": bytes_to_gib(plan.kv_budget_bytes),
+        "sequences_guaranteed": plan.sequences_guaranteed,
+        "sequences_expected": plan.sequences_expected,
+        "slots_per_copy": engine.plan.steady.slots,
+        "mean_batch_per_copy": operating.batch,
+    }

@@ -1,0 +1,270 @@
+"""A day of scaling: machines that are launched when load grows, and serve only `start_s` later.
+
+    start_s = detection + provisioning + image + weights + compile and graphs + warm-up
+
+Capacity counts from launch + start_s, cost from launch. While more arrives than the ready machines
+carry, the excess waits; requests that arrive meanwhile miss the SLO. So target tracking needs
+head-room: it holds each machine at C_slo / (1 + g * start_s), g the steepest relative growth of the
+load a second. Load is a fluid here: minutes matter, single requests do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lmi_bench.analysis.fleet.load_curve import DAY_S, LoadCurve
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import SECONDS_PER_HOUR
+
+STEP_S = 10.0
+_NOTHING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """What passes between a load that grows and a machine that serves, in seconds each.
+
+    None of them has a default: they are the user's to measure, and decide whether scaling works.
+    """
+
+    detection_s: float
+    provisioning_s: float
+    image_s: float
+    weights_s: float
+    compile_s: float
+    warm_up_s: float
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not 0 <= getattr(self, item.name) < math.inf:
+                raise InputError(f"start-up part {item.name} must be 0 s or more")
+
+    @property
+    def total_s(self) -> float:
+        """start_s: all parts, one after the other."""
+        return float(sum(getattr(self, item.name) for item in fields(self)))
+
+    @property
+    def unpaid_s(self) -> float:
+        """Of that, what passes before the launch: nothing is billed yet."""
+        return self.detection_s
+
+
+_PARTS = ("detection", "provisioning", "image", "weights", "compile", "warm_up")
+
+
+def parse_start_up(text: str) -> StartUp:
+    """`460` seconds as a whole, paid for from the first, or all parts by name.
+
+    >>> parse_start_up("460").total_s
+    460.0
+    >>> parts = "detection=60,provisioning=180,image=120,weights=60,compile=30,warm_up=10"
+    >>> parse_start_up(parts).unpaid_s
+    60.0
+
+    Raises InputError naming the parts that are missing or unknown.
+    """
+    nothing = dict.fromkeys(_PARTS, 0.0)
+    try:
+        if "=" not in text:
+            given = nothing | {"provisioning": float(text)}
+        else:
+            pairs = [item.partition("=") for item in text.replace("warm-up", "warm_up").split(",")]
+            given = {name.strip(): float(value) for name, _, value in pairs}
+    except ValueError:
+        given = {}
+    missing = [name for name in _PARTS if name not in given]
+    unknown = [name for name in given if name not in _PARTS]
+    if missing or unknown:
+        raise InputError(
+            f"start-up {text!r}: give the seconds as a whole (460), or each of "
+            f"{', '.join(f'{name}=S' for name in _PARTS)}"
+            + (f"; missing: {', '.join(missing)}" if missing and given else "")
+            + (f"; unknown: {', '.join(unknown)}" if unknown else "")
+        )
+    return StartUp(**{f"{name}_s": seconds for name, seconds in given.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How the number of machines follows the load.
+
+    capacity_per_s   requests each second that a machine carries within the SLOs
+    target_per_s     load of a machine that tracking holds; capacity_per_s for none to spare
+    least, most      machines; scaled in after `scale_in_s` of needing fewer with nobody waiting
+    """
+
+    capacity_per_s: float
+    target_per_s: float
+    least: int = 1
+    most: int = 1000
+    scale_in_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target_per_s <= self.capacity_per_s:
+            raise InputError(
+                f"the target {self.target_per_s:g} req/s must be above 0 and at most the capacity "
+                f"{self.capacity_per_s:g} req/s of a machine"
+            )
+        if not 1 <= self.least <= self.most:
+            raise InputError(f"machines from {self.least} to {self.most}: 1 <= least <= most")
+
+    def wanted(self, rate_per_s: float) -> int:
+        """Machines that tracking wants at a load."""
+        number = math.ceil(rate_per_s / self.target_per_s - 1e-9)
+        return min(self.most, max(self.least, number))
+
+
+@dataclass(frozen=True, slots=True)
+class DayResult:
+    """A day that was played.
+
+    slo_share      share of the day's requests that met a machine within its capacity, 0 to 1
+    machine_hours  paid for, from launch; peak_machines: at once
+    worst_wait_s   longest time that the excess needed to be worked off
+    paid           machines that are paid for in each step of the day
+    """
+
+    slo_share: float
+    machine_hours: float
+    peak_machines: int
+    launches: int
+    worst_wait_s: float
+    paid: tuple[int, ...]
+
+    def cost_usd(self, price_usd_per_hour: float | None) -> float | None:
+        """Of the day; None without a price."""
+        return None if price_usd_per_hour is None else self.machine_hours * price_usd_per_hour
+
+
+def tracking_target_per_s(capacity_per_s: float, growth_per_s: float, start_s: float) -> float:
+    """C_slo / (1 + g * start_s): the load of a machine at which a new one comes in time.
+
+    >>> tracking_target_per_s(10.0, 0.001, 250.0)
+    8.0
+    """
+    return capacity_per_s / (1 + growth_per_s * start_s)
+
+
+def play_day(
+    curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: float = STEP_S
+) -> DayResult:
+    """Play one day, after one that is not counted, so that it begins as days do."""
+    start_s, paid_after_s = start_up.total_s, start_up.unpaid_s
+    times = np.arange(0.0, 2 * DAY_S, step_s)
+    rates = curve.rates_at(times + step_s / 2)
+    first_day_steps = len(times) // 2
+    ready = scaling.wanted(float(rates[0]))
+    coming: deque[float] = deque()  # when each machine that was asked for serves
+    fewer_since_s: float | None = None
+    waiting = good = arrived = paid_s = worst_wait_s = 0.0
+    launches = peak = 0
+    history = []
+    for step, (now_s, rate) in enumerate(zip(times.tolist(), rates.tolist(), strict=True)):
+        counted = step >= first_day_steps
+        wanted = scaling.wanted(rate)
+        for _ in range(wanted - ready - len(coming)):
+            coming.append(now_s + start_s)
+            launches += counted
+        while coming and coming[0] <= now_s + 1e-9:
+            coming.popleft()
+            ready += 1
+        if wanted < ready and waiting <= _NOTHING:
+            fewer_since_s = now_s if fewer_since_s is None else fewer_since_s
+            if now_s - fewer_since_s >= scaling.scale_in_s:
+                ready, fewer_since_s = wanted, None
+        else:
+            fewer_since_s = None
+        capacity = ready * scaling.capacity_per_s
+        before = waiting
+        waiting = max(0.0, waiting + (rate - capacity) * step_s)
+        if counted:
+            launched = sum(
+                1 for serves_s in coming if serves_s - start_s + paid_after_s <= now_s + 1e-9
+            )
+            arrived += rate * step_s
+            if before <= _NOTHING and waiting <= _NOTHING:
+                good += rate * step_s
+            paid_s += (ready + launched) * step_s
+            peak = max(peak, ready + launched)
+            worst_wait_s = max(worst_wait_s, waiting / capacity)
+            history.append(ready + launched)
+    return DayResult(
+        slo_share=good / arrived,
+        machine_hours=paid_s / SECONDS_PER_HOUR,
+        peak_machines=peak,
+        launches=launches,
+        worst_wait_s=worst_wait_s,
+        paid=tuple(history),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DayPlan:
+    """Scaling against a flat fleet; `scales` says which one is chosen, `why` on what grounds."""
+
+    scaled: DayResult
+    scaling: Scaling
+    flat: DayResult
+    flat_machines: int
+    scales: bool
+    why: str
+
+    @property
+    def chosen(self) -> DayResult:
+        """The better of the two."""
+        return self.scaled if self.scales else self.flat
+
+
+def plan_day(
+    curve: LoadCurve,
+    start_up: StartUp,
+    *,
+    capacity_per_s: float,
+    least_slo_share: float = 0.99,
+    least_machines: int = 1,
+) -> DayPlan:
+    """Whether to scale over the day or to keep the peak's machines all day.
+
+    capacity_per_s   of one machine within the SLOs: the lower end of its interval
+    least_slo_share  of the day's requests that must meet the SLOs, the ramps included
+    """
+    if not 0 < least_slo_share <= 1:
+        raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
+    target = tracking_target_per_s(capacity_per_s, curve.steepest_growth_per_s(), start_up.total_s)
+    scaling = Scaling(capacity_per_s, target, least=least_machines)
+    flat_machines = max(least_machines, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
+    fixed = Scaling(capacity_per_s, capacity_per_s, least=flat_machines, most=flat_machines)
+    scaled = play_day(curve, scaling, start_up)
+    flat = play_day(curve, fixed, start_up)
+    if scaled.slo_share < least_slo_share:
+        scales, why = (
+            False,
+            (
+                f"scaling keeps the SLOs for {scaled.slo_share:.2%} of the day's requests, "
+                f"below {least_slo_share:.2%}: a machine serves {start_up.total_s:,.0f} s after it "
+                "is needed"
+            ),
+        )
+    elif scaled.machine_hours >= flat.machine_hours:
+        scales, why = (
+            False,
+            (
+                f"scaling pays for {scaled.machine_hours:,.1f} machine hours, a flat fleet of "
+                f"{flat_machines} for {flat.machine_hours:,.1f}"
+            ),
+        )
+    else:
+        saved = 1 - scaled.machine_hours / flat.machine_hours
+        scales, why = (
+            True,
+            (
+                f"scaling saves {saved:.0%} of the machine hours and keeps the SLOs for "
+                f"{scaled.slo_share:.2%} of the day's requests"
+            ),
+        )
+    return DayPlan(scaled, scaling, flat, flat_machines, scales, why)

@@ -1,0 +1,144 @@
+"""Whether a measured level of random arrivals kept its SLOs, and how sure that is.
+
+A quantile q is within a limit if at least a share q of the values is. That share is a ratio of sums
+over requests; requests of one batch move together, so its error is taken from the means of blocks
+of neighbours (batch means, Law and Kelton, Simulation Modeling and Analysis, section 9.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.level.layouts import EngineKey
+from lmi_bench.analysis.results.latency import QUANTILES, request_latency, samples_needed
+from lmi_bench.analysis.results.slo_values import own_values_ms
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo
+
+Verdict = Literal["kept", "missed", "near", "open"]
+"""`near`: on the line, and known well enough that the capacity cannot be far; `open`: not told."""
+_WORST_FIRST: Final[tuple[Verdict, ...]] = ("missed", "open", "near")
+_BLOCKS = 20
+_T90 = 1.328  # upper 10 % of Student's t with 19 degrees of freedom
+_NEAR = {"share": 0.5, "mean": 0.1}  # of the limit: half an interval that leaves no far capacity
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredLoad:
+    """One copy of the model under random arrivals, as measured.
+
+    engine_key    what it ran on
+    rate_per_s    requests each second that this copy was offered
+    records       settled requests in the order in which they were due (`settled`)
+    cut_short     a stop rule ended the level: too slow, or too many errors
+    """
+
+    engine_key: EngineKey
+    rate_per_s: float
+    records: tuple[RequestRecord, ...]
+    cut_short: bool = False
+
+    def verdict(self, slos: Sequence[Slo]) -> Verdict:
+        """`kept` or `missed` where nine of ten such levels would say the same, else `near` if the
+        interval is narrow and `open` if it is wide."""
+        if self.cut_short:
+            return "missed"
+        verdicts = [_verdict(self.records, slo) for slo in slos]
+        for worst in _WORST_FIRST:
+            if worst in verdicts:
+                return worst
+        return "kept"
+
+
+def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
+    """The requests that were due once the first had been answered, in the order they were due.
+
+    Those before it found an engine that was still filling up.
+    """
+    ends_s = [record.token_times_s[-1] for record in records if record.token_times_s]
+    if not ends_s:
+        return tuple(records)
+    first_end_s = min(ends_s)
+    return tuple(
+        sorted(
+            (record for record in records if record.due_s >= first_end_s),
+            key=lambda record: record.due_s,
+        )
+    )
+
+
+def pooled(loads: Sequence[MeasuredLoad]) -> list[MeasuredLoad]:
+    """The loads of one engine, those at the same rate as one longer level."""
+    found: dict[float, MeasuredLoad] = {}
+    for load in loads:
+        before = found.get(load.rate_per_s)
+        if before is not None:
+            load = MeasuredLoad(
+                load.engine_key,
+                load.rate_per_s,
+                (*before.records, *load.records),
+                before.cut_short or load.cut_short,
+            )
+        found[load.rate_per_s] = load
+    return list(found.values())
+
+
+def _verdict(records: Sequence[RequestRecord], slo: Slo) -> Verdict:
+    values = _values_in_order(records, slo.metric)
+    needed = samples_needed(QUANTILES.get(slo.statistic, 0.5))
+    if len(values) < max(needed, 2 * _BLOCKS):
+        return "open"
+    if slo.statistic == "mean":
+        excess = np.array([float(own.sum()) for own in values])
+        wanted = slo.limit_ms
+    else:  # the share of values within the limit, turned so that less is better
+        excess = np.array([float(np.count_nonzero(own > slo.limit_ms)) for own in values])
+        wanted = 1 - QUANTILES[slo.statistic]
+    counts = np.array([float(own.size) for own in values])
+    if not np.isfinite(excess).all():
+        return "missed"
+    ratio, error = ratio_by_blocks(excess, counts)
+    if ratio - _T90 * error > wanted:
+        return "missed"
+    if ratio + _T90 * error <= wanted:
+        return "kept"
+    near = _NEAR["mean" if slo.statistic == "mean" else "share"]
+    return "near" if _T90 * error <= near * wanted else "open"
+
+
+def _values_in_order(records: Sequence[RequestRecord], metric: str) -> list[NDArray[np.float64]]:
+    """Each request's own values in ms; a failed one has as many as others have, all endless."""
+    own = [
+        own_values_ms(request_latency(record, open_loop=True), metric) if record.ok else None
+        for record in records
+    ]
+    sizes = [values.size for values in own if values is not None and values.size]
+    endless = np.full(max(1, round(float(np.mean(sizes)))) if sizes else 1, np.inf)
+    return [
+        endless if values is None else values for values in own if values is None or values.size
+    ]
+
+
+def ratio_by_blocks(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> tuple[float, float]:
+    """Sum of `sums` over sum of `counts`, both shape (n,), and its standard error by blocks.
+
+    >>> ratio_by_blocks(np.ones(40), np.full(40, 2.0))
+    (0.5, 0.0)
+    """
+    ratio = float(sums.sum() / counts.sum())
+    blocks = [
+        (float(part.sum()), float(size.sum()))
+        for part, size in zip(
+            np.array_split(sums, _BLOCKS), np.array_split(counts, _BLOCKS), strict=True
+        )
+    ]
+    left = np.array([part - ratio * size for part, size in blocks])
+    mean_size = float(counts.sum()) / _BLOCKS
+    variance = float(np.sum(left**2)) / (_BLOCKS * (_BLOCKS - 1))
+    return ratio, math.sqrt(variance) / mean_size

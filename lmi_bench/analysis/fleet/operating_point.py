@@ -1,0 +1,221 @@
+"""How much one copy of a model carries within its limits: screened in closed form, then simulated.
+
+A prediction's uncertainty is a factor on time: in a world slower by s every latency at rate r is
+s times what it is here at rate r * s. So limits are kept with confidence if they hold for s, and a
+capacity's interval is the capacity divided and multiplied by s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmi_bench.analysis.level.copy_levels import simulate_copy
+from lmi_bench.analysis.level.layouts import CopyPlan
+from lmi_bench.analysis.level.steady_state import QUANTILES, SteadyState
+from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.workload import LevelSpec
+
+LATENCY_LOAD_LIMIT = 0.8
+"""Share of the predicted capacity beyond which an open loop's latency is not given: there a
+capacity error of 10 % is a latency error of 100 %."""
+
+_TTFT_FACTOR = math.exp(1.2816 * 0.2)  # queues and prompt batching are the model's coarsest part
+_SEARCH_STEPS = 30
+_CLOSE = 0.92  # ratio of neighbouring rates: finer than the prediction is not worth simulating
+_LOWEST_STEP = 40  # 4 % of the highest rate
+_NEAR_SATURATION = 0.97
+_LARGEST_SIMULATED_BATCH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Operating:
+    """A load that a copy carries: requests each second and sequences running on average."""
+
+    rate_per_s: float
+    batch: float
+
+
+def metric_factor(metric: str, time_factor: float) -> float:
+    """The factor on one metric that belongs to a factor on all step times; TTFT's is wider."""
+    return time_factor * (_TTFT_FACTOR if metric == "ttft" and time_factor > 1 else 1.0)
+
+
+def worst_ratio(
+    latency_s: Callable[[str, str], float], slos: Sequence[Slo], time_factor: float
+) -> float:
+    """Largest predicted / limit over the SLOs; above 1 one of them is missed. 0 without SLOs."""
+    return max(
+        (
+            s_to_ms(latency_s(slo.metric, slo.statistic))
+            * metric_factor(slo.metric, time_factor)
+            / slo.limit_ms
+            for slo in slos
+        ),
+        default=0.0,
+    )
+
+
+def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
+    """The same for a request that is alone."""
+    alone = alone_of(steady)
+    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos, time_factor)
+
+
+def alone_of(steady: SteadyState) -> SteadyState:
+    """The copy with one user: a batch of 1 is then one request, not one on average."""
+    return SteadyState(
+        steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
+    )
+
+
+def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
+    """Largest mean batch that keeps the SLOs, in closed form; 0 if none does."""
+
+    def keeps(batch: float) -> bool:
+        return worst_ratio(lambda m, stat: steady.latency_s(m, stat, batch), slos, time_factor) <= 1
+
+    most = steady.batch_at(_NEAR_SATURATION * steady.saturated_rate_per_s)
+    if not steady.open_loop:
+        most = float(steady.slots)
+    if keeps(most):
+        return most
+    low, high = 0.0, most
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) / 2
+        if keeps(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class CopySimulation:
+    """Simulated levels of one copy, each load once.
+
+    Batches of several hundred are left to the closed form: chance evens out in them, and a level
+    long enough to fill them would take seconds.
+    """
+
+    def __init__(self, plan: CopyPlan, slos: Sequence[Slo], seed: int) -> None:
+        self._plan = plan
+        self._slos = slos
+        self._seed = seed
+        self._seen: dict[float, Statistics | None] = {}
+
+    def at_rate(self, rate_per_s: float) -> Statistics | None:
+        """Latencies under Poisson arrivals, ramp left out; None for large batches."""
+        if rate_per_s not in self._seen:
+            self._seen[rate_per_s] = self._run_rate(rate_per_s)
+        return self._seen[rate_per_s]
+
+    def at_concurrency(self, concurrency: int) -> Statistics | None:
+        """Latencies of waiting users that started one after the other; None for large batches."""
+        if concurrency > _LARGEST_SIMULATED_BATCH:
+            return None
+        steady = self._plan.steady
+        level = simulate_copy(
+            self._plan,
+            LevelSpec(0, concurrency=concurrency, num_requests=4 * concurrency),
+            seed=self._seed,
+            spacing_s=steady.cycle_s(concurrency) / concurrency,
+        )
+        middle = level.records[concurrency : 3 * concurrency]
+        return Statistics([request_latency(record, open_loop=False) for record in middle])
+
+    def sustained_rate(
+        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
+    ) -> float:
+        """Highest rate that keeps the SLOs, on a grid of rates and a fixed draw of arrivals.
+
+        most_share  of the saturated rate: how far is looked
+
+        Steps up or down from the closed form's guess until the next rate would not keep them, so
+        that of two limits the stricter one never gets the higher rate. Returns 0.0 if no rate of
+        the grid keeps them.
+        """
+        if guess_per_s <= 0:
+            return 0.0
+        saturated = self._plan.steady.saturated_rate_per_s
+        most = min(_NEAR_SATURATION, most_share) * saturated
+        # one grid for all limits, so that levels are shared, and the highest rate allowed on top
+        grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
+        rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
+        step = min(range(len(rates)), key=lambda index: abs(math.log(rates[index] / guess_per_s)))
+
+        def keeps(step: int) -> bool:
+            return self._worst_ratio(rates[step], slos) <= 1
+
+        if keeps(step):
+            while step > 0 and keeps(step - 1):
+                step -= 1
+            return rates[step]
+        while step + 1 < len(rates):
+            step += 1
+            if keeps(step):
+                return rates[step]
+        return 0.0
+
+    def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
+        steady, observed = self._plan.steady, self.at_rate(rate_per_s)
+        if observed is not None:
+            return worst_ratio(observed.statistic_s, slos, 1.0)
+        batch = steady.batch_at(rate_per_s)
+
+        def expected_s(metric: str, statistic: str) -> float:
+            return steady.latency_s(metric, statistic, batch)
+
+        return worst_ratio(expected_s, slos, 1.0)
+
+    def _run_rate(self, rate_per_s: float) -> Statistics | None:
+        steady = self._plan.steady
+        ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
+        if ramp_requests > _LARGEST_SIMULATED_BATCH:
+            return None
+        needed = max(
+            (
+                samples_needed(QUANTILES[s.statistic])
+                for s in self._slos
+                if s.statistic in QUANTILES
+            ),
+            default=0,
+        )
+        number = max(120, 3 * ramp_requests, ramp_requests + needed)
+        level = simulate_copy(
+            self._plan,
+            LevelSpec(0, rate_per_s=rate_per_s, num_requests=number),
+            seed=self._seed,
+        )
+        settled = level.records[ramp_requests:]
+        return Statistics([request_latency(record, open_loop=True) for record in settled])
+
+
+class Statistics:
+    """Statistics of simulated requests, by the definitions that measured ones have."""
+
+    def __init__(self, latencies: Sequence[RequestLatency]) -> None:
+        def present(values: Sequence[float | None]) -> np.ndarray:
+            return np.array([value for value in values if value is not None])
+
+        gaps = [each.itl_s for each in latencies]
+        self._values = {
+            "ttft": present([each.ttft_s for each in latencies]),
+            "itl": np.concatenate(gaps) if gaps else np.empty(0),
+            "tpot": present([each.tpot_s for each in latencies]),
+            "e2e": present([each.e2e_s for each in latencies]),
+            "latency_per_token": present([each.latency_s_per_token for each in latencies]),
+        }
+
+    def statistic_s(self, metric: str, statistic: str) -> float:
+        """One statistic in seconds; 0 where no request has the metric (a single token's ITL)."""
+        values = self._values[metric]
+        if not values.size:
+            return 0.0
+        if statistic == "mean":
+            return float(values.mean())
+        return float(np.quantile(values, QUANTILES[statistic]))

@@ -1,0 +1,229 @@
+"""Several models on shared machines: copies packed onto the devices that others leave free.
+
+Each model needs, at each tensor-parallel degree, as many copies as its load takes. On one kind of
+machine every model takes the degree that needs the fewest devices; copies are packed first-fit, the
+widest first, which is optimal where degrees divide each other. Then the models are divided into
+groups, each on the machine that holds it cheapest, so that no other division costs less:
+
+    cost(models) = min over groups with the first model of cost(group) + cost(the others)
+
+A device serves one model at a time here, and a host that launches for several is taken to be as
+fast as for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from lmi_bench.analysis.fleet.availability import Availability
+from lmi_bench.analysis.fleet.purchase import Purchase
+from lmi_bench.analysis.fleet.recommender import prepare
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
+
+MOST_MODELS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Copies of one model at one degree that carry its load."""
+
+    tensor_parallel: int
+    copies: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of all copies."""
+        return self.tensor_parallel * self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One model of the portfolio.
+
+    needs  by instance type: what carries its load there, by degree; a type is absent where the
+           model cannot run
+    """
+
+    name: str
+    needs: Mapping[str, tuple[Need, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFleet:
+    """Models that share machines of one kind.
+
+    placed    of each machine the copies on it, as (name, degree)
+    machines  with the spare ones; usd_per_hour: of all of them
+    """
+
+    instance: str
+    names: tuple[str, ...]
+    needs: tuple[Need, ...]
+    placed: tuple[tuple[tuple[str, int], ...], ...]
+    machines: int
+    usd_per_hour: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {
+            "instance": self.instance,
+            "machines": self.machines,
+            "usd_per_hour": self.usd_per_hour,
+            "models": [
+                {"name": name, "tensor_parallel": need.tensor_parallel, "copies": need.copies}
+                for name, need in zip(self.names, self.needs, strict=True)
+            ],
+            "placement": [
+                [{"name": name, "tensor_parallel": degree} for name, degree in machine]
+                for machine in self.placed
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Portfolio:
+    """The answer: the cheapest division into groups, beside an endpoint for each model."""
+
+    groups: tuple[SharedFleet, ...]
+    separate: tuple[SharedFleet, ...]
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of all groups."""
+        return sum(group.usd_per_hour for group in self.groups)
+
+    @property
+    def separate_usd_per_hour(self) -> float:
+        """Of one endpoint each."""
+        return sum(group.usd_per_hour for group in self.separate)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {
+            "schema_version": 1,
+            "usd_per_hour": self.usd_per_hour,
+            "groups": [group.to_json() for group in self.groups],
+            "separate_usd_per_hour": self.separate_usd_per_hour,
+            "separate": [group.to_json() for group in self.separate],
+        }
+
+
+def member_of(name: str, request: RecommendRequest, tell: Callable[[str, float], None]) -> Member:
+    """What carries the request's rate, by machine and degree.
+
+    Raises InputError for a load that is no rate.
+    """
+    if request.rate_per_s is None:
+        raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
+    layouts, _ = prepare(request, tell)
+    needs: dict[str, list[Need]] = {}
+    for layout, engine in layouts:
+        per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
+        if per_copy > 0:
+            copies = math.ceil(request.rate_per_s / per_copy - 1e-9)
+            need = Need(layout.tensor_parallel, copies)
+            needs.setdefault(layout.instance.instance_type, []).append(need)
+    return Member(name, {instance: tuple(found) for instance, found in needs.items()})
+
+
+def share_machines(
+    members: Sequence[Member],
+    instances: Sequence[Instance],
+    *,
+    purchase: Purchase,
+    availability: Availability,
+) -> Portfolio:
+    """The cheapest division of the models into groups that share machines.
+
+    Raises InputError for too many models, or one that no priced machine carries.
+    """
+    if not 1 <= len(members) <= MOST_MODELS:
+        raise InputError(f"a portfolio holds 1 to {MOST_MODELS} models, got {len(members)}")
+    if len({member.name for member in members}) < len(members):
+        raise InputError("two models of the portfolio have the same name")
+    cheapest: dict[frozenset[int], SharedFleet | None] = {}
+    for size in range(1, len(members) + 1):
+        for chosen in combinations(range(len(members)), size):
+            fleets = _fleets([members[i] for i in chosen], instances, purchase, availability)
+            cheapest[frozenset(chosen)] = min(
+                fleets, key=lambda fleet: (fleet.usd_per_hour, fleet.machines), default=None
+            )
+    separate = []
+    for index, member in enumerate(members):
+        fleet = cheapest[frozenset({index})]
+        if fleet is None:
+            raise InputError(f"{member.name}: no priced machine carries its load within its limits")
+        separate.append(fleet)
+    return Portfolio(tuple(_divided(len(members), cheapest)), tuple(separate))
+
+
+def _fleets(
+    members: Sequence[Member],
+    instances: Sequence[Instance],
+    purchase: Purchase,
+    availability: Availability,
+) -> Iterator[SharedFleet]:
+    """All of the models together on each kind of machine."""
+    for instance in instances:
+        name = instance.instance_type
+        if any(name not in member.needs for member in members):
+            continue
+        needs = [
+            min(member.needs[name], key=lambda need: (need.devices, need.tensor_parallel))
+            for member in members
+        ]
+        copies = [
+            (member.name, need.tensor_parallel)
+            for member, need in zip(members, needs, strict=True)
+            for _ in range(need.copies)
+        ]
+        placed = pack(copies, instance.num_accelerators)
+        machines = availability.machines(len(placed))
+        price = purchase.usd_per_hour(instance, machines)
+        if price is not None:
+            names = tuple(member.name for member in members)
+            yield SharedFleet(name, names, tuple(needs), placed, machines, price)
+
+
+def pack(
+    copies: Sequence[tuple[str, int]], devices: int
+) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """The copies, each a name and a degree, on machines with that many devices, first-fit.
+
+    >>> pack([("a", 4), ("b", 2), ("c", 4), ("b", 2), ("d", 1)], 8)
+    ((('a', 4), ('c', 4)), (('b', 2), ('b', 2), ('d', 1)))
+    """
+    machines: list[list[tuple[str, int]]] = []
+    for copy in sorted(copies, key=lambda each: -each[1]):
+        room = (m for m in machines if sum(degree for _, degree in m) + copy[1] <= devices)
+        machine = next(room, None)
+        if machine is None:
+            machines.append([copy])
+        else:
+            machine.append(copy)
+    return tuple(tuple(machine) for machine in machines)
+
+
+def _divided(
+    count: int, cheapest: Mapping[frozenset[int], SharedFleet | None]
+) -> tuple[SharedFleet, ...]:
+    """The division of least cost, by subsets from small to large."""
+    best: dict[frozenset[int], tuple[float, tuple[SharedFleet, ...]]] = {frozenset(): (0.0, ())}
+    for size in range(1, count + 1):
+        for chosen in combinations(range(count), size):
+            rest = chosen[1:]
+            options = []
+            for more in range(len(rest) + 1):
+                for others in combinations(rest, more):
+                    group = cheapest[frozenset({chosen[0], *others})]
+                    left = best[frozenset(rest) - frozenset(others)]
+                    if group is not None and left[0] < math.inf:
+                        options.append((left[0] + group.usd_per_hour, (group, *left[1])))
+            best[frozenset(chosen)] = min(options, key=lambda each: each[0])
+    return best[frozenset(range(count))][1]

@@ -1,0 +1,62 @@
+"""Serving configurations with measured figures: for each model the one with the lowest cost and
+the one with the lowest latency.
+
+Low cost comes with high concurrency, low latency with one request at a time; both are choices
+among cells that were measured, nothing is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
+from lmi_bench.catalog.published import PublishedCell
+
+LOWER_COST, LOWER_LATENCY = "lower cost", "lower latency"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A measured cell and what it is the best of.
+
+    usd_per_1m_output  of all instances behind the endpoint; None where a price or the
+                       throughput is not known
+    """
+
+    goal: str
+    cell: PublishedCell
+    usd_per_1m_output: float | None
+
+
+def presets(
+    cells: Iterable[PublishedCell], price_usd_per_hour: Mapping[str, float | None]
+) -> list[Preset]:
+    """Two for each (model, input, output), in the order in which they are first met.
+
+    price_usd_per_hour  of one instance, by its type
+    """
+    found: list[Preset] = []
+    groups: dict[tuple[str, int, int], list[PublishedCell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.model, cell.input_tokens, cell.output_tokens), []).append(cell)
+    for group in groups.values():
+        priced = [(usd, cell) for cell in group if (usd := _usd(cell, price_usd_per_hour))]
+        if priced:
+            usd, cheapest = min(priced, key=lambda each: each[0])
+            found.append(Preset(LOWER_COST, cheapest, usd))
+        timed = [
+            (latency, cell.replicas * (price_usd_per_hour.get(cell.instance_type) or 0.0), cell)
+            for cell in group
+            if (latency := cell.latency_s_per_token) is not None
+        ]
+        if timed:  # of equal ones the cheaper machine
+            _, _, fastest = min(timed, key=lambda each: each[:2])
+            found.append(Preset(LOWER_LATENCY, fastest, _usd(fastest, price_usd_per_hour)))
+    return found
+
+
+def _usd(cell: PublishedCell, prices: Mapping[str, float | None]) -> float | None:
+    price = prices.get(cell.instance_type)
+    fleet = None if price is None else cell.replicas * price
+    return usd_per_1m_tokens(fleet, cell.throughput_tokens_per_s)

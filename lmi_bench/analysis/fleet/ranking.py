@@ -1,0 +1,135 @@
+"""Which of two fleets is better: by cost, latency or throughput.
+
+An unpriced fleet never wins on cost, nor one without a latency on latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lmi_bench.analysis.fleet.answer import Candidate
+from lmi_bench.analysis.fleet.candidates import Engine
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Layout
+from lmi_bench.core.units import SECONDS_PER_HOUR
+
+Fleet = tuple[Layout, Engine, int]
+"""A layout, what one copy carries, and the number of machines."""
+
+
+def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
+    """What the closed form says of the objective; smaller is better, unpriced ones last."""
+    layout, engine, machines = fleet
+    copies = machines * layout.copies
+    price = request.fleet_usd_per_hour(layout, machines)
+    cost = math.inf if price is None else price
+    per_token = request.load_kind == "saturation" and request.objective != "cost-per-hour"
+    if per_token or request.objective == "cost-per-1m":
+        cost /= copies * engine.rate_per_s
+    if request.objective == "latency":
+        batch = engine.concurrency
+        if request.rate_per_s is not None:
+            batch = math.ceil(engine.plan.steady.batch_at(request.rate_per_s / copies))
+        return (engine.plan.steady.latency_s("e2e", "p90", max(1, batch)), cost)
+    if request.objective == "throughput":
+        return (-layout.copies * engine.rate_per_s, cost)
+    return (cost, -layout.copies * engine.rate_per_s)
+
+
+def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float, ...]:
+    """What the finished figures say of the objective; smaller is better."""
+
+    def figure(name: str) -> float:
+        value = candidate.figures.get(name)
+        return math.inf if value is None else value.predicted
+
+    cost = cost_of(request, candidate)
+    cost = math.inf if cost is None else cost
+    latency = figure("latency_per_token_p90_ms")
+    if request.objective == "latency":
+        return (latency, cost)
+    if request.objective == "throughput":
+        return (-figure("capacity_tokens_per_s") / candidate.instances, cost)
+    return (cost, latency)
+
+
+def cost_of(request: RecommendRequest, candidate: Candidate) -> float | None:
+    """What the objective calls cost, in USD: of an hour, or of 1M output tokens."""
+    if request.objective == "cost-per-hour":
+        return candidate.price_usd_per_hour
+    if request.objective == "cost-per-1m":
+        value: float | None = candidate.cost["usd_per_1m_output_tokens_at_capacity"]
+        return value
+    return candidate.usd_per_1m_output_tokens
+
+
+def with_winning_prices(request: RecommendRequest, ranked: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates, each unpriced one with the price of a machine at which it would win."""
+    best = cost_of(request, ranked[0])
+    if best is None or request.objective in ("latency", "throughput"):
+        return list(ranked)
+    return [
+        candidate
+        if candidate.price_usd_per_hour is not None
+        else replace(candidate, cost={**candidate.cost, **_winning_price(request, candidate, best)})
+        for candidate in ranked
+    ]
+
+
+def _winning_price(
+    request: RecommendRequest, candidate: Candidate, best: float
+) -> dict[str, float]:
+    """The on-demand price of one machine at which the fleet costs what the best one does."""
+    budget_usd_per_hour: float | None = best
+    if request.objective != "cost-per-hour":
+        name = (
+            "capacity_tokens_per_s"
+            if request.objective == "cost-per-1m"
+            else "throughput_tokens_per_s"
+        )
+        tokens = candidate.figures[name]
+        budget_usd_per_hour = None
+        if tokens is not None:
+            budget_usd_per_hour = best * tokens.predicted * SECONDS_PER_HOUR / 1e6
+    paid_hours = candidate.cost["paid_machine_hours_per_hour"]
+    if budget_usd_per_hour is None or not paid_hours:
+        return {}
+    return {"wins_below_usd_per_machine_hour": budget_usd_per_hour / paid_hours}
+
+
+def _too_close(best: Candidate, second: Candidate) -> bool:
+    """Whether the second could be the cheaper one at saturation: costs at the intervals' ends."""
+    cost = best.usd_per_1m_output_tokens_at_saturation
+    other = second.usd_per_1m_output_tokens_at_saturation
+    ours, theirs = (c.figures["capacity_rate_per_s"] for c in (best, second))
+    if cost is None or other is None or ours is None or theirs is None:
+        return False
+    dearest = cost * ours.predicted / ours.low
+    return other * theirs.predicted / theirs.high < dearest
+
+
+def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
+    """Why the first candidate leads, against the best one on another machine type."""
+    best = ranked[0]
+    measure = {
+        "cost": "least cost",
+        "cost-per-hour": "least cost an hour",
+        "cost-per-1m": "least cost of 1M tokens at capacity",
+        "latency": "least latency per token (p90)",
+        "throughput": "most tokens a second from one machine",
+    }[request.objective]
+    text = f"{measure} for {request.describe_load()}"
+    if request.slos:
+        text += " within the SLOs"
+    if request.objective.startswith("cost") and best.price_usd_per_hour is None:
+        text = f"no price is known, so ranked by latency for {request.describe_load()}"
+    second = next((c for c in ranked[1:] if c.accelerator != best.accelerator), None)
+    cost, other = best.usd_per_1m_output_tokens, second and second.usd_per_1m_output_tokens
+    if second is not None and cost is not None and other is not None:
+        text += f"; best on another accelerator: {second.instances} x {second.instance} at "
+        text += f"{other:,.2f} USD against {cost:,.2f} for 1M output tokens"
+        if request.load_kind == "saturation" and _too_close(best, second):
+            text += ", within the intervals: a tie"
+    return text

@@ -1,0 +1,430 @@
+"""Which machines to rent: every layout of the catalog screened, the best simulated, ranked.
+
+    layouts -> memory fit or reason -> closed form of one copy -> machines and cost of all
+    -> capacity of the best dozen by bisection over the simulator -> figures, intervals, ranking
+
+Machines are counted so that the load stays within the lower end of the capacity's interval. SLOs
+hold at the upper end of theirs where that can be (`sure`), else as predicted (`likely`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lmi_bench.analysis.fit.unmeasured import UNSEEN_SETUP
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.availability import NO_SPARES
+from lmi_bench.analysis.fleet.budget import nearest_to_budget, split_by_budget
+from lmi_bench.analysis.fleet.candidates import Engine, build_candidate, machines_needed
+from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_probes
+from lmi_bench.analysis.fleet.fleet_attainment import LongLook, fleet_of
+from lmi_bench.analysis.fleet.held_limits import held_slos
+from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
+from lmi_bench.analysis.fleet.operating_point import (
+    LATENCY_LOAD_LIMIT,
+    CopySimulation,
+    alone_of,
+    screen_batch,
+    unloaded_ratio,
+)
+from lmi_bench.analysis.fleet.ranking import (
+    Fleet,
+    final_order,
+    screen_order,
+    why_first,
+    with_winning_prices,
+)
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.fleet.requirements import NO_REQUIREMENTS
+from lmi_bench.analysis.level.layouts import (
+    CopyPlan,
+    EngineKey,
+    Layout,
+    Rejection,
+    plan_copy,
+    split_layouts,
+)
+from lmi_bench.core.units import s_to_ms
+
+Progress = Callable[[str, float], None]
+
+Prepared = tuple[list[tuple[Layout, Engine]], list[Rejection]]
+"""Layouts with what a copy of each carries, and those that are out with the reason."""
+
+_SIMULATED_ENGINES = 8
+_SIMULATED_FLEETS = 12
+_FAR = 2.0  # times the cost of the cheapest that was simulated
+_LOOKED_AT = 1
+_MOST_LOOKS = 4
+_DRAWS = 8
+_Z80 = 1.2816  # half of an 80 % interval, in standard deviations
+_UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the fit has not seen
+
+
+def recommend(
+    request: RecommendRequest,
+    *,
+    progress: Progress | None = None,
+    prepared: Prepared | None = None,
+) -> Recommendation:
+    """Answer the request; `progress` is told what is being done and which share is done.
+
+    prepared  of the same request with fewer measured levels, so that nothing is simulated twice
+
+    Raises InputError where the request cannot be understood.
+    """
+    tell = progress or (lambda _text, _share: None)
+    layouts, out = prepared or prepare(request, tell)
+    rejected = list(out)
+    if prepared is not None:
+        for layout, engine in layouts:
+            engine.measured = _measured(request, layout)
+    look = LongLook(request)
+    for again in range(_MOST_LOOKS):
+        ranked = _ranked(request, layouts, tell)
+        met = ranked.met
+        if not (met and request.look_long and request.slos):
+            break
+        tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
+        if look.holds(met[0], ranked.fleets) or again + 1 == _MOST_LOOKS:
+            met[:_LOOKED_AT] = [
+                replace(each, attainment=look.at(each, ranked.fleets).to_json())
+                for each in met[:_LOOKED_AT]
+            ]
+            break
+    met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
+    rejected += ranked.rejected
+    nearest: Candidate | None = None
+    missed: str | None = None
+    if met:
+        met = with_winning_prices(request, met)
+        met[0] = replace(met[0], reason=why_first(request, met))
+    elif in_time:
+        nearest, missed = nearest_to_budget(request, in_time), "the budget"
+    else:
+        nearest = _nearest(request, layouts)
+        alone_in_time = nearest is not None and nearest.meets_slos
+        missed = "the load" if alone_in_time else "the SLOs"
+    tell("done", 1.0)
+    chosen = fleet_of(met[0], fleets) if met else None
+    return Recommendation(
+        recommended=met[0] if met else None,
+        nearest=nearest,
+        candidates=tuple(met),
+        rejected=tuple(rejected),
+        question=_question(request),
+        warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
+        measure_next=tuple(decisive_probes(request, layouts, chosen)),
+        missed=missed if nearest is not None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Fleets as candidates: within limits and budget, the best first; within the limits; out."""
+
+    fleets: list[Fleet]
+    met: list[Candidate]
+    in_time: list[Candidate]
+    rejected: list[Rejection]
+
+
+def _ranked(
+    request: RecommendRequest, layouts: list[tuple[Layout, Engine]], tell: Progress
+) -> _Ranked:
+    """Every layout as a fleet for the load, the best by simulation."""
+    rejected: list[Rejection] = []
+    fleets = best_fleets(request, layouts, rejected)
+    candidates = []
+    for index, (layout, engine, machines) in enumerate(fleets):
+        tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
+        candidates.append(
+            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
+        )
+    rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
+    in_time = [candidate for candidate in candidates if candidate.meets_slos]
+    met, too_dear = split_by_budget(request, in_time)
+    rejected.extend(too_dear)
+    met.sort(key=lambda candidate: final_order(request, candidate))
+    return _Ranked(fleets, met, in_time, rejected)
+
+
+def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
+    """Every layout that can run with what a copy of it carries, the best of them simulated."""
+    layouts, rejected = screen(request, tell)
+    finalists = best_engines(request, layouts)
+    for index, engine in enumerate(finalists):
+        tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
+        if not _far_behind(request, layouts, engine):
+            simulate_capacity(request, engine)
+    return layouts, rejected
+
+
+def _far_behind(
+    request: RecommendRequest, layouts: list[tuple[Layout, Engine]], engine: Engine
+) -> bool:
+    """Whether a copy that was simulated costs so much less that no error of the closed form, which
+    is good to ten per cent, could make this one the cheapest."""
+    if request.rate_per_s is None or request.objective != "cost":
+        return False
+    costs = list(_costs(request, layouts))
+    others = [cost for each, cost in costs if each.simulated]
+    mine = [cost for each, cost in costs if each is engine]
+    return bool(others and mine) and min(mine) > _FAR * min(others)
+
+
+def _costs(
+    request: RecommendRequest, layouts: list[tuple[Layout, Engine]]
+) -> Iterator[tuple[Engine, float]]:
+    """What a fleet of each layout costs for the load, as far as prices are known."""
+    for layout, engine in layouts:
+        machines = machines_needed(request, layout, engine)
+        if machines is not None and machines <= MOST_MACHINES:
+            price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
+            if price is not None:
+                yield engine, price
+
+
+def screen(request: RecommendRequest, tell: Progress) -> Prepared:
+    """Every layout that can run, with what a copy of it carries in closed form."""
+    tell("fitting the model into machines", 0.0)
+    allowed, elsewhere = request.requirements.split_by_region(request.considered)
+    possible, rejected = split_layouts(
+        allowed,
+        request.workload,
+        request.profile,
+        degrees=request.degrees,
+        open_loop=request.open_loop,
+        settings=request.settings,
+    )
+    rejected.extend(elsewhere)
+    tell(f"screening {len(possible)} layouts", 0.05)
+    engines: dict[EngineKey, Engine] = {}
+    deviations: dict[tuple[object, ...], float] = {}
+    for layout, plan in possible:
+        key = layout.engine_key
+        if key not in engines:
+            same_steps = (*key[:3], layout.setting.of_a_step)
+            if same_steps not in deviations:
+                deviations[same_steps] = _log_sd(request, layout, plan)
+            engines[key] = _screened(request, layout, plan, deviations[same_steps])
+    return [(layout, engines[layout.engine_key]) for layout, _ in possible], rejected
+
+
+def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan, log_sd: float) -> Engine:
+    """One copy in closed form: what it carries within the SLOs, and how sure that is.
+
+    log_sd  standard deviation of the logarithm of its step times
+    """
+    steady = plan.steady
+    factor = math.exp(_Z80 * log_sd)
+    held = held_slos(steady, request.slos, factor)
+    batch = central = float(steady.slots)
+    if request.slos:
+        batch = screen_batch(steady, held, 1.0)
+        central = screen_batch(steady, request.slos, 1.0)
+    limited_by = steady.limiting_part(batch)
+    if request.slos and batch < 0.9 * steady.slots:
+        limited_by = f"SLO ({limited_by})"
+    return Engine(
+        plan=plan,
+        simulation=CopySimulation(plan, request.slos, request.seed),
+        time_factor=factor,
+        rate_per_s=steady.rate_per_s(batch),
+        central_per_s=steady.rate_per_s(central),
+        concurrency=math.floor(batch + 1e-6),
+        limited_by=limited_by,
+        warnings=(
+            *request.profile.warnings_for(
+                accelerator=layout.instance.accelerator.name,
+                engine_version=request.engine_version,
+            ),
+            *layout.setting.caveats(),
+        ),
+        measured=_measured(request, layout),
+    )
+
+
+def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, Verdict], ...]:
+    """The rates that a copy like this was given, and whether it kept the SLOs at each."""
+    mine = [load for load in request.measured if load.engine_key == layout.engine_key]
+    return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
+
+
+def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
+    """Standard deviation of the logarithm of the step times: fit, residual and transfer."""
+    rates = []
+    for drawn in request.profile.draws(_DRAWS, request.seed):
+        copy = plan_copy(layout, request.workload, drawn, open_loop=request.open_loop)
+        rates.append(math.log(copy.steady.rate_per_s(plan.steady.slots)))
+    transfer = 0.0
+    if layout.instance.accelerator.name not in request.profile.accelerators:
+        transfer = _UNSEEN_DEVICE_LOG_SD
+    setup = UNSEEN_SETUP if request.profile.fitted_cells else 0.0  # others' cells, none of these
+    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer, setup)
+
+
+def best_engines(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
+    """The engines of the best layouts by the closed form, each once."""
+    chosen: dict[int, Engine] = {}
+    for _, engine, _ in best_fleets(request, layouts, []):
+        chosen.setdefault(id(engine), engine)
+        if len(chosen) == _SIMULATED_ENGINES:
+            break
+    return list(chosen.values())
+
+
+def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
+    """Replace the closed form's rate by the one that simulated levels keep.
+
+    In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
+    random arrivals need it.
+    """
+    engine.simulated = True
+    if request.open_loop and request.slos:
+        simulation = engine.simulation
+        held = held_slos(engine.plan.steady, request.slos, engine.time_factor)
+        engine.rate_per_s = simulation.sustained_rate(
+            engine.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * engine.time_factor
+        )
+        central = simulation.sustained_rate(engine.central_per_s, request.slos)
+        engine.central_per_s = max(central, engine.rate_per_s)
+
+
+def best_fleets(
+    request: RecommendRequest,
+    layouts: list[tuple[Layout, Engine]],
+    rejected: list[Rejection],
+) -> list[Fleet]:
+    """Layouts with the machines that they need, the best first; the others with a reason."""
+    fleets = []
+    for layout, engine in layouts:
+        machines = machines_needed(request, layout, engine)
+        if machines is not None:
+            machines = request.availability.machines(machines)
+        if machines is None:
+            rejected.append(_rejection(layout, _slo_reason(request, engine)))
+        elif machines > MOST_MACHINES:
+            rejected.append(
+                _rejection(layout, f"{machines:,} machines needed, more than {MOST_MACHINES:,}")
+            )
+        else:
+            fleets.append((layout, engine, machines))
+    fleets.sort(key=lambda fleet: screen_order(request, fleet))
+    return fleets
+
+
+def _slo_reason(request: RecommendRequest, engine: Engine) -> str:
+    """Which SLO a request that is alone breaks, or that none is kept under any load."""
+    steady = alone_of(engine.plan.steady)
+    for slo in request.slos:
+        alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
+        if alone_ms > slo.limit_ms:
+            return (
+                f"{slo} cannot be kept: {alone_ms:,.0f} ms already with one request "
+                f"({steady.limiting_part(1.0)} binds)"
+            )
+    return f"no load keeps {', '.join(str(slo) for slo in request.slos)} as simulated"
+
+
+def _rejection(layout: Layout, reason: str) -> Rejection:
+    name = layout.instance.instance_type
+    return Rejection(name, layout.tensor_parallel, layout.copies, reason, layout.setting)
+
+
+def _missed(candidate: Candidate) -> Rejection:
+    broken = [
+        f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
+        for outlook in candidate.slos
+        if outlook.confidence == "missed" and outlook.predicted_ms is not None
+    ]
+    return Rejection(
+        candidate.instance,
+        candidate.tensor_parallel,
+        candidate.copies,
+        "; ".join(broken) or "the SLO cannot be foreseen at this load",
+        candidate.setting,
+    )
+
+
+def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> Candidate | None:
+    """The layout that comes closest to the SLOs with one request at a time, on one machine."""
+    if not layouts:
+        return None
+    layout, engine = min(
+        layouts,
+        key=lambda pair: (
+            unloaded_ratio(pair[1].plan.steady, request.slos, 1.0),
+            pair[0].instance.price_usd_per_hour or math.inf,
+        ),
+    )
+    alone = replace(
+        request,
+        rate_per_s=None,
+        users=None,
+        think_time_s=None,
+        availability=NO_SPARES,
+        requirements=NO_REQUIREMENTS,
+    )
+    engine.concurrency = 1
+    engine.rate_per_s = engine.plan.steady.rate_per_s(1.0)
+    candidate = build_candidate(alone, layout, engine, 1, simulate=False)
+    return replace(
+        candidate,
+        reason=": ".join(
+            filter(
+                None,
+                ("one machine, one request at a time", "; ".join(_predicted(candidate))),
+            )
+        ),
+    )
+
+
+def _predicted(candidate: Candidate) -> Iterator[str]:
+    for outlook in candidate.slos:
+        if outlook.predicted_ms is not None:
+            yield f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
+
+
+def _question(request: RecommendRequest) -> dict[str, Any]:
+    workload = request.workload
+    return {
+        "model": workload.shape.name,
+        "dtype": workload.dtype,
+        "input_tokens": workload.input_tokens,
+        "output_tokens": workload.output_tokens,
+        "kinds": [
+            {
+                "input_tokens": kind.input_tokens,
+                "output_tokens": kind.output_tokens,
+                "share": kind.share,
+            }
+            for kind in workload.kinds
+        ],
+        "burstiness": workload.burstiness,
+        "rate_per_s": request.rate_per_s,
+        "users": request.users,
+        "think_time_s": request.think_time_s,
+        "load": request.describe_load(),
+        "slos": [str(slo) for slo in request.slos],
+        "objective": request.objective,
+        "purchase": request.purchase.describe(),
+        "availability": request.availability.describe(),
+        "profile": request.profile.provenance,
+        "calibrated": request.calibrated,
+        "measured_loads": len(request.measured),
+        "interval": "80 %",
+    }
+
+
+def _warnings(request: RecommendRequest, shown: list[Candidate]) -> Iterator[str]:
+    """What a reader must know of the whole answer, each once."""
+    yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
+    yield from request.profile.notes
+    if shown and shown[0].slos and any(o.confidence == "likely" for o in shown[0].slos):
+        yield "an SLO holds as predicted but not at the upper end of the interval: measure it"

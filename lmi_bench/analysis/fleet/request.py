@@ -1,0 +1,120 @@
+"""What a recommendation is asked for: a workload, a load, limits, an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lmi_bench.analysis.fleet.attainment import ROUTINGS, Routing
+from lmi_bench.analysis.fleet.availability import NO_SPARES, Availability
+from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
+from lmi_bench.analysis.fleet.purchase import ON_DEMAND, Purchase
+from lmi_bench.analysis.fleet.requirements import NO_REQUIREMENTS, Requirements
+from lmi_bench.analysis.level.layouts import Layout, Workload
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import Slo
+
+Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
+LoadKind = Literal["rate", "users", "saturation"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendRequest:
+    """A question to the planner.
+
+    rate_per_s           requests each second of the whole fleet, random arrivals; or
+    users, think_time_s  people who read `think_time_s` seconds before they ask again; or
+                         neither: one machine, as full as the limits allow
+    degrees              tensor-parallel degrees to consider; None: powers of two
+    settings             of the engine to choose from, beside machines and degrees
+    engine_version       the version that will serve, where it is not the profile's
+    objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
+                         a token at saturation; latency; throughput
+    look_long            simulate the best fleets for fifteen minutes (`attainment`), with this
+                         routing of requests to copies
+    blended_ratio, discount   of the blended price as published
+    measured             levels of random arrivals that one copy was given
+    calibrated           the profile was fitted to levels of the user's own
+    """
+
+    workload: Workload
+    profile: EngineProfile
+    rate_per_s: float | None = None
+    users: int | None = None
+    think_time_s: float | None = None
+    slos: tuple[Slo, ...] = ()
+    objective: Objective = "cost"
+    instances: tuple[Instance, ...] | None = None
+    degrees: Sequence[int] | None = None
+    engine_version: str | None = None
+    blended_ratio: float = 3.0
+    discount: float = 0.0
+    seed: int = 0
+    purchase: Purchase = ON_DEMAND
+    availability: Availability = NO_SPARES
+    requirements: Requirements = NO_REQUIREMENTS
+    routing: Routing = "random"
+    look_long: bool = False
+    measured: tuple[MeasuredLoad, ...] = ()
+    calibrated: bool = False
+    settings: tuple[EngineSetting, ...] = (AS_STATED,)
+
+    def __post_init__(self) -> None:
+        if self.rate_per_s is not None and self.users is not None:
+            raise InputError("give either a rate (--rate) or users (--users), not both")
+        if self.rate_per_s is not None and self.rate_per_s <= 0:
+            raise InputError(f"--rate must be above 0 req/s, got {self.rate_per_s:g}")
+        if self.users is not None and self.users < 1:
+            raise InputError(f"--users must be at least 1, got {self.users}")
+        if (self.users is None) != (self.think_time_s is None):
+            raise InputError(
+                "--users and --think-time belong together: the seconds between an answer and "
+                "the next question decide how many users are waiting at once (0 for none)"
+            )
+        if any(degree < 1 for degree in self.degrees or ()):
+            raise InputError(f"--tp must be at least 1, got {min(self.degrees or ())}")
+        if self.think_time_s is not None and self.think_time_s < 0:
+            raise InputError(f"--think-time must be 0 s or more, got {self.think_time_s:g}")
+        if self.objective not in get_args(Objective):
+            raise InputError(
+                f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
+            )
+        if self.routing not in ROUTINGS:
+            raise InputError(f"--routing {self.routing}: use {', '.join(ROUTINGS)}")
+        if not 0 <= self.discount < 1:
+            raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
+
+    @property
+    def load_kind(self) -> LoadKind:
+        """Which of the three kinds of load is asked for."""
+        if self.rate_per_s is not None:
+            return "rate"
+        return "users" if self.users is not None else "saturation"
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests arrive whether or not earlier ones are answered."""
+        return self.rate_per_s is not None
+
+    @property
+    def considered(self) -> tuple[Instance, ...]:
+        """The machines to choose from: the given ones, or the whole catalog."""
+        return all_instances() if self.instances is None else self.instances
+
+    def fleet_usd_per_hour(self, layout: Layout, machines: int) -> float | None:
+        """USD for an hour of that many machines as they are bought; None: not known."""
+        return self.purchase.usd_per_hour(layout.instance, machines)
+
+    def describe_load(self) -> str:
+        """The load for people."""
+        if self.rate_per_s is not None:
+            shape = self.workload.burstiness
+            arrivals = "Poisson" if shape >= 1 else f"in bursts (gamma, {shape:g})"
+            return f"{self.rate_per_s:g} req/s, {arrivals}"
+        if self.users is not None:
+            return f"{self.users} users, {self.think_time_s:g} s think time"
+        return "one machine at saturation"

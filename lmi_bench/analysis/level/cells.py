@@ -1,0 +1,535 @@
+"""Measured levels as cells of a table, and what a profile expects of each of them.
+
+A cell is one level of like requests: a closed loop of users or an open loop at a rate, on one
+machine type and tensor-parallel degree. Published tables, run folders and summaries of other tools
+all become cells; the fit and the judgement see nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.level.equal_requests import (
+    CopyLimits,
+    EqualRun,
+    HasPricer,
+    Pricer,
+    even_arrivals,
+    run_open,
+    run_users,
+)
+from lmi_bench.analysis.level.layouts import Workload, slots_of
+from lmi_bench.analysis.model.capacity import (
+    memory_plan_for,
+    planned_model_for,
+    scheduler_config_for,
+)
+from lmi_bench.analysis.model.engine_defaults import as_set
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.step_time import PricedSteps
+from lmi_bench.analysis.model.step_trace import LevelShape, trace_closed_loop
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.models.shape import ModelShape
+
+Metric = Literal[
+    "throughput_tokens_per_s",
+    "latency_p90_s_per_token",
+    "latency_mean_s_per_token",
+    "ttft_mean_s",
+    "tpot_mean_s",
+]
+MEASURED: tuple[Metric, ...] = (
+    "throughput_tokens_per_s",
+    "latency_p90_s_per_token",
+    "latency_mean_s_per_token",
+    "ttft_mean_s",
+    "tpot_mean_s",
+)
+
+_NEARLY = 0.9  # the number of slots is known about so well
+_SLOWER_STEP = 0.05  # small against the model's error, large against what a simulation jumps by
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measured level of like requests; None is what was not measured.
+
+    concurrency, rate_per_s      users of a closed loop, or requests each second of an open loop
+    replicas                     copies that share the users evenly
+    max_sequences                sequences that ran together at most, where it is known
+    latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
+    ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
+    latency_rounded_down_s       step to which the published latency was cut, 0 for none
+    length_spread                output lengths vary by that share around output_tokens
+    throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
+                                 over wall time
+    kv_dtype                     of the cache; None: as the weights, 16 bits beside narrower ones
+    cached_tokens                of each prompt, found in the prefix cache
+    speculation                  of the engine; None: one token a step
+    arrivals_s                   when the open loop's requests were due, where it is known
+    """
+
+    shape: ModelShape
+    instance: Instance
+    tensor_parallel: int
+    dtype: str
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    num_requests: int
+    throughput_tokens_per_s: float | None = None
+    latency_p90_s_per_token: float | None = None
+    latency_mean_s_per_token: float | None = None
+    ttft_mean_s: float | None = None
+    tpot_mean_s: float | None = None
+    replicas: int = 1
+    max_sequences: int | None = None
+    latency_rounded_down_s: float = 0.0
+    rate_per_s: float | None = None
+    length_spread: float = 0.0
+    throughput_by_latency: bool = False
+    kv_dtype: str | None = None
+    cached_tokens: int = 0
+    arrivals_s: tuple[float, ...] = ()
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cached_tokens < self.input_tokens:
+            raise InputError(
+                f"a prompt of {self.input_tokens} tokens cannot have {self.cached_tokens} of them "
+                "in the prefix cache: its last one is always computed"
+            )
+
+    def measured(self, metric: Metric) -> float | None:
+        """A figure as measured, with the middle of what a rounding took away put back."""
+        value: float | None = getattr(self, metric)
+        if value is None or metric != "latency_p90_s_per_token":
+            return value
+        return value + self.latency_rounded_down_s / 2
+
+
+def marks_of(cells: Iterable[Cell]) -> frozenset[str]:
+    """What tells measured levels again, whatever table they stand in: a mark for each figure.
+
+    Eight hexadecimal digits of the configuration, the load and the figure to three digits.
+    """
+    marks = set()
+    for cell in cells:
+        setup = (
+            cell.shape.name,
+            cell.instance.accelerator.name,
+            cell.tensor_parallel,
+            cell.replicas,
+            cell.input_tokens,
+            cell.output_tokens,
+            cell.concurrency,
+            cell.rate_per_s,
+        )
+        for metric in MEASURED:
+            value: float | None = getattr(cell, metric)
+            if value is not None:
+                text = "|".join(map(str, (*setup, metric, f"{value:.3g}")))
+                marks.add(hashlib.sha256(text.encode()).hexdigest()[:8])
+    return frozenset(marks)
+
+
+@dataclass(frozen=True, slots=True)
+class CellPrediction:
+    """The same figures as predicted, for the whole cell."""
+
+    throughput_tokens_per_s: float
+    latency_p90_s_per_token: float
+    latency_mean_s_per_token: float
+    ttft_mean_s: float
+    tpot_mean_s: float
+    peak_sequences: int
+
+    def value(self, metric: Metric) -> float:
+        """One figure."""
+        return float(getattr(self, metric))
+
+
+def profile_of(profile: EngineProfile, cell: Cell) -> EngineProfile:
+    """The profile with the scheduler that it has for the cell's model and machine."""
+    if not profile.defaults:
+        return profile
+    cache_tokens = _cache_tokens(
+        cell.shape,
+        cell.instance,
+        cell.tensor_parallel,
+        cell.dtype,
+        cell.kv_dtype,
+        _Memory.of(profile),
+    )
+    return as_set(profile, cell.shape, cell.instance.accelerator, cache_tokens)
+
+
+def model_of(profile: EngineProfile, cell: Cell) -> PricedSteps:
+    """The step-time model of one copy."""
+    return planned_model_for(
+        cell.shape,
+        cell.instance,
+        cell.tensor_parallel,
+        cell.dtype,
+        profile,
+        kv_dtype=cell.kv_dtype,
+        speculation=cell.speculation,
+    )
+
+
+def slots_for(profile: EngineProfile, cell: Cell) -> int:
+    """Sequences that one copy lets run together. Raises CapacityError where none fits."""
+    if cell.max_sequences is not None:
+        return cell.max_sequences
+    return _slots(
+        cell.shape,
+        cell.instance,
+        cell.tensor_parallel,
+        cell.dtype,
+        cell.kv_dtype,
+        cell.speculation,
+        cell.input_tokens,
+        cell.output_tokens,
+        _Memory.of(profile),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What of a profile decides its slots: a key for the cache, and the profile that it is of."""
+
+    key: tuple[object, ...]
+    profile: EngineProfile
+
+    @classmethod
+    def of(cls, profile: EngineProfile) -> _Memory:
+        return cls(
+            (
+                profile.memory_share,
+                profile.reserve_bytes,
+                profile.kv_layout,
+                profile.max_batch_size,
+                profile.block_size,
+                profile.defaults,
+            ),
+            profile,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Memory) and self.key == other.key
+
+
+@lru_cache(maxsize=4096)
+def _cache_tokens(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    kv_dtype: str | None,
+    memory: _Memory,
+) -> float:
+    """Tokens that the cache of one copy holds; 0 where the weights alone are too large."""
+    plan = memory_plan_for(
+        shape,
+        instance,
+        tensor_parallel,
+        dtype,
+        memory.profile,
+        input_tokens=1,
+        output_tokens=1,
+        kv_dtype=kv_dtype,
+    )
+    return max(0.0, plan.kv_budget_bytes) / mean_kv_bytes_per_token(
+        shape,
+        shape.max_positions,
+        bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+        tensor_parallel=tensor_parallel,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _slots(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    kv_dtype: str | None,
+    speculation: Speculation | None,
+    input_tokens: int,
+    output_tokens: int,
+    memory: _Memory,
+) -> int:
+    config = scheduler_config_for(
+        shape,
+        instance,
+        tensor_parallel,
+        dtype,
+        memory.profile,
+        input_tokens + output_tokens,
+        kv_dtype=kv_dtype,
+        speculation=speculation,
+    )
+    return slots_of(config, Workload(shape, dtype, input_tokens, output_tokens))
+
+
+def predict_cell(
+    profile: EngineProfile, cell: Cell, *, smooth: bool = False, slower: float = 1.0
+) -> CellPrediction:
+    """What the profile expects of the cell; its users are spread evenly over the copies.
+
+    smooth  follow the steps of a closed loop in the order that they would have with requests of
+            one length that are sent at once, whatever the cell says: the figures are then smooth
+            in the parameters, and those of throughput and time per token nearly the same
+    slower  factor by which each step of an open loop takes longer than the profile says
+    """
+    model = model_of(profile, cell)
+    profile = profile_of(profile, cell)
+    slots = slots_for(profile, cell)
+    parts: list[_Part]
+    if cell.rate_per_s is not None:
+        steps: HasPricer = model if slower == 1.0 else _Slower(model, slower)
+        parts = [_open_part(steps, profile, cell, slots)]
+    else:
+        follow = _simulated_part if cell.length_spread and not smooth else _traced_part
+        parts = []
+        for users in _shares(cell.concurrency, cell.replicas):
+            requests = max(1, round(cell.num_requests * users / cell.concurrency))
+            parts.append(follow(model, profile, cell, slots, users, requests))
+    weights = np.concatenate([part.count for part in parts])
+    e2e_s = np.concatenate([part.e2e_s for part in parts])
+    ttft_s = np.concatenate([part.ttft_s for part in parts])
+    mean_e2e_s = float(np.average(e2e_s, weights=weights))
+    mean_ttft_s = float(np.average(ttft_s, weights=weights))
+    wall_s = max(part.wall_s for part in parts)
+    if cell.output_tokens > 1:
+        tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
+    else:  # no later token: how long one would take beside as many sequences
+        users = cell.concurrency if cell.rate_per_s is None else 1
+        tpot_s = model.step_time_s(_decode_shape(cell, max(1, min(slots, users // cell.replicas))))
+    throughput = float(weights.sum()) * cell.output_tokens / wall_s
+    if cell.throughput_by_latency and cell.rate_per_s is None:
+        throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
+    return CellPrediction(
+        throughput_tokens_per_s=throughput,
+        latency_p90_s_per_token=_quantile(e2e_s, weights, 0.9) / cell.output_tokens,
+        latency_mean_s_per_token=mean_e2e_s / cell.output_tokens,
+        ttft_mean_s=mean_ttft_s,
+        tpot_mean_s=tpot_s,
+        peak_sequences=slots,
+    )
+
+
+def can_run(profile: EngineProfile, cell: Cell) -> bool:
+    """Whether the machine takes the cell at all."""
+    try:
+        predict_cell(profile, cell, smooth=True)
+    except InputError:
+        return False
+    return True
+
+
+class _Slower:
+    """A model whose steps all take longer by one factor."""
+
+    def __init__(self, model: PricedSteps, factor: float) -> None:
+        self._price = model.pricer()
+        self._factor = factor
+
+    def pricer(self) -> Pricer:
+        price, factor = self._price, self._factor
+
+        def slower(
+            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
+        ) -> float:
+            return factor * price(rows, context, prompts, tokens, pairs, cached)
+
+        return slower
+
+
+def growth_with_step_times(profile: EngineProfile, cell: Cell) -> dict[Metric, float]:
+    """d ln(figure) / d ln(time of every step) of an open loop.
+
+    A sequence that decodes longer meets more others, which make its steps longer still: above 1
+    for latencies, the more so the nearer the load is to the capacity.
+    """
+    base = predict_cell(profile, cell)
+    other = predict_cell(profile, cell, slower=1 + _SLOWER_STEP)
+    return {
+        metric: math.log(other.value(metric) / base.value(metric)) / math.log1p(_SLOWER_STEP)
+        for metric in MEASURED
+    }
+
+
+def waits_for_slots(profile: EngineProfile, cell: Cell) -> bool:
+    """Whether a closed loop has more users, or nearly so, than the cache lets run at once."""
+    if cell.rate_per_s is not None or cell.max_sequences is not None:
+        return False
+    try:
+        slots = slots_for(profile, cell)
+    except InputError:
+        return False  # whoever prices the cell says why it cannot run
+    if slots >= profile_of(profile, cell).max_batch_size:
+        return False  # a setting, and known
+    return cell.concurrency > _NEARLY * cell.replicas * slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """One copy's requests, in groups of `count`."""
+
+    count: NDArray[np.float64]
+    ttft_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+    wall_s: float
+
+
+def _limits(profile: EngineProfile, cell: Cell, slots: int) -> CopyLimits:
+    return CopyLimits(
+        cell.input_tokens,
+        cell.output_tokens,
+        slots,
+        profile.max_prefill_tokens,
+        profile.chunked_prefill,
+        profile.parameters.request_overhead_s,
+        cell.length_spread,
+        cell.cached_tokens,
+    )
+
+
+def _part_of(run: EqualRun) -> _Part:
+    return _Part(np.ones(len(run.end_s)), run.ttft_s, run.e2e_s, run.wall_s)
+
+
+def _open_part(model: HasPricer, profile: EngineProfile, cell: Cell, slots: int) -> _Part:
+    assert cell.rate_per_s is not None
+    rate = cell.rate_per_s / cell.replicas
+    number = max(1, round(cell.num_requests / cell.replicas))
+    limits = _limits(profile, cell, slots)
+    if cell.arrivals_s and cell.replicas == 1:
+        return _part_of(run_open(model, cell.arrivals_s, limits))
+    part = _part_of(run_open(model, even_arrivals(rate, number), limits))
+    return _Part(part.count * cell.replicas, part.ttft_s, part.e2e_s, part.wall_s)
+
+
+def _simulated_part(
+    model: PricedSteps,
+    profile: EngineProfile,
+    cell: Cell,
+    slots: int,
+    users: int,
+    requests: int,
+) -> _Part:
+    return _part_of(run_users(model, users, requests, _limits(profile, cell, slots)))
+
+
+def _traced_part(
+    model: PricedSteps,
+    profile: EngineProfile,
+    cell: Cell,
+    slots: int,
+    users: int,
+    requests: int,
+) -> _Part:
+    trace = trace_closed_loop(
+        LevelShape(
+            users,
+            requests,
+            cell.input_tokens,
+            cell.output_tokens,
+            slots,
+            profile.max_prefill_tokens,
+            profile.chunked_prefill,
+            cell.cached_tokens,
+        )
+    )
+    at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace))])
+    sent_s = at_s[trace.sent + 1]
+    extra_s = profile.parameters.request_overhead_s
+    return _Part(
+        trace.count.astype(np.float64),
+        at_s[trace.first + 1] - sent_s + extra_s,
+        at_s[trace.end + 1] - sent_s + extra_s,
+        float(at_s[-1]) + extra_s * requests / users,
+    )
+
+
+def _quantile(values: NDArray[np.float64], counts: NDArray[np.float64], quantile: float) -> float:
+    """Linear quantile of values that each stand for `counts` equal ones."""
+    order = np.argsort(values)
+    ends = np.cumsum(counts[order])
+    starts = ends - counts[order]
+    places = np.stack([starts, ends - 1]).T.ravel()
+    return float(np.interp(quantile * (ends[-1] - 1), places, np.repeat(values[order], 2)))
+
+
+def _shares(users: int, replicas: int) -> Iterator[int]:
+    """Users of each copy that has any, as even as whole users allow."""
+    for index in range(min(replicas, users)):
+        yield users // replicas + (1 if index < users % replicas else 0)
+
+
+def mean_batch(cell: Cell, predicted: CellPrediction) -> float:
+    """Sequences that run together on one copy on average, by Little's law."""
+    answered_per_s = predicted.throughput_tokens_per_s / cell.output_tokens / cell.replicas
+    served_s = predicted.tpot_mean_s * cell.output_tokens
+    return max(1.0, min(float(predicted.peak_sequences), answered_per_s * served_s))
+
+
+def capacity_tokens_per_s(profile: EngineProfile, cell: Cell) -> float:
+    """Output tokens each second of all copies with every slot busy, in closed form.
+
+    No more slots than the level has requests.
+    """
+    model = model_of(profile, cell)
+    slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
+    found = cell.cached_tokens
+    new = cell.input_tokens - found
+    prompt_s = model.step_time_s(
+        StepShape(
+            prefill_sequences=1,
+            prefill_tokens=new,
+            prefill_context_pairs=new * found + new * (new + 1) // 2,
+            prefill_context_tokens=found,
+        )
+    )
+    decode_s = model.step_time_s(_decode_shape(cell, slots))
+    cycle_s = (cell.output_tokens - 1) * decode_s + slots * prompt_s
+    return cell.replicas * slots * cell.output_tokens / cycle_s
+
+
+def _decode_shape(cell: Cell, rows: int) -> StepShape:
+    context = rows * (cell.input_tokens + cell.output_tokens / 2)
+    return StepShape(
+        decode_sequences=rows, decode_tokens=rows, decode_context_tokens=round(context)
+    )
+
+
+def regime_of(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> str:
+    """What a faster cell would need: kv_memory, batch_limit, or the part of the step that binds."""
+    users = cell.concurrency / cell.replicas
+    waiting = users > predicted.peak_sequences
+    if cell.rate_per_s is not None:
+        offered = cell.rate_per_s * cell.output_tokens
+        waiting = offered > capacity_tokens_per_s(profile, cell)
+        waiting = waiting and cell.num_requests / cell.replicas > predicted.peak_sequences
+    if waiting and predicted.peak_sequences >= profile_of(profile, cell).max_batch_size:
+        return "batch_limit"
+    if waiting:
+        return "kv_memory"
+    rows = math.ceil(mean_batch(cell, predicted))
+    return model_of(profile, cell).explain(_decode_shape(cell, rows)).binding

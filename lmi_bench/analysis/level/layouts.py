@@ -1,0 +1,276 @@
+"""Which layouts a catalog offers: machine, tensor-parallel degree, copies on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmi_bench.analysis.level.steady_state import SteadyState
+from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.engine_defaults import as_set
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.catalog.accelerators import NO_LINK, Link
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+
+EngineKey = tuple[str, Link, int, EngineSetting]
+"""Accelerator, link, tensor-parallel degree, setting: what decides the speed of one copy."""
+
+_DEGREES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a machine is used: `copies` of the model on `tensor_parallel` devices each."""
+
+    instance: Instance
+    tensor_parallel: int
+    setting: EngineSetting = AS_STATED
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model on one machine: as many as it holds, or as the setting says."""
+        return self.setting.copies or self.instance.num_accelerators // self.tensor_parallel
+
+    @property
+    def fits(self) -> bool:
+        """Whether the machine has the devices for all copies."""
+        return self.copies * self.tensor_parallel <= self.instance.num_accelerators
+
+    @property
+    def engine_key(self) -> EngineKey:
+        """What decides the speed of one copy; layouts with equal keys are simulated once."""
+        link = self.instance.link if self.tensor_parallel > 1 else NO_LINK
+        return self.instance.accelerator.name, link, self.tensor_parallel, self.setting.of_a_copy
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A layout that is out, and why; `tensor_parallel` is None where no degree helps."""
+
+    instance_type: str
+    tensor_parallel: int | None
+    copies: int | None
+    reason: str
+    setting: EngineSetting = AS_STATED
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """One copy of the model as the engine would run it, and what it is asked."""
+
+    config: SchedulerConfig
+    steady: SteadyState
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind:
+    """Requests of one pair of lengths; share: relative to the other kinds."""
+
+    input_tokens: int
+    output_tokens: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of a model in a number format, all equal or of several kinds.
+
+    input_tokens, output_tokens   of each request; with kinds their means, which closed forms use
+    kinds            what simulations draw from; empty: equal requests
+    burstiness       of random arrivals: 1 is Poisson, below it they come in bursts
+    dtype, kv_dtype  of the weights, and of the cache; None: as the weights, 16 bits beside
+                     narrower ones
+    speculation      of the engine; None: one token a step
+    """
+
+    shape: ModelShape
+    dtype: str
+    input_tokens: int
+    output_tokens: int
+    kv_dtype: str | None = None
+    speculation: Speculation | None = None
+    kinds: tuple[RequestKind, ...] = ()
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.input_tokens < 1 or self.output_tokens < 1:
+            raise InputError(
+                "--input-tokens and --output-tokens must be at least 1, got "
+                f"{self.input_tokens} and {self.output_tokens}"
+            )
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of one request, input and output."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest request."""
+        sizes = (kind.input_tokens + kind.output_tokens for kind in self.kinds)
+        return max(sizes, default=self.total_tokens)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max((kind.input_tokens for kind in self.kinds), default=self.input_tokens)
+
+    @classmethod
+    def mixed(
+        cls, shape: ModelShape, dtype: str, kinds: Sequence[RequestKind], **more: Any
+    ) -> Workload:
+        """Requests of several kinds; raises InputError where there is none."""
+        whole = sum(kind.share for kind in kinds)
+        if not whole > 0 or any(kind.share < 0 for kind in kinds):
+            raise InputError("a mix needs at least one kind of request with a share above 0")
+        asked = sum(kind.share * kind.input_tokens for kind in kinds) / whole
+        told = sum(kind.share * kind.output_tokens for kind in kinds) / whole
+        means = max(1, round(asked)), max(1, round(told))
+        return cls(shape, dtype, means[0], means[1], kinds=tuple(kinds), **more)
+
+    def under(self, setting: EngineSetting) -> Workload:
+        """The workload as an engine with that setting serves it."""
+        return replace(
+            self,
+            dtype=setting.dtype or self.dtype,
+            kv_dtype=setting.kv_dtype or self.kv_dtype,
+            speculation=setting.speculation or self.speculation,
+        )
+
+
+def layouts_of(
+    instance: Instance,
+    degrees: Sequence[int] | None = None,
+    settings: Sequence[EngineSetting] = (AS_STATED,),
+) -> Iterator[Layout]:
+    """The layouts of a machine: powers of two and the whole machine, or the given degrees."""
+    most = instance.num_accelerators
+    wanted = sorted({*_DEGREES, most}) if degrees is None else degrees
+    for degree in wanted:
+        if 1 <= degree <= most:
+            for setting in settings:
+                yield Layout(instance, degree, setting)
+
+
+def plan_copy(
+    layout: Layout, workload: Workload, profile: EngineProfile, *, open_loop: bool
+) -> CopyPlan:
+    """The scheduler and the speed of one copy.
+
+    Raises InputError (CapacityError for memory) with the reason where it cannot run.
+    """
+    setting, degree = layout.setting, layout.tensor_parallel
+    problem = tensor_parallel_problem(workload.shape, degree)
+    if problem is None and not layout.fits:
+        problem = (
+            f"{layout.copies} copies at TP {degree} need {layout.copies * degree} devices, it has "
+            f"{layout.instance.num_accelerators}"
+        )
+    if problem is not None:
+        raise InputError(problem)
+    workload = workload.under(setting)
+    profile = setting.profile(as_set(profile, workload.shape, layout.instance.accelerator))
+    common = (
+        workload.shape,
+        layout.instance,
+        layout.tensor_parallel,
+        workload.dtype,
+        profile,
+    )
+    more: dict[str, Any] = {"kv_dtype": workload.kv_dtype, "speculation": workload.speculation}
+    model = planned_model_for(*common, **more)
+    config = scheduler_config_for(*common, workload.most_tokens, **more)
+    if setting.max_prefill_tokens is not None:
+        config = _with_prefill_tokens(config, setting.max_prefill_tokens, workload.longest_prompt)
+    return CopyPlan(
+        config=config,
+        workload=workload,
+        steady=SteadyState(
+            model=model,
+            input_tokens=workload.input_tokens,
+            output_tokens=workload.output_tokens,
+            slots=slots_of(config, workload),
+            open_loop=open_loop,
+            batch_limit=config.max_rolling_batch_size,
+        ),
+    )
+
+
+def _with_prefill_tokens(
+    config: SchedulerConfig, tokens: int, longest_prompt: int
+) -> SchedulerConfig:
+    """That many prompt tokens a step; raises InputError where a whole prompt is longer."""
+    if not config.chunked_prefill and tokens < longest_prompt:
+        raise InputError(
+            f"prompts of {longest_prompt:,} tokens exceed {tokens:,} prompt tokens a step: split "
+            "them (chunked prefill) or allow more"
+        )
+    return replace(config, max_rolling_batch_prefill_tokens=tokens)
+
+
+def slots_of(config: SchedulerConfig, workload: Workload) -> int:
+    """Sequences that run together: guaranteed if lengths are reserved, expected if paged."""
+    held = workload.total_tokens
+    if config.kv_layout is KvLayout.PAGED:
+        held = workload.input_tokens + workload.output_tokens // 2
+    blocks = -(-held // config.block_size)
+    return max(1, min(config.num_blocks // blocks, config.max_rolling_batch_size))
+
+
+def split_layouts(
+    instances: Iterable[Instance],
+    workload: Workload,
+    profile: EngineProfile,
+    *,
+    degrees: Sequence[int] | None,
+    open_loop: bool,
+    settings: Sequence[EngineSetting] = (AS_STATED,),
+) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:
+    """Layouts that can run, each with its plan, and the others with their reasons."""
+    plans: dict[tuple[EngineKey, bool], CopyPlan | str] = {}
+    possible: list[tuple[Layout, CopyPlan]] = []
+    rejected: list[Rejection] = []
+    for instance in instances:
+        accelerator = instance.accelerator
+        blanket = None
+        if accelerator.vendor not in profile.vendors:
+            blanket = f"{profile.label} does not run on {accelerator.name}"
+        elif accelerator.bandwidth_bytes_per_s is None:
+            blanket = f"no source states the memory bandwidth of {accelerator.name}"
+        if blanket is not None:
+            rejected.append(Rejection(instance.instance_type, None, None, blanket))
+            continue
+        devices = instance.num_accelerators
+        rejected.extend(
+            Rejection(instance.instance_type, degree, None, f"it has {devices} device(s)")
+            for degree in degrees or ()
+            if degree > devices
+        )
+        for layout in layouts_of(instance, degrees, settings):
+            key = (layout.engine_key, layout.fits)
+            if key not in plans:
+                try:
+                    plans[key] = plan_copy(layout, workload, profile, open_loop=open_loop)
+                except InputError as exc:
+                    plans[key] = str(exc).removeprefix(f"{instance.instance_type}: ")
+            plan = plans[key]
+            if isinstance(plan, CopyPlan):
+                possible.append((layout, plan))
+            else:
+                rejected.append(
+                    Rejection(
+                        instance.instance_type,
+                        layout.tensor_parallel,
+                        layout.copies,
+                        plan,
+                        layout.setting,
+                    )
+                )
+    return possible, rejected

@@ -1,0 +1,161 @@
+"""One copy of a model in steady state, in closed form: the screen of all candidates.
+
+With B sequences always running and their starts spread evenly, each answer takes one cycle:
+
+    cycle(B) = (output - 1) * decode_step(B) + B * prompt_step
+    rate(B)  = B / cycle(B)
+
+because every sequence decodes output - 1 times, and B prompts pause it meanwhile, its own
+included. Under random arrivals the batch varies like a Poisson count, so a quantile q of a latency
+is read at B + z(q) * sqrt(B); the queue for a prompt step is that of a server with fixed service
+times. Good to about ten per cent; finalists are simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from lmi_bench.analysis.model.step_time import PricedSteps
+from lmi_bench.engine.scheduling.step_shape import StepShape
+
+QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+_HALVINGS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """A copy under equal requests.
+
+    slots         sequences that can run together
+    batch_limit   the engine's own limit on them, where it is one
+    open_loop     random arrivals (quantiles spread) or waiting users (the batch is fixed)
+    prompt_step_s seconds of the step that computes one prompt
+    """
+
+    model: PricedSteps
+    input_tokens: int
+    output_tokens: int
+    slots: int
+    open_loop: bool
+    batch_limit: int | None = None
+    prompt_step_s: float = field(init=False)
+    _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tokens = self.input_tokens
+        prompt = StepShape(
+            prefill_sequences=1,
+            prefill_tokens=tokens,
+            prefill_context_pairs=tokens * (tokens + 1) // 2,
+        )
+        object.__setattr__(self, "prompt_step_s", self.model.step_time_s(prompt))
+
+    def decode_shape(self, batch: float) -> StepShape:
+        """The decode step of that many sequences, half through their output on average."""
+        rows = max(1, round(batch))
+        context = self.input_tokens + self.output_tokens / 2
+        return StepShape(
+            decode_sequences=rows, decode_tokens=rows, decode_context_tokens=round(rows * context)
+        )
+
+    def decode_step_s(self, batch: float) -> float:
+        """Seconds of a decode step, straight between whole batches."""
+        low = max(1, math.floor(batch))
+        low_s = self._whole_step_s(low)
+        if batch <= low:
+            return low_s
+        return low_s + (self._whole_step_s(low + 1) - low_s) * (batch - low)
+
+    def _whole_step_s(self, batch: int) -> float:
+        """Seconds of a whole batch's decode step; each asked of the model once."""
+        known = self._decode_s.get(batch)
+        if known is None:
+            known = self.model.step_time_s(self.decode_shape(batch))
+            self._decode_s[batch] = known
+        return known
+
+    def cycle_s(self, batch: float) -> float:
+        """Seconds from a sequence's start to its end among `batch` running ones."""
+        decode_s = (self.output_tokens - 1) * self.decode_step_s(batch)
+        return decode_s + max(1.0, batch) * self.prompt_step_s
+
+    def rate_per_s(self, batch: float) -> float:
+        """Requests that end each second."""
+        return batch / self.cycle_s(batch)
+
+    @property
+    def saturated_rate_per_s(self) -> float:
+        """Requests each second with every slot busy."""
+        return self.rate_per_s(self.slots)
+
+    def batch_at(self, rate_per_s: float) -> float:
+        """Sequences that run at that rate of arrivals; all slots at or above saturation."""
+        if rate_per_s >= self.saturated_rate_per_s:
+            return float(self.slots)
+        low, high = 0.0, float(self.slots)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self.rate_per_s(middle) < rate_per_s:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def latency_s(self, metric: str, statistic: str, batch: float) -> float:
+        """One statistic of a latency metric with `batch` sequences running on average.
+
+        metric     ttft, itl, tpot, e2e or latency_per_token; statistic: mean, p50 ... p99
+        """
+        if metric in ("itl", "tpot") and self.output_tokens == 1:
+            return 0.0  # no gaps between tokens
+        quantile = QUANTILES.get(statistic, 0.5)
+        busy = batch
+        if self.open_loop:
+            busy += max(0.0, NormalDist().inv_cdf(quantile)) * math.sqrt(batch)
+        busy = min(busy, self.slots)
+        prompt_s = self.prompt_step_s
+        if metric == "ttft":
+            return self._ttft_s(busy, batch, quantile)
+        if metric == "itl" and statistic != "mean":
+            prompts = self._prompts_between_tokens(busy / max(1, self.output_tokens - 1), quantile)
+            return self.decode_step_s(busy) + prompts * prompt_s
+        cycle_s = self.cycle_s(busy)
+        if metric in ("itl", "tpot"):
+            return (cycle_s - prompt_s) / max(1, self.output_tokens - 1)
+        e2e_s = cycle_s - prompt_s + self._ttft_s(busy, batch, quantile)
+        return e2e_s if metric == "e2e" else e2e_s / self.output_tokens
+
+    def _prompts_between_tokens(self, mean: float, quantile: float) -> int:
+        """Quantile of the prompts that are computed between two tokens of a sequence.
+
+        A Poisson count under random arrivals; evenly spread starts give the whole number below
+        or above the mean.
+        """
+        if not self.open_loop:
+            return math.floor(mean) + (1 if quantile > 1 - mean % 1 else 0)
+        count, term = 0, math.exp(-mean)
+        below = term
+        while below < quantile:
+            count += 1
+            term *= mean / count
+            below += term
+        return count
+
+    def _ttft_s(self, busy: float, batch: float, quantile: float) -> float:
+        """The step under way, the prompts ahead, and the prompt itself."""
+        prompt_s = self.prompt_step_s
+        if batch <= 1 and not self.open_loop:
+            return prompt_s
+        load = min(0.95, self.rate_per_s(batch) * prompt_s)
+        mean_wait_s = load * prompt_s / (2 * (1 - load))
+        return prompt_s + quantile * self.decode_step_s(busy) - math.log(1 - quantile) * mean_wait_s
+
+    def limiting_part(self, batch: float) -> str:
+        """What a higher rate would need: kv_memory, batch_limit, or the step's part that binds."""
+        if batch >= 0.99 * self.slots:
+            roomier = self.slots * 1.25
+            if self.rate_per_s(roomier) > 1.05 * self.rate_per_s(self.slots):
+                return "batch_limit" if self.slots == self.batch_limit else "kv_memory"
+        return self.model.explain(self.decode_shape(batch)).binding

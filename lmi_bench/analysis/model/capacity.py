@@ -1,0 +1,279 @@
+"""From a model on a machine to what its scheduler may hold: blocks, slots, prompt budget.
+
+Used by simulated targets and by the recommender alike, so both plan with one engine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.analysis.model.engine_defaults import as_set
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
+from lmi_bench.analysis.model.memory import MemoryPlan, plan_memory
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.roofline import critical_batch_size
+from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
+from lmi_bench.analysis.model.weights import weight_bytes, weight_format, widening_ops_per_param
+from lmi_bench.catalog.accelerators import Accelerator
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.units import bytes_to_gib
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.models.shape import ModelShape
+
+
+def memory_plan_for(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    profile: EngineProfile,
+    *,
+    input_tokens: int,
+    output_tokens: int,
+    kv_dtype: str | None = None,
+) -> MemoryPlan:
+    """One rank's memory under the engine's share and reserve."""
+    return plan_memory(
+        shape,
+        memory_bytes=instance.accelerator.memory_bytes * profile.memory_share,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        reserve_bytes=profile.reserve_bytes,
+        kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+    )
+
+
+def scheduler_config_for(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    profile: EngineProfile,
+    max_total_tokens: int,
+    *,
+    kv_dtype: str | None = None,
+    speculation: Speculation | None = None,
+) -> SchedulerConfig:
+    """The scheduler of one copy of the model, for requests of at most `max_total_tokens`.
+
+    max_total_tokens  input + output of the longest request; models with a sliding window hold
+                      more tokens the longer their requests are
+    kv_dtype          of the cache; None: as the weights, 16 bits beside narrower ones
+    speculation       whose draft model takes memory for weights and a cache of its own
+
+    Raises CapacityError, with the numbers, where not one such request fits, and InputError where
+    the machine cannot be split that way.
+    """
+    check_degree(instance, tensor_parallel)
+    if max_total_tokens > shape.max_positions:
+        raise CapacityError(
+            f"{shape.name} takes at most {shape.max_positions:,} tokens, input and output "
+            f"together; the requests have {max_total_tokens:,}: shorten them"
+        )
+    plan = memory_plan_for(
+        shape,
+        instance,
+        tensor_parallel,
+        dtype,
+        profile,
+        input_tokens=max_total_tokens - 1,
+        output_tokens=1,
+        kv_dtype=kv_dtype,
+    )
+    if plan.problem is not None:
+        raise CapacityError(f"{instance.instance_type}: {plan.problem}")
+    cached: dict[str, Any] = {
+        "bytes_per_value": kv_bytes_per_value(dtype, kv_dtype),
+        "tensor_parallel": tensor_parallel,
+    }
+    bytes_per_token = mean_kv_bytes_per_token(shape, max_total_tokens, **cached)
+    budget_bytes = plan.kv_budget_bytes
+    draft = None if speculation is None else speculation.draft
+    if draft is not None:
+        budget_bytes -= weight_bytes(draft, dtype) / tensor_parallel
+        bytes_per_token += mean_kv_bytes_per_token(draft, max_total_tokens, **cached)
+        if budget_bytes < bytes_per_token * max_total_tokens:
+            raise CapacityError(
+                f"{instance.instance_type}: {shape.name} with the draft {draft.name} leaves "
+                f"{bytes_to_gib(budget_bytes):.2f} GiB of a device, which hold no sequence of "
+                f"{max_total_tokens:,} tokens: more devices or a smaller draft"
+            )
+    cache_tokens = budget_bytes / bytes_per_token
+    profile = as_set(profile, shape, instance.accelerator, cache_tokens)
+    return SchedulerConfig(
+        num_blocks=max(
+            math.floor(cache_tokens / profile.block_size),
+            math.ceil(max_total_tokens / profile.block_size),
+        ),
+        block_size=profile.block_size,
+        max_model_len=max_total_tokens,
+        kv_layout=profile.kv_layout,
+        max_rolling_batch_size=profile.max_batch_size,
+        max_rolling_batch_prefill_tokens=(
+            profile.max_prefill_tokens
+            if profile.chunked_prefill
+            else max(profile.max_prefill_tokens, max_total_tokens)
+        ),
+        chunked_prefill=profile.chunked_prefill,
+    )
+
+
+def check_degree(instance: Instance, tensor_parallel: int) -> None:
+    """Raises InputError if the machine does not have that many accelerators."""
+    if not 1 <= tensor_parallel <= instance.num_accelerators:
+        raise InputError(
+            f"tensor parallel {tensor_parallel} is not possible on {instance.instance_type}, "
+            f"which has {instance.num_accelerators} accelerator(s): use 1 to "
+            f"{instance.num_accelerators}"
+        )
+
+
+def step_time_model_for(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    profile: EngineProfile,
+    *,
+    kv_dtype: str | None = None,
+) -> StepTimeModel:
+    """The step-time model of one copy of the model with weights in `dtype`.
+
+    kv_dtype  of the cache; None: as the weights, 16 bits beside narrower ones
+
+    Raises InputError where the machine or its data sheet does not allow it.
+    """
+    check_degree(instance, tensor_parallel)
+    accelerator = instance.accelerator
+    if accelerator.vendor not in profile.vendors:
+        raise InputError(
+            f"{profile.label} does not run on {accelerator.name} ({accelerator.vendor}): "
+            "calibrate a profile on it first"
+        )
+    compute_dtype = _compute_dtype(accelerator, dtype)
+    widening_ops = 0.0 if compute_dtype == "float8" else widening_ops_per_param(shape, dtype)
+    return StepTimeModel(
+        shape,
+        accelerator,
+        tensor_parallel,
+        instance.link,
+        profile,
+        weight_bytes_per_param=weight_bytes(shape, dtype) / shape.params_total,
+        kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+        compute_dtype=compute_dtype,
+        widening_ops_per_param=widening_ops,
+    )
+
+
+def _compute_dtype(accelerator: Accelerator, dtype: str) -> str:
+    """What the products run in: FP8 weights are widened on the fly where FP8 has no unit."""
+    wanted = weight_format(dtype).compute_dtype
+    widened = wanted == "float8" and accelerator.fp8_flop_per_s is None
+    return "float16" if widened else wanted
+
+
+def planned_model_for(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    profile: EngineProfile,
+    *,
+    kv_dtype: str | None = None,
+    speculation: Speculation | None = None,
+) -> PricedSteps:
+    """`step_time_model_for`, of an engine that may speculate; its draft runs on the same devices.
+
+    Raises InputError likewise, and where draft and model have different vocabularies.
+    """
+    common = (instance, tensor_parallel, dtype, profile)
+    target = step_time_model_for(shape, *common, kv_dtype=kv_dtype)
+    if speculation is None:
+        return target
+    draft = speculation.draft
+    if draft is None:
+        return SpeculativeModel(target, None, speculation)
+    if draft.vocab_size != shape.vocab_size:
+        raise InputError(
+            f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+            f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+        )
+    guessing = step_time_model_for(draft, *common, kv_dtype=kv_dtype)
+    return SpeculativeModel(target, guessing, speculation)
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryBatch:
+    """The theory knee: the batch beyond which throughput stops growing.
+
+    b_max   sequences that the cache holds (guaranteed); b_star: critical batch size, None where
+            decoding never turns compute-bound
+    """
+
+    b_max: int
+    b_star: float | None
+
+    @property
+    def knee(self) -> float:
+        """min(B_max, B*)."""
+        return float(self.b_max) if self.b_star is None else min(float(self.b_max), self.b_star)
+
+    @property
+    def cause(self) -> str:
+        """What ends the growth: `KV memory` or `compute`."""
+        memory = self.b_star is None or self.b_max <= self.b_star
+        return "KV memory" if memory else "compute"
+
+
+def theory_batch(
+    shape: ModelShape,
+    instance: Instance,
+    tensor_parallel: int,
+    dtype: str,
+    *,
+    input_tokens: int,
+    output_tokens: int,
+    profile: EngineProfile,
+    kv_dtype: str | None = None,
+) -> TheoryBatch:
+    """B_max and B*(L) of one copy from data sheets, L = input + output / 2.
+
+    Raises InputError where the device's bandwidth or peak is unknown.
+    """
+    accelerator = instance.accelerator
+    peak = accelerator.peak_flop_per_s(_compute_dtype(accelerator, dtype))
+    bandwidth = accelerator.bandwidth_bytes_per_s
+    if peak is None or bandwidth is None:
+        raise InputError(f"no source states the bandwidth and {dtype} peak of {accelerator.name}")
+    plan = memory_plan_for(
+        shape,
+        instance,
+        tensor_parallel,
+        dtype,
+        profile,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        kv_dtype=kv_dtype,
+    )
+    context = input_tokens + output_tokens / 2
+    cache_bytes = mean_kv_bytes_per_token(
+        shape,
+        context,
+        bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+        tensor_parallel=tensor_parallel,
+    )
+    b_star = critical_batch_size(
+        weight_bytes=weight_bytes(shape, dtype),
+        params_active=shape.params_active,
+        bandwidth_bytes_per_s=tensor_parallel * bandwidth,
+        flop_per_s=tensor_parallel * peak,
+        mean_context_tokens=context,
+        kv_bytes_per_token=tensor_parallel * cache_bytes,
+    )
+    return TheoryBatch(plan.sequences_guaranteed, b_star)

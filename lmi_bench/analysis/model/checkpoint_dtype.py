@@ -1,0 +1,84 @@
+"""The number format that a model's weights are published in, where it is narrower than 16 bits.
+
+`Qwen/Qwen3-32B-AWQ` is not Qwen3 32B in 16 bits, and gpt-oss has never been published in them: a
+plan in 16 bits would ask for up to four times the memory. The name, a folder's `config.json` and
+the catalog are asked, in that order; whoever states a format is believed before all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmi_bench.analysis.model.weights import checkpoint_format, weight_format
+from lmi_bench.catalog.models import find_model_entry
+from lmi_bench.core.errors import InputError
+from lmi_bench.models.folder import is_model_folder, read_config
+
+USUAL_DTYPE = "float16"
+_USUAL_BITS = 16
+
+# 8 bits before 4: `...-GPTQ-Int8` is GPTQ's rarer kind.
+_NAMED = (
+    (re.compile(r"int8|8bit|w8a8|w8a16"), "int8"),
+    (re.compile(r"awq|gptq|int4|4bit|w4a16|w4a8"), "int4"),
+    (re.compile(r"fp8|float8"), "float8"),
+    (re.compile(r"mxfp4"), "mxfp4"),
+)
+_METHODS = {"fp8": "float8", "mxfp4": "mxfp4"}
+_BY_BITS = {4: "int4", 8: "int8"}
+
+
+def narrow_dtype(model: str) -> str | None:
+    """The format below 16 bits of a model's name, folder or catalog row; None where it has none.
+
+    >>> narrow_dtype("Qwen/Qwen3-32B-AWQ"), narrow_dtype("gpt-oss-120b"), narrow_dtype("qwen3-32b")
+    ('int4', 'mxfp4', None)
+    """
+    if model and is_model_folder(Path(model)):
+        return _of_config(read_config(Path(model)))
+    words = re.split(r"[\s_./-]+", model.lower())
+    for pattern, dtype in _NAMED:
+        if any(pattern.fullmatch(word) for word in words):
+            return dtype
+    try:
+        published = checkpoint_format(find_model_entry(model).checkpoint_dtype)
+    except InputError:
+        return None  # whoever needs the shape says that no row has the name
+    return published.name if published.bits < _USUAL_BITS else None
+
+
+def planned_dtype(model: str, stated: str | None = None) -> str:
+    """The format to plan with, by its full name: as stated, else the checkpoint's, else 16 bits.
+
+    Raises InputError for a stated one that is not known.
+    """
+    if stated is not None:
+        return weight_format(stated).name
+    return narrow_dtype(model) or USUAL_DTYPE
+
+
+def dtype_note(model: str, stated: str | None = None) -> str | None:
+    """What a plan without a stated format rests on, for people; None where it is the usual one."""
+    narrow = None if stated else narrow_dtype(model)
+    if narrow is None:
+        return None
+    return f"no --dtype: planned in {narrow}, as the weights of {model} are published"
+
+
+def _of_config(config: Mapping[str, Any]) -> str | None:
+    """The format of a quantized folder: AWQ, GPTQ, FP8, MXFP4, compressed-tensors."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping):
+        return None
+    groups = stated.get("config_groups")
+    if isinstance(groups, Mapping):
+        weights = [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
+        stated = next((each for each in weights if isinstance(each, Mapping)), {})
+        if stated.get("type") == "float":
+            return "float8" if stated.get("num_bits") == 8 else None
+    method = str(stated.get("quant_method"))
+    bits = stated.get("bits", stated.get("num_bits"))
+    return _METHODS.get(method) or (_BY_BITS.get(bits) if isinstance(bits, int) else None)

@@ -1,0 +1,76 @@
+"""What an all-reduce costs by its size: a start and a rate, fitted to measured times.
+
+    time = latency + bytes / rate
+
+`bytes` are those of the array, as each rank holds it, whatever travels between the ranks. Errors
+are relative, since times span four orders of magnitude; neither constant can be below 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.step_time import all_reduce_factor
+from lmi_bench.catalog.accelerators import Link
+from lmi_bench.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFit:
+    """The two constants and how far they are off.
+
+    bytes_per_s       infinite where larger arrays took no longer
+    worst_error_frac  largest relative error over the measured sizes
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    worst_error_frac: float
+
+    def time_s(self, size_bytes: float) -> float:
+        """Predicted time of one all-reduce."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+def fit_all_reduce(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> CollectiveFit:
+    """The constants with the least squared relative error; raises InputError for under 2 sizes.
+
+    >>> fit = fit_all_reduce([1000, 1000000], [1.1e-5, 1.01e-3])
+    >>> round(fit.latency_s * 1e6, 3), round(fit.bytes_per_s / 1e9, 3)
+    (10.0, 1.0)
+    """
+    if len(set(sizes_bytes)) < 2:
+        raise InputError(f"a fit needs at least 2 sizes, got {len(set(sizes_bytes))}")
+    sizes, times = np.array(sizes_bytes, dtype=np.float64), np.array(times_s, dtype=np.float64)
+    scale = sizes.max()  # brings both columns to one order of magnitude
+    weighted = np.stack((1 / times, sizes / scale / times), axis=1)
+    (latency_s, whole_s), _ = nnls(weighted / weighted.max(), np.ones(len(sizes)) / weighted.max())
+    rate = scale / whole_s if whole_s > 0 else math.inf
+    errors = np.abs((latency_s + sizes / rate) / times - 1)
+    return CollectiveFit(float(latency_s), float(rate), float(errors.max()))
+
+
+def with_all_reduce(
+    profile: EngineProfile, fit: CollectiveFit, link: Link, tensor_parallel: int
+) -> EngineProfile:
+    """The profile with the all-reduce as measured over that link at that degree.
+
+    A profile states a share of the link's rate, so the fitted rate is put in relation to it.
+    Raises InputError where the link's rate is not known.
+    """
+    if link.bytes_per_s is None:
+        raise InputError(f"no source states the rate of the {link.kind} link")
+    share = fit.bytes_per_s * all_reduce_factor(tensor_parallel, link) / link.bytes_per_s
+    kind = "pcie" if link.kind == "pcie" else "nvlink"
+    measured = {f"{kind}_latency_s": fit.latency_s, f"{kind}_share": share}
+    return replace(
+        profile,
+        parameters=replace(profile.parameters, **measured),
+        log_sd={name: sd for name, sd in profile.log_sd.items() if name not in measured},
+    )

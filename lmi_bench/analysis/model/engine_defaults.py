@@ -1,0 +1,87 @@
+"""What a scheduler is set to where nobody sets it: by engine and version, model and device.
+
+No published table states the tokens of a step or the most sequences, and hardly anybody changes
+them, so the engine's own defaults are the likeliest. They decide how prompts meet: a whole prompt
+in a step that pauses decoding, or chunks beside it.
+
+vLLM before 0.5.4: whole prompts, as many in a step as one of the model's context. From 0.5.4 to
+0.7, of models with more than 32,768 positions (and no sliding window): chunks, 512 tokens a step
+(pull request 6666), 2,048 from 0.6.5 on (10544). From 0.8 on (V1): chunks, 8,192 tokens and 1,024
+sequences on devices of at least 70 GiB but for the A100, else 2,048 and 256 (`arg_utils.py`, a
+server's context). SGLang: prompt steps of 2,048, 4,096 or 8,192 tokens by the device's memory
+(`server_args.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.catalog.accelerators import Accelerator
+from lmi_bench.core.units import GIB
+from lmi_bench.models.shape import ModelShape
+
+WHOLE_PROMPTS: Final = "vllm 0.4"
+SMALL_CHUNKS: Final = "vllm 0.5.4"
+CHUNKS: Final = "vllm 0.6.5"
+V1: Final = "vllm 0.8"
+SGLANG: Final = "sglang"
+
+_LONG_CONTEXT = 32_768
+_LEAST_STEP_TOKENS = 2048
+_CHUNK_TOKENS = {SMALL_CHUNKS: 512, CHUNKS: 2048}
+_LARGE_BYTES: Final = 70 * GIB
+_V1_LARGE, _V1_SMALL = (8192, 1024), (2048, 256)
+_SGLANG_TOKENS: Final = ((35 * GIB, 2048), (60 * GIB, 4096))
+
+
+def vllm_defaults(version: tuple[int, ...] | None) -> str:
+    """The rule of a version such as (0, 6, 3); the newest without one."""
+    if version is None or version >= (0, 8):
+        return V1
+    if version >= (0, 6, 5):
+        return CHUNKS
+    return SMALL_CHUNKS if version >= (0, 5, 4) else WHOLE_PROMPTS
+
+
+def as_set(
+    profile: EngineProfile, shape: ModelShape, device: Accelerator, cache_tokens: float = math.inf
+) -> EngineProfile:
+    """The profile with the scheduler that it has for that model on that device.
+
+    cache_tokens  that the copy holds: an engine does not start with a context that is longer, so
+                  whoever serves the model there has cut it to that
+
+    A profile whose settings are known (`defaults` is empty, as in what comes back) stays as it
+    is. Those of V1 and of SGLang are bounds: what was found to be less stays.
+    """
+    rule = profile.defaults
+    if not rule:
+        return profile
+    if rule in (V1, SGLANG):
+        tokens, batch = _by_memory(rule, device)
+        return replace(
+            profile,
+            max_prefill_tokens=min(tokens, profile.max_prefill_tokens),
+            max_batch_size=min(batch or profile.max_batch_size, profile.max_batch_size),
+            defaults="",
+        )
+    context = int(min(cache_tokens, shape.max_positions))
+    chunk = _CHUNK_TOKENS.get(rule)
+    if chunk and context > _LONG_CONTEXT and shape.sliding_window is None:
+        return replace(profile, chunked_prefill=True, max_prefill_tokens=chunk, defaults="")
+    whole = max(_LEAST_STEP_TOKENS, context)
+    return replace(profile, chunked_prefill=False, max_prefill_tokens=whole, defaults="")
+
+
+def _by_memory(rule: str, device: Accelerator) -> tuple[int, int]:
+    """Tokens of a step, and most sequences (0: no bound)."""
+    if rule == V1:
+        large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100")
+        return _V1_LARGE if large else _V1_SMALL
+    for below, tokens in _SGLANG_TOKENS:
+        if device.memory_bytes < below:
+            return tokens, 0
+    return _V1_LARGE[0], 0

@@ -1,0 +1,245 @@
+"""What an engine may be set to beside its place: candidates of a plan, not only its machines.
+
+A setting states what differs from the workload and the profile that were asked with; None leaves a
+value as it is there. Number formats change the bytes that steps read and the cache that fits; what
+they do to the answers is not modelled. Graphs replace the time of launching a step by that of an
+engine which launches none, or the other way round, with the doubt of the prior it is taken from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.weights import weight_format
+from lmi_bench.core.errors import InputError
+
+MOST_SETTINGS: Final = 64
+"""Settings of one question: each is screened on every machine."""
+
+_LAUNCH = "host_per_layer_s"
+_GRAPHS_BELOW_S = 50e-6  # a launch of a layer that takes longer is one of each kernel
+_FULL_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetting:
+    """One way to set an engine; None: as the workload or the profile says.
+
+    dtype, kv_dtype     number formats of the weights and of the cache
+    speculation         who guesses tokens
+    max_batch_size      sequences that run together
+    max_prefill_tokens  prompt tokens of one step; with chunked prefill the size of a chunk
+    chunked_prefill     prompts are split and run beside decoding
+    memory_share        of a device's memory, 0 to 1
+    cuda_graphs         whether steps are launched as one recorded graph
+    copies              of the model on one machine; None: as many as its devices hold
+    """
+
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    speculation: Speculation | None = None
+    max_batch_size: int | None = None
+    max_prefill_tokens: int | None = None
+    chunked_prefill: bool | None = None
+    memory_share: float | None = None
+    cuda_graphs: bool | None = None
+    copies: int | None = None
+
+    def __post_init__(self) -> None:
+        for flag, count in (
+            ("--max-batch", self.max_batch_size),
+            ("--prefill-tokens", self.max_prefill_tokens),
+            ("--replicas", self.copies),
+        ):
+            if count is not None and count < 1:
+                raise InputError(f"{flag} must be at least 1, got {count}")
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise InputError(
+                f"--memory-share must be above 0 and at most 1, got {self.memory_share:g}"
+            )
+        if self.dtype is not None:
+            weight_format(self.dtype)
+        if self.kv_dtype is not None:
+            kv_bytes_per_value("float16", self.kv_dtype)
+
+    @property
+    def of_a_copy(self) -> EngineSetting:
+        """Without the number of copies, which decides nothing about one of them."""
+        return replace(self, copies=None)
+
+    @property
+    def of_a_step(self) -> EngineSetting:
+        """What decides how long a given step takes."""
+        return EngineSetting(
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            speculation=self.speculation,
+            cuda_graphs=self.cuda_graphs,
+        )
+
+    def profile(self, base: EngineProfile) -> EngineProfile:
+        """The engine's profile under this setting."""
+        changed = replace(
+            base,
+            max_batch_size=self.max_batch_size or base.max_batch_size,
+            max_prefill_tokens=self.max_prefill_tokens or base.max_prefill_tokens,
+            memory_share=self.memory_share or base.memory_share,
+        )
+        if self.chunked_prefill is not None:
+            changed = replace(changed, chunked_prefill=self.chunked_prefill)
+        if self.cuda_graphs is None or self.cuda_graphs == has_graphs(base):
+            return changed
+        prior = GRAPH_GPU_PRIOR if self.cuda_graphs else EAGER_GPU_PRIOR
+        launch_s = getattr(prior.parameters, _LAUNCH)
+        return replace(
+            changed,
+            parameters=replace(changed.parameters, host_per_layer_s=launch_s),
+            log_sd={**changed.log_sd, _LAUNCH: prior.log_sd[_LAUNCH]},
+            log_correlation=(),
+        )
+
+    def describe(self) -> str:
+        """What differs, for people; empty where nothing does.
+
+        >>> EngineSetting(dtype="int4", max_batch_size=64).describe()
+        'int4, batch 64'
+        """
+        return ", ".join(self._parts())
+
+    def _parts(self) -> Iterator[str]:
+        if self.dtype is not None:
+            yield self.dtype
+        if self.kv_dtype is not None:
+            yield f"{self.kv_dtype} cache"
+        if self.speculation is not None:
+            draft = self.speculation.draft
+            yield f"draft {'ngram' if draft is None else draft.name}"
+        if self.max_batch_size is not None:
+            yield f"batch {self.max_batch_size}"
+        if self.max_prefill_tokens is not None:
+            yield f"prefill {self.max_prefill_tokens}"
+        if self.chunked_prefill is not None:
+            yield "chunked" if self.chunked_prefill else "whole prompts"
+        if self.memory_share is not None:
+            yield f"memory {self.memory_share:.0%}"
+        if self.cuda_graphs is not None:
+            yield "graphs" if self.cuda_graphs else "no graphs"
+        if self.copies is not None:
+            yield "1 copy" if self.copies == 1 else f"{self.copies} copies"
+
+    def caveats(self) -> Iterator[str]:
+        """What the plan cannot know of this setting."""
+        narrow = [
+            name
+            for name in (self.dtype, self.kv_dtype and f"{self.kv_dtype} cache")
+            if name and _narrow(name)
+        ]
+        if narrow:
+            yield (
+                f"{' and '.join(narrow)}: the plan knows bytes and speed, not what rounding does "
+                "to the answers: score it (lmi-bench optimize) before it is bought"
+            )
+        if self.cuda_graphs is not None:
+            yield (
+                f"{'graphs' if self.cuda_graphs else 'no graphs'}: the launch time is that of "
+                "another engine, not of the profile's: measure it"
+            )
+        if self.speculation is not None:
+            yield (
+                f"speculation: as stated, a guess holds with {self.speculation.acceptance:.2f}; "
+                "that depends on the text"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What differs, as it stands in the file; None: as in the question or the profile."""
+        return {
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "speculation": None if self.speculation is None else self.speculation.to_json(),
+            "max_batch_size": self.max_batch_size,
+            "max_prefill_tokens": self.max_prefill_tokens,
+            "chunked_prefill": self.chunked_prefill,
+            "memory_share": self.memory_share,
+            "cuda_graphs": self.cuda_graphs,
+            "replicas": self.copies,
+        }
+
+
+AS_STATED: Final = EngineSetting()
+"""The workload and the profile as they are."""
+
+
+def has_graphs(profile: EngineProfile) -> bool:
+    """Whether the engine launches a step at next to no cost."""
+    return profile.parameters.host_per_layer_s < _GRAPHS_BELOW_S
+
+
+def _narrow(name: str) -> bool:
+    word = name.split()[0]
+    if name.endswith("cache"):
+        return kv_bytes_per_value("float16", word) * 8 < _FULL_BITS
+    return weight_format(word).bits < _FULL_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAxes:
+    """Values to choose from along each axis; empty: as the workload or the profile says.
+
+    speculation  beside none
+    """
+
+    dtypes: tuple[str, ...] = ()
+    kv_dtypes: tuple[str, ...] = ()
+    speculation: Speculation | None = None
+    max_batch_sizes: tuple[int, ...] = ()
+    max_prefill_tokens: tuple[int, ...] = ()
+    chunked_prefill: tuple[bool, ...] = ()
+    memory_shares: tuple[float, ...] = ()
+    cuda_graphs: tuple[bool, ...] = ()
+    copies: tuple[int, ...] = ()
+
+    def settings(self, *, dtype: str, profile: EngineProfile) -> tuple[EngineSetting, ...]:
+        """Every combination once, those first that change nothing.
+
+        dtype    of the workload's weights: a value that equals it, or the profile's, is none
+
+        Raises InputError for more than MOST_SETTINGS of them, or a value that cannot be.
+        """
+        as_set = profile.defaults == ""  # else a device may be set to less than the profile says
+        axes: list[list[Any]] = [
+            _axis(self.dtypes, weight_format(dtype).name, lambda name: weight_format(name).name),
+            _axis(self.kv_dtypes, None, lambda name: _narrower_cache(dtype, name)),
+            [None] if self.speculation is None else [None, self.speculation],
+            _axis(self.max_batch_sizes, profile.max_batch_size if as_set else None),
+            _axis(self.max_prefill_tokens, profile.max_prefill_tokens if as_set else None),
+            _axis(self.chunked_prefill, profile.chunked_prefill if as_set else None),
+            _axis(self.memory_shares, profile.memory_share),
+            _axis(self.cuda_graphs, has_graphs(profile)),
+            _axis(self.copies, None),
+        ]
+        found = dict.fromkeys(EngineSetting(*values) for values in itertools.product(*axes))
+        if len(found) > MOST_SETTINGS:
+            raise InputError(
+                f"{len(found)} combinations of engine settings, more than {MOST_SETTINGS}: give "
+                "fewer values of --dtype, --kv-dtype, --max-batch, --prefill-tokens, --chunked, "
+                "--memory-share, --graphs or --replicas"
+            )
+        return tuple(found)
+
+
+def _narrower_cache(dtype: str, kv_dtype: str) -> str | None:
+    """The format; None for the one that engines choose beside such weights."""
+    same = kv_bytes_per_value(dtype, kv_dtype) == kv_bytes_per_value(dtype)
+    return None if same else kv_dtype.strip().lower()
+
+
+def _axis(values: Iterable[Any], base: Any, name: Any = lambda value: value) -> list[Any]:
+    """The values with None for the one that is there already; [None] without any."""
+    return list(dict.fromkeys(None if name(v) == base else name(v) for v in values)) or [None]

@@ -1,0 +1,273 @@
+"""What an engine and its version cost on top of the hardware: named constants, with their error.
+
+A profile belongs to one engine version. The physics (bytes, FLOP, links) is the step-time model's;
+the profile says which share of the data sheet the kernels reach and how long the host needs. Its
+parameters come from a fit, so each has an uncertainty, as a covariance of their logarithms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.model.local_machine import MeasuredMachine
+from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.config import KvLayout
+
+PROFILE_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepParameters:
+    """The engine's part of a step's time. Shares are of the data sheet, times in seconds.
+
+    bandwidth_share          of the memory bandwidth that decode reads reach
+    compute_share            of the dense peak that prefill reaches
+    host_per_layer_s         launching a layer's kernels, a step; small with CUDA graphs
+    host_per_sequence_s      bookkeeping of a running sequence, a step
+    host_per_prompt_token_s  preparing a prompt token
+    host_per_prompt_s        admitting a prompt, or going on with one that was split: its blocks,
+                             its sampling, the start of its answer
+    narrow_launch_s          of a layer in a decode step over several ranks: what the host takes
+                             more for products of 4-bit weights
+    host_stretch_per_rank    relative growth of both host times with each further rank
+    nvlink_latency_s, pcie_latency_s   start of one all-reduce
+    nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
+    gap_per_layer_s          of a layer's kernels, beyond reads, arithmetic and all-reduces
+    moe_share                of the dense products' rate that products of routed experts reach
+    attention_share          of the dense products' rate that attention's products reach
+    rows_read_share          of the rate at which one row's products read weights, what products of
+                             several rows reach: packed blocks instead of a stream on processors
+    narrow_share             of the rate of 16-bit products, in reading and in arithmetic, that
+                             products reach whose 4-bit weights are widened on the way; of 8-bit
+                             ones its square root
+    unhidden_share           of the shorter of reading and arithmetic, what adds to the longer: 0
+                             where they overlap whole, as on GPUs; processors hide little
+    request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
+    """
+
+    bandwidth_share: float
+    compute_share: float
+    host_per_layer_s: float
+    host_per_sequence_s: float
+    host_per_prompt_token_s: float
+    host_stretch_per_rank: float
+    nvlink_latency_s: float
+    nvlink_share: float
+    pcie_latency_s: float
+    pcie_share: float
+    gap_per_layer_s: float = 0.0
+    request_overhead_s: float = 0.0
+    moe_share: float = 1.0
+    attention_share: float = 1.0
+    unhidden_share: float = 0.0
+    rows_read_share: float = 1.0
+    narrow_share: float = 1.0
+    host_per_prompt_s: float = 0.0
+    narrow_launch_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            rate = item.name.endswith("_share") and item.name != "unhidden_share"
+            if not value >= 0 or (rate and value == 0):
+                raise InputError(f"profile parameter {item.name} must be above 0, got {value:g}")
+
+
+PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """One engine version as the planner knows it.
+
+    fitted_on, fitted_date  where the parameters come from, for people
+    accelerators            device names that the fit has seen; others are an extrapolation
+    vendors                 whose devices the engine runs on
+    memory_share            of a device's memory that the engine takes at most
+    reserve_bytes           of that, what neither weights nor cache may use: runtime, activations
+    kv_layout               how the engine reserves the cache at admission
+    log_sd                  standard deviation of each parameter's logarithm; absent: exact
+    log_correlation         between those, row by row in the order of PARAMETER_NAMES; empty: none
+    host_factors            by accelerator: how slow the hosts that it comes with are, 1 as usual
+    host_factor_log_sd      of the logarithm of such a factor before it is fitted; 0: never fitted
+    models                  names of the models that the fit has seen
+    residual_log_sd         of a prediction around the truth with the best parameters
+    error_scale             of the model's error and noise as the fit found it, 1 as expected;
+                            ttft_error_scale: of times to first token
+    levels                  measured levels that predictions are corrected by (`cell_files`)
+    fitted_cells            of a profile that ships: marks of the levels that it was fitted to
+                            (`cells.marks_of`), none of them the reader's own
+    widen_first_rows        of a step, from which weights of few bits are widened as a whole before
+                            their products; 0: always on the way
+    shared_head_dims        head sizes for which a decode step reads the cache once for all query
+                            heads of a KV head; others read it for each. Empty: all sizes
+    defaults                rule by which model and device bound the scheduler's settings
+                            (`engine_defaults`); empty: they are as they stand
+    machine                 figures of the machine `local` that the shares are of, where the fit
+                            was made on it
+    """
+
+    name: str
+    version: str
+    fitted_on: str
+    fitted_date: str
+    accelerators: tuple[str, ...]
+    vendors: tuple[str, ...]
+    parameters: StepParameters
+    log_sd: Mapping[str, float]
+    residual_log_sd: float
+    memory_share: float
+    reserve_bytes: float
+    kv_layout: KvLayout
+    max_batch_size: int
+    max_prefill_tokens: int
+    chunked_prefill: bool = False
+    block_size: int = 16
+    log_correlation: tuple[tuple[float, ...], ...] = ()
+    host_factors: Mapping[str, float] = field(default_factory=dict)
+    host_factor_log_sd: float = 0.0
+    models: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    error_scale: float = 1.0
+    ttft_error_scale: float = 1.0
+    levels: tuple[Mapping[str, Any], ...] = ()
+    machine: MeasuredMachine | None = None
+    fitted_cells: tuple[str, ...] = ()
+    defaults: str = ""
+    widen_first_rows: int = 0
+    shared_head_dims: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = len(PARAMETER_NAMES)
+        if self.log_correlation and (
+            len(self.log_correlation) > size
+            or any(len(row) != len(self.log_correlation) for row in self.log_correlation)
+        ):
+            raise InputError(f"profile {self.label}: the correlation must be {size} by {size}")
+        unknown = set(self.log_sd) - set(PARAMETER_NAMES)
+        if unknown:
+            raise InputError(f"profile {self.label}: unknown parameters {sorted(unknown)}")
+        if not 0 < self.memory_share <= 1:
+            raise InputError(
+                f"profile {self.label}: memory_share must be above 0 and at most 1, "
+                f"got {self.memory_share:g}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Name and version: `TGI 1.x (2023)`."""
+        return f"{self.name} {self.version}"
+
+    @property
+    def provenance(self) -> str:
+        """Where the parameters come from, in one line."""
+        if not self.accelerators:  # a prior: not fitted to anything
+            return f"profile {self.label}, fitted to {self.fitted_on}"
+        return f"profile {self.label}, fitted {self.fitted_date} on {self.fitted_on}"
+
+    def warnings_for(self, *, accelerator: str, engine_version: str | None = None) -> list[str]:
+        """What is extrapolated when this profile speaks for that device and engine version."""
+        warnings = []
+        if accelerator not in self.accelerators:
+            warnings.append(
+                f"profile {self.label} has not seen {accelerator} (fitted on "
+                f"{', '.join(self.accelerators)}): its shares of peak are carried over"
+            )
+        if engine_version is not None and not _same_version(engine_version, self.version):
+            warnings.append(
+                f"profile {self.label} is not of version {engine_version}: "
+                "calibrate on a sweep of that version"
+            )
+        return warnings
+
+    def warning_for_engine(self, engine: str) -> str | None:
+        """What is extrapolated when this profile speaks for an engine as a table names it."""
+        name, _, version = engine.partition(" ")
+        if name and name.lower() != self.name.lower():
+            return f"profile {self.label} is not of {engine}: calibrate on levels of that engine"
+        if version and not _same_version(version, self.version):
+            return f"profile {self.label} is not of version {version}: calibrate on levels of it"
+        return None
+
+    def log_covariance(self) -> NDArray[np.float64]:
+        """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
+        sd = np.array([self.log_sd.get(name, 0.0) for name in PARAMETER_NAMES])
+        correlation = np.eye(len(sd))
+        known = len(self.log_correlation)  # parameters that came later stand alone
+        if known:
+            correlation[:known, :known] = self.log_correlation
+        return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)
+
+    def draws(self, count: int, seed: int) -> list[EngineProfile]:
+        """`count` profiles drawn from the uncertainty; the same seed draws the same ones."""
+        chance = np.random.default_rng(seed)
+        logs = chance.multivariate_normal(
+            np.zeros(len(PARAMETER_NAMES)), self.log_covariance(), size=count, method="eigh"
+        )
+        return [replace(self, parameters=self._scaled(np.exp(row))) for row in logs]
+
+    def _scaled(self, factors: NDArray[np.float64]) -> StepParameters:
+        values = {
+            name: getattr(self.parameters, name) * float(factor)
+            for name, factor in zip(PARAMETER_NAMES, factors, strict=True)
+        }
+        for name in values:
+            if name.endswith("_share"):  # no kernel is faster than its hardware
+                values[name] = min(values[name], 1.0)
+        return StepParameters(**values)
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether one is the other or a part of it: 0.12 and v0.12.0, not 0.1 and 0.12."""
+    parts = [text.strip().lower().removeprefix("v").split(".") for text in (one, other)]
+    return all(left == right for left, right in zip(*parts, strict=False))
+
+
+def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:
+    """The note of parameters that a fit has learnt nothing of; none for none."""
+    if not names:
+        return ()
+    return (f"not identified by the profile's cells, so near their priors: {', '.join(names)}",)
+
+
+def profile_to_json(profile: EngineProfile) -> str:
+    """The profile as a JSON document that `profile_from_json` reads back unchanged."""
+    document = {"schema": PROFILE_SCHEMA, **asdict(profile)}
+    document["log_sd"] = dict(profile.log_sd)
+    document["host_factors"] = dict(profile.host_factors)
+    document["fitted_cells"] = " ".join(profile.fitted_cells)
+    return json.dumps(document, indent=2) + "\n"
+
+
+def profile_from_json(text: str) -> EngineProfile:
+    """Read a saved profile; raises InputError where it is not one."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+        schema = document.pop("schema")
+        if schema != PROFILE_SCHEMA:
+            raise InputError(
+                f"the profile has schema {schema}; this version reads {PROFILE_SCHEMA}: "
+                "make it again with `lmi-bench calibrate`"
+            )
+        return _from_document(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise InputError(f"not an engine profile: {exc}") from exc
+
+
+def _from_document(document: Mapping[str, Any]) -> EngineProfile:
+    values = dict(document)
+    values["parameters"] = StepParameters(**values["parameters"])
+    values["kv_layout"] = KvLayout(values["kv_layout"])
+    for name in ("accelerators", "vendors", "notes", "models", "levels", "shared_head_dims"):
+        values[name] = tuple(values.get(name, ()))
+    values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
+    if values.get("machine") is not None:
+        values["machine"] = MeasuredMachine(**values["machine"])
+    values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
+    return EngineProfile(**values)

@@ -1,0 +1,215 @@
+"""Speculative decoding in the plan: k tokens guessed and verified in one step.
+
+A guess holds with chance a if those before it did, so a step gives on average
+
+    tokens = (1 - a ** (k + 1)) / (1 - a)
+
+and costs k steps of the draft model and one step of the model over k + 1 rows a sequence, which
+reads the cache once. Source: Leviathan et al. 2023, arXiv:2211.17192, equation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.model.step_time import StepParts, StepTimeModel
+from lmi_bench.analysis.model.step_trace import StepTrace
+from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
+from lmi_bench.models.shape import ModelShape
+
+_HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Who guesses, how much, and how often it is right.
+
+    draft_tokens  guessed a step (k)
+    acceptance    chance that a guess holds if those before it did (a)
+    draft         the smaller model; None: looked up in the text, at no cost of the device
+    """
+
+    draft_tokens: int
+    acceptance: float
+    draft: ModelShape | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise InputError(f"drafted tokens must be at least 1, got {self.draft_tokens}")
+        if not 0 <= self.acceptance <= 1:
+            raise InputError(f"draft acceptance must be from 0 to 1, got {self.acceptance:g}")
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step gives each sequence on average: 1 to k + 1.
+
+        Four guesses of which each holds with 0.8: (1 - 0.8 ** 5) / 0.2 = 3.36.
+        """
+        if self.acceptance == 1:
+            return self.draft_tokens + 1.0
+        return float((1 - self.acceptance ** (self.draft_tokens + 1)) / (1 - self.acceptance))
+
+    def to_json(self) -> dict[str, Any]:
+        """For files."""
+        return {
+            "draft": None if self.draft is None else self.draft.name,
+            "draft_tokens": self.draft_tokens,
+            "draft_acceptance": self.acceptance,
+            "tokens_per_step": self.tokens_per_step,
+        }
+
+
+def acceptance_of_counts(drafted: int, accepted: int, draft_tokens: int) -> float:
+    """The chance a behind what an engine counted.
+
+    accepted / drafted = (a + a ** 2 + ... + a ** k) / k, solved for a: guesses behind a wrong one
+    are lost whatever they are. Raises InputError where nothing was drafted.
+    """
+    if drafted < 1 or not 0 <= accepted <= drafted:
+        raise InputError(
+            f"{accepted} of {drafted} drafted tokens held: no acceptance can be told from that"
+        )
+    share = accepted / drafted
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        mean = sum(middle ** (place + 1) for place in range(draft_tokens)) / draft_tokens
+        low, high = (middle, high) if mean < share else (low, middle)
+    return (low + high) / 2
+
+
+class DraftedStepTime:
+    """A StepTime of real steps: what the draft model takes, then the model's own step.
+
+    A step of `decode_tokens` rows for `decode_sequences` sequences has guessed the difference, in
+    as many steps of the draft as the longest guess needs; prompts pass through both models.
+    """
+
+    def __init__(self, target: StepTimeModel, draft: StepTimeModel | None) -> None:
+        self._target = target
+        self._draft = draft
+
+    def step_time_s(self, shape: StepShape) -> float:
+        """Seconds of guessing and verifying."""
+        target_s = self._target.step_time_s(shape)
+        if self._draft is None:
+            return target_s
+        rows = shape.decode_sequences
+        if not rows:
+            return target_s + self._draft.step_time_s(shape)
+        guesses = -(-(shape.decode_tokens - rows) // rows)
+        alone = StepShape(
+            decode_sequences=rows,
+            decode_tokens=rows,
+            decode_context_tokens=max(rows, shape.decode_context_tokens - shape.decode_tokens),
+        )
+        if not guesses:
+            return target_s + (self._with_prompts(shape, alone) if shape.prefill_tokens else 0.0)
+        first_s = self._draft.step_time_s(alone)
+        if shape.prefill_tokens:
+            return target_s + self._with_prompts(shape, alone) + (guesses - 1) * first_s
+        return target_s + guesses * first_s
+
+    def _with_prompts(self, shape: StepShape, alone: StepShape) -> float:
+        assert self._draft is not None
+        return self._draft.step_time_s(
+            replace(
+                shape,
+                decode_sequences=alone.decode_sequences,
+                decode_tokens=alone.decode_tokens,
+                decode_context_tokens=alone.decode_context_tokens,
+            )
+        )
+
+
+class SpeculativeModel:
+    """Prices a token instead of a step: decoding divided by the tokens that a step gives.
+
+    For closed forms and traces, which let every sequence gain one token a step. A step's shape
+    has one row a sequence there; k more are added here. What prompts add to a step is not divided,
+    since they run beside one step and not beside a part of it. Implements `PricedSteps`.
+    """
+
+    def __init__(
+        self, target: StepTimeModel, draft: StepTimeModel | None, speculation: Speculation
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._rows = speculation.draft_tokens + 1
+        self._gain = speculation.tokens_per_step
+
+    @property
+    def real_steps(self) -> StepTime:
+        """What a simulation of real steps asks: guesses and verified rows as they come."""
+        return DraftedStepTime(self._target, self._draft)
+
+    def explain(self, step: StepShape) -> StepParts:
+        """The parts of one verifying step of the model itself."""
+        drafted = (self._rows - 1) * step.decode_sequences
+        return self._target.explain(
+            replace(
+                step,
+                decode_tokens=self._rows * step.decode_sequences,
+                decode_context_tokens=step.decode_context_tokens + drafted,
+            )
+        )
+
+    def step_time_s(self, shape: StepShape) -> float:
+        """Seconds for each token that the sequences gain, and for the step's prompts."""
+        return self.pricer()(
+            shape.decode_sequences,
+            shape.decode_context_tokens,
+            shape.prefill_sequences,
+            shape.prefill_tokens,
+            shape.prefill_context_pairs,
+            shape.prefill_context_tokens,
+        )
+
+    def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
+        """Seconds of each row of a trace, its repeats included, shape (rows,)."""
+        price = self.pricer()
+        columns = zip(
+            trace.decode_sequences,
+            trace.decode_context_tokens,
+            trace.prefill_sequences,
+            trace.prefill_tokens,
+            trace.prefill_context_pairs,
+            trace.prefill_context_tokens,
+            strict=True,
+        )
+        return np.array([price(*row) for row in columns], dtype=np.float64) * trace.repeat
+
+    def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
+        """`step_time_s` as a plain function of counts."""
+        price = self._target.price_by_shape
+        guess = None if self._draft is None else self._draft.price_by_shape
+        more, gain = self._rows - 1, self._gain
+
+        def priced(
+            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
+        ) -> float:
+            context_all = context + more * rows
+            every = self._rows * rows
+            decode_s = 0.0
+            if rows:
+                decode_s = price(rows, context_all, 0, 0, 0.0, 0, decode_tokens=every)
+                whole_s = decode_s
+                if guess is not None:
+                    decode_s += more * guess(rows, context, 0, 0, 0.0, 0)
+                decode_s /= gain
+            if not tokens:
+                return decode_s
+            step_s = price(rows, context_all, prompts, tokens, pairs, cached, decode_tokens=every)
+            if rows:
+                step_s -= whole_s
+            if guess is not None:
+                step_s += guess(0, 0, prompts, tokens, pairs, cached)
+            return decode_s + step_s
+
+        return priced

@@ -1,0 +1,330 @@
+"""Two runs of one workload: what differs by more than chance, level by level.
+
+Requests with the same number ask the same in both runs, so they are resampled in pairs: what makes
+one request longer than another cancels. Each metric has its own 95 % interval of B / A; a
+difference is claimed where that leaves out 1 and where, of all metrics and levels that are looked
+at together, not even one claim would be chance more than once in twenty (Holm 1979). Requests of
+one batch move together, which a bootstrap over requests cannot see: with a single run a side the
+true spread between runs is wider (`--repeat` measures it), so that less than 1 % is claimed only
+where both sides have three attempts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.results.checks import level_name
+from lmi_bench.analysis.results.latency import (
+    QUANTILES,
+    request_latency,
+    samples_needed,
+    wall_time_s,
+)
+from lmi_bench.analysis.results.slo_values import own_values_ms, statistic_ms
+from lmi_bench.analysis.results.uncertainty import central_interval
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+
+FloatArray = NDArray[np.float64]
+Verdict = Literal["faster", "slower", "no difference", "unknown"]
+Key = tuple[int, int]  # attempt, request
+
+CONFIDENCE = 0.95
+RESAMPLES = 1000
+_GAP_RESAMPLES = 200  # gaps between tokens are many: each draw sorts them all
+_PAIRED_SHARE = 0.9
+_EQUAL = 1e-9  # of a logarithm: rounding
+LEAST_CLAIM, ATTEMPTS_FOR_LESS = 0.01, 3
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+COMPARED = ("p50", "p90")
+THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One metric of one level in two runs.
+
+    a, b       tok/s for the throughput, else ms
+    change     b / a - 1; low, high: its 95 % interval
+    verdict    of B against A; `unknown`, with `reason`, where there is too little
+    p_value    chance of as large a change either way between like runs, by the spread of the draws
+    """
+
+    level: str
+    load: float
+    metric: str
+    unit: str
+    a: float | None
+    b: float | None
+    change: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    reason: str = ""
+    p_value: float | None = None
+
+    @property
+    def worse_by(self) -> float | None:
+        """Share by which B is worse than A, negative if better."""
+        if self.change is None:
+            return None
+        return -self.change if self.metric == THROUGHPUT else self.change
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value as JSON holds it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A level of one run: its requests by number, attempts pooled, and how long it took."""
+
+    open_loop: bool
+    records: Mapping[Key, RequestRecord]
+    wall_s: float
+    attempts: int
+
+
+def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
+    """Every metric of every load that both runs have, in rising order of load.
+
+    Raises InputError where the workloads differ, or the runs have no load in common.
+    """
+    differences = workload_differences(a.manifest, b.manifest)
+    if differences:
+        raise InputError(
+            f"{a.path} and {b.path} ran unlike workloads, so their speeds cannot be compared: "
+            + "; ".join(differences)
+        )
+    left, right = _sides(a), _sides(b)
+    common = sorted(set(left) & set(right))
+    if not common:
+        raise InputError(
+            f"{a.path} and {b.path} have no level in common: "
+            f"{_loads(left)} against {_loads(right)}; run both with the same loads"
+        )
+    return _sure_together(
+        [
+            difference
+            for key in common
+            for difference in _compare_level(key, left[key], right[key], seed=seed)
+        ]
+    )
+
+
+def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
+    """The same with those claims only that hold together (Holm's step-down procedure)."""
+    ranked = sorted((d.p_value, i) for i, d in enumerate(differences) if d.p_value is not None)
+    sure: set[int] = set()
+    for place, (p_value, index) in enumerate(ranked):
+        if p_value > (1 - CONFIDENCE) / (len(ranked) - place):
+            break
+        sure.add(index)
+    return [
+        d if i in sure or d.verdict == "unknown" else replace(d, verdict="no difference")
+        for i, d in enumerate(differences)
+    ]
+
+
+def workload_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """What two runs' manifests ask differently; empty for the same workload.
+
+    Compared: the whole workload section, the seed of lengths, and the arrival process. The target
+    and the model may differ: comparing those is what this is for.
+    """
+    found = []
+    for place in ("workload", "seed", "load.arrivals"):
+        first, second = _at(a, place), _at(b, place)
+        if isinstance(first, Mapping) and isinstance(second, Mapping):
+            names = sorted({*first, *second})
+            pairs = [(f"{place}.{name}", first.get(name), second.get(name)) for name in names]
+        else:
+            pairs = [(place, first, second)]
+        found += [f"{name} is {x!r} and {y!r}" for name, x, y in pairs if x != y]
+    return found
+
+
+def _at(manifest: Mapping[str, Any], dotted: str) -> Any:
+    place: Any = manifest.get("scenario") or {}
+    for name in dotted.split("."):
+        place = place.get(name) if isinstance(place, Mapping) else None
+    return place
+
+
+def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
+    return ", ".join(f"{load:g}" for _, load in sorted(sides)) or "none"
+
+
+def _sides(run: Run) -> dict[tuple[str, float], _Side]:
+    grouped: dict[tuple[str, float], list[int]] = {}
+    for index, line in enumerate(run.levels):
+        axis = "concurrency" if line.get("concurrency") is not None else "rate_per_s"
+        if line.get(axis) is not None and line.get("valid", True):
+            grouped.setdefault((axis, float(line[axis])), []).append(index)
+    return {key: _side(run, key, indices) for key, indices in grouped.items()}
+
+
+def _side(run: Run, key: tuple[str, float], indices: Sequence[int]) -> _Side:
+    records = {
+        (attempt, record.request_id): record
+        for attempt, index in enumerate(indices)
+        for record in run.records[index]
+        if record.ok
+    }
+    return _Side(
+        open_loop=key[0] == "rate_per_s",
+        records=records,
+        wall_s=math.fsum(wall_time_s(run.records[index]) for index in indices),
+        attempts=len(indices),
+    )
+
+
+def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> list[Difference]:
+    axis, load = key
+    name = level_name({axis: load if axis == "rate_per_s" else int(load)})
+    rng = np.random.default_rng(seed)
+    differences = [_compare_throughput(name, load, a, b, rng)]
+    for metric in LATENCIES:
+        differences += _compare_latency(name, load, metric, a, b, rng)
+    if min(a.attempts, b.attempts) >= ATTEMPTS_FOR_LESS:
+        return differences
+    return [
+        replace(d, verdict="no difference")
+        if d.change is not None and abs(d.change) < LEAST_CLAIM
+        else d
+        for d in differences
+    ]
+
+
+def _compare_throughput(
+    name: str, load: float, a: _Side, b: _Side, rng: np.random.Generator
+) -> Difference:
+    """Tokens per second; draws keep what a side held: its users, or its wall time at a rate.
+
+    A level of users ends when the last of them does, so a draw's requests are worked through again.
+    """
+    tokens = [np.array([r.output_tokens for r in s.records.values()], dtype=float) for s in (a, b)]
+    if not tokens[0].size or not tokens[1].size or a.wall_s <= 0 or b.wall_s <= 0:
+        return _unknown(name, load, THROUGHPUT, "tok/s", "a side completed no request")
+    points = [float(t.sum()) / s.wall_s for t, s in zip(tokens, (a, b), strict=True)]
+    indices = _draws(a, b, RESAMPLES, rng)
+    drawn = []
+    for side, of, chosen, point in zip((a, b), tokens, indices, points, strict=True):
+        if side.open_loop:
+            drawn.append(of[chosen].sum(axis=1) / side.wall_s)
+            continue
+        e2e = np.array(
+            [request_latency(r, open_loop=False).e2e_s or 0.0 for r in side.records.values()]
+        )
+        users = max(1, round(load))
+        own = np.arange(of.size)[None, :]
+        pace = float(of.sum() / _worked_through_s(e2e[own], users)[0])
+        took_s = _worked_through_s(e2e[chosen], users)
+        drawn.append(point * of[chosen].sum(axis=1) / took_s / pace)
+    return _judge(name, load, THROUGHPUT, "tok/s", points[0], points[1], drawn[1] / drawn[0])
+
+
+def _worked_through_s(e2e_s: FloatArray, users: int) -> FloatArray:
+    """Seconds in which users, each taking the next request as soon as it is free, end a draw.
+
+    e2e_s  (draws, requests)
+    """
+    free_s = np.zeros((len(e2e_s), min(users, e2e_s.shape[1])))
+    rows = np.arange(len(e2e_s))
+    for request_s in e2e_s.T:
+        free_s[rows, free_s.argmin(axis=1)] += request_s
+    ended_s: FloatArray = free_s.max(axis=1)
+    return ended_s
+
+
+def _compare_latency(
+    name: str, load: float, metric: str, a: _Side, b: _Side, rng: np.random.Generator
+) -> list[Difference]:
+    values = [
+        [own_values_ms(request_latency(r, open_loop=s.open_loop), metric)
+         for r in s.records.values()]
+        for s in (a, b)
+    ]  # fmt: skip
+    pooled = [np.concatenate(side) if side else np.empty(0) for side in values]
+    gaps = metric == "itl"
+    indices = _draws(a, b, _GAP_RESAMPLES if gaps else RESAMPLES, rng)
+    single = not gaps and all(v.size == 1 for side in values for v in side)
+    differences = []
+    for statistic in COMPARED:
+        title = f"{metric}_{statistic}"
+        needed = samples_needed(QUANTILES[statistic])
+        fewest = min(len(side) for side in pooled)
+        if fewest < needed:
+            reason = f"{statistic} needs {needed} samples, has {fewest}"
+            differences.append(_unknown(name, load, title, "ms", reason))
+            continue
+        points = [statistic_ms(side, statistic) for side in pooled]
+        drawn = []
+        for side, of, chosen in zip(pooled, values, indices, strict=True):
+            if single:
+                drawn.append(np.quantile(side[chosen], QUANTILES[statistic], axis=1))
+            else:
+                drawn.append(np.array([_of_draw(of, row, statistic) for row in chosen]))
+        differences.append(
+            _judge(name, load, title, "ms", points[0], points[1], drawn[1] / drawn[0])
+        )
+    return differences
+
+
+def _of_draw(values: Sequence[FloatArray], row: NDArray[np.int64], statistic: str) -> float:
+    sample = np.concatenate([values[index] for index in row])
+    return statistic_ms(sample, statistic) if sample.size else math.nan
+
+
+def _draws(
+    a: _Side, b: _Side, resamples: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions to resample on both sides: pairs where nearly all requests have one."""
+    first, second = list(a.records), list(b.records)
+    places = {key: place for place, key in enumerate(second)}
+    pairs = [(place, places[key]) for place, key in enumerate(first) if key in places]
+    if len(pairs) >= _PAIRED_SHARE * max(len(first), len(second)) and pairs:
+        drawn = np.array(pairs)[rng.integers(0, len(pairs), size=(resamples, len(pairs)))]
+        return drawn[:, :, 0], drawn[:, :, 1]
+    return (
+        rng.integers(0, max(1, len(first)), size=(resamples, len(first))),
+        rng.integers(0, max(1, len(second)), size=(resamples, len(second))),
+    )
+
+
+def _judge(
+    level: str, load: float, metric: str, unit: str, a: float, b: float, ratios: FloatArray
+) -> Difference:
+    kept = ratios[np.isfinite(ratios)]
+    if not kept.size or a <= 0:
+        return _unknown(level, load, metric, unit, "the metric is zero or missing")
+    low, high = (edge - 1 for edge in central_interval(kept, CONFIDENCE))
+    verdict: Verdict = "no difference"
+    if low > 0 or high < 0:
+        better = low > 0 if metric == THROUGHPUT else high < 0
+        verdict = "faster" if better else "slower"
+    change = b / a - 1
+    p_value = _chance(b / a, kept)
+    return Difference(level, load, metric, unit, a, b, change, low, high, verdict, "", p_value)
+
+
+def _chance(ratio: float, draws: FloatArray) -> float:
+    """Of as large a change either way between like runs, the draws' logarithms being normal."""
+    draws = draws[draws > 0]
+    if ratio <= 0 or not draws.size:
+        return 0.0
+    apart, spread = abs(math.log(ratio)), float(np.std(np.log(draws)))
+    if spread == 0:
+        return 1.0 if apart < _EQUAL else 0.0
+    return math.erfc(apart / spread / math.sqrt(2))
+
+
+def _unknown(level: str, load: float, metric: str, unit: str, reason: str) -> Difference:
+    return Difference(level, load, metric, unit, *(None,) * 5, "unknown", reason)

@@ -1,0 +1,360 @@
+"""One level's numbers from its records: latencies, throughput, errors.
+
+Seconds go in, milliseconds come out under keys that say so. Latencies and tokens are those of
+completed requests; failed ones are counted by kind and never shorten a latency. The formulas are in
+`definitions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.results.window import steady_window
+from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.units import MS_PER_S
+
+QUANTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
+LATENCY_KEYS = (
+    "ttft_ms",
+    "ttft_from_sent_ms",
+    "dispatch_delay_ms",
+    "itl_ms",
+    "tpot_ms",
+    "e2e_ms",
+    "e2e_from_sent_ms",
+    "latency_ms_per_token",
+)
+ANSWER_KEY = "ttft_answer_ms"
+"""Beside them in a level where requests reasoned before they answered."""
+
+MAX_UNSURE_SHARE = 0.01
+"""Share of the tokens whose times late reads hide, above which an ITL p99 is only an interval."""
+
+MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 3, 300
+"""Of the messages of each kind of failure that a level's line keeps."""
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLatency:
+    """The latencies of one completed request, in seconds; None where it has no such latency.
+
+    ttft_s, e2e_s, latency_s_per_token  from the due time in an open loop, from the send in a
+                                        closed one
+    itl_s                               shape (events - 1,), gaps between its token events
+    ttft_answer_s                       like ttft_s, of the first token after the reasoning
+    """
+
+    ttft_s: float | None
+    ttft_from_sent_s: float | None
+    dispatch_delay_s: float
+    itl_s: FloatArray
+    tpot_s: float | None
+    e2e_s: float | None
+    latency_s_per_token: float | None
+    ttft_answer_s: float | None = None
+    e2e_from_sent_s: float | None = None
+
+
+_NO_GAPS: FloatArray = np.empty(0)
+
+
+def token_events_s(record: RequestRecord) -> FloatArray:
+    """Times of the events that carried at least one token; shape (events,), seconds."""
+    times = np.asarray(record.token_times_s, dtype=np.float64)
+    counts = np.asarray(record.token_counts)
+    return times if counts.all() else times[counts > 0]
+
+
+def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency:
+    """The latencies of one completed request.
+
+    A request with one output token, or whose tokens came in one event, has neither TPOT nor ITL:
+    zero would read as infinitely fast. An answer that was not streamed has no TTFT.
+    """
+    times = token_events_s(record)
+    delay_s = record.sent_s - record.due_s
+    if not times.size:
+        return RequestLatency(None, None, delay_s, _NO_GAPS, None, None, None)
+    start_s = record.due_s if open_loop else record.sent_s
+    first_s, last_s = float(times[0]), float(times[-1])
+    tokens = record.output_tokens
+    has_gaps = times.size > 1 and tokens > 1
+    answer_s = record.first_answer_s
+    return RequestLatency(
+        ttft_s=first_s - start_s if record.streamed else None,
+        ttft_from_sent_s=first_s - record.sent_s if record.streamed else None,
+        dispatch_delay_s=delay_s,
+        itl_s=np.diff(times) if has_gaps else _NO_GAPS,
+        tpot_s=(last_s - first_s) / (tokens - 1) if has_gaps else None,
+        e2e_s=last_s - start_s,
+        latency_s_per_token=(last_s - start_s) / tokens if tokens else None,
+        ttft_answer_s=None if answer_s is None else answer_s - start_s,
+        e2e_from_sent_s=last_s - record.sent_s,
+    )
+
+
+def samples_needed(quantile: float) -> int:
+    """Samples below which a quantile is not shown: the least n with quantile ** n <= 0.05.
+
+    With fewer, all samples lie below the true quantile more than once in twenty, so that no
+    statistic of the sample bounds it.
+
+    >>> [samples_needed(q) for q in (0.5, 0.9, 0.95, 0.99)]
+    [5, 29, 59, 299]
+    """
+    return math.ceil(math.log(0.05) / math.log(quantile))
+
+
+def summarise_ms(values_s: Sequence[float] | FloatArray) -> dict[str, Any]:
+    """Mean, quantiles, min, max and standard deviation of seconds, in milliseconds.
+
+    values_s  shape (n,), seconds
+    returns   a value for each of STATISTICS, `n`, and `unsupported`: the reason for each quantile
+              that is None because n is too small. The standard deviation is the population's.
+    """
+    values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
+    n = int(values.size)
+    summary: dict[str, Any] = dict.fromkeys(STATISTICS)
+    summary["n"] = n
+    unsupported: dict[str, str] = {}
+    summary["unsupported"] = unsupported
+    if n:
+        summary |= {
+            "mean": float(values.mean()),
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "std": float(values.std()),
+        }
+    for name, quantile in QUANTILES.items():
+        needed = samples_needed(quantile)
+        if n < needed:
+            unsupported[name] = f"needs {needed} samples, has {n}"
+        else:
+            summary[name] = float(np.quantile(values, quantile))
+    return summary
+
+
+def wall_time_s(records: Iterable[RequestRecord]) -> float:
+    """First send to last event over all requests, seconds; 0.0 where nothing came back.
+
+    A failed request occupied the server too: it lasts until its last token or until it was given
+    up, whichever is later.
+    """
+    first_s, last_s = math.inf, -math.inf
+    for record in records:
+        first_s = min(first_s, record.sent_s)
+        if len(record.token_times_s):
+            last_s = max(last_s, record.token_times_s[-1])
+        if not record.ok and record.ended_s is not None:
+            last_s = max(last_s, record.ended_s)
+    return max(0.0, last_s - first_s) if math.isfinite(first_s) else 0.0
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
+    """The first messages of each kind of failure, each once, in the order of the sends."""
+    examples: dict[str, list[str]] = {}
+    for record in sorted(failed, key=lambda record: record.sent_s):
+        said = examples.setdefault(record.status, [])
+        message = (record.error or "")[:MAX_EXAMPLE_CHARS]
+        if message and message not in said and len(said) < MAX_EXAMPLES:
+            said.append(message)
+    return dict(sorted(examples.items()))
+
+
+def summarise_level(run: LevelRun) -> dict[str, Any]:
+    """The level's line of levels.jsonl: plain numbers, ms and tok/s, ready for JSON."""
+    spec = run.spec
+    completed = [record for record in run.records if record.ok]
+    failed = [record for record in run.records if not record.ok]
+    open_loop = spec.concurrency is None
+    latencies = [request_latency(record, open_loop=open_loop) for record in completed]
+    gaps = [each.itl_s for each in latencies if each.itl_s.size]
+    e2e_s = _present(each.e2e_s for each in latencies)
+
+    wall_s = wall_time_s(run.records)
+    output_tokens = sum(record.output_tokens for record in completed)
+    input_tokens = sum(record.input_tokens for record in completed)
+
+    def per_second(amount: float) -> float | None:
+        return amount / wall_s if wall_s > 0 else None
+
+    mean_concurrency = per_second(math.fsum(e2e_s))
+    itl_ms = summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS)
+    _withdraw_hidden_p99(itl_ms, run.check)
+    answers_s = _present(each.ttft_answer_s for each in latencies)
+    line = {
+        "level": spec.index,
+        "attempt": run.attempt,
+        "concurrency": spec.concurrency,
+        "rate_per_s": spec.rate_per_s,
+        "requests": len(run.records),
+        "errors": len(failed),
+        "errors_by_kind": dict(sorted(Counter(record.status for record in failed).items())),
+        **({"error_examples": _error_examples(failed)} if failed else {}),
+        "output_tokens": output_tokens,
+        "input_tokens": input_tokens,
+        "wall_s": wall_s,
+        "throughput_tokens_per_s": per_second(output_tokens),
+        "total_throughput_tokens_per_s": per_second(input_tokens + output_tokens),
+        "request_throughput_per_s": per_second(len(completed)),
+        "steady": steady_window(completed).to_dict(),
+        "valid": run.check.valid,
+        "invalid_reason": run.check.reason if not run.check.valid else None,
+        "stopped_by": run.stopped_by,
+        "ttft_ms": summarise_ms(_present(each.ttft_s for each in latencies)),
+        "ttft_from_sent_ms": summarise_ms(_present(each.ttft_from_sent_s for each in latencies)),
+        **_of_reasoning(completed, answers_s),
+        "dispatch_delay_ms": summarise_ms([each.dispatch_delay_s for each in latencies]),
+        "itl_ms": itl_ms,
+        "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
+        "e2e_ms": summarise_ms(e2e_s),
+        "e2e_from_sent_ms": summarise_ms(_present(each.e2e_from_sent_s for each in latencies)),
+        "latency_ms_per_token": summarise_ms(
+            _present(each.latency_s_per_token for each in latencies)
+        ),
+        "mean_concurrency": mean_concurrency,
+        "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
+        "retries": sum(record.retries for record in run.records),
+        "connect_ms": summarise_ms(run.connect_s),
+        "tls_ms": summarise_ms(run.tls_s),
+        "generator": _generator(run.check),
+        **({} if run.server is None else {"server": dict(run.server)}),
+    }
+    if run.engine is not None:  # of a target in this process; an endpoint does not say
+        line["engine"] = dict(run.engine)
+    line |= _of_lengths(completed)
+    if unsaid := _without_reason(run.check, completed):
+        line["without_finish_reason"] = unsaid
+    if spec.sessions:
+        line["sessions"] = summarise_sessions(run)
+    if spec.max_in_flight is not None:
+        line["max_in_flight"] = spec.max_in_flight
+    held_s = [record.held_s for record in run.records if record.held_s]
+    if held_s:
+        line["held"] = {"requests": len(held_s), "mean_ms": float(np.mean(held_s)) * MS_PER_S}
+    by_replica = Counter(r.replica for r in run.records if r.replica is not None)
+    if by_replica:
+        line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
+    return line
+
+
+def _without_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -> int:
+    """Streamed answers of a server that ended, and not in the middle, without saying why."""
+    if not check.receiver:
+        return 0
+    return sum(record.streamed and record.finish_reason is None for record in completed)
+
+
+def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Where answers were of other lengths than planned, or than the server says; cache hits."""
+    found: dict[str, Any] = {}
+    known = [record for record in completed if record.asked_tokens]
+    other = [record for record in known if record.output_tokens != record.asked_tokens]
+    if other:
+        found["unplanned_lengths"] = {
+            "requests": len(other),
+            "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
+            "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
+        }
+    streamed = [record for record in completed if record.streamed]
+    counted = [(record.output_tokens, sum(record.token_counts)) for record in streamed]
+    if any(stated != came for stated, came in counted):
+        found["unequal_counts"] = {
+            "requests": sum(stated != came for stated, came in counted),
+            "server_tokens": sum(stated for stated, _ in counted),
+            "chunk_tokens": sum(came for _, came in counted),
+        }
+    told = [record for record in completed if record.cached_tokens is not None]
+    prompt_tokens = sum(record.input_tokens for record in told)
+    if prompt_tokens:
+        cached = sum(record.cached_tokens or 0 for record in told)
+        found["cached_prompt_frac"] = cached / prompt_tokens
+    return found
+
+
+def summarise_sessions(run: LevelRun) -> dict[str, Any]:
+    """A level's conversations: how many, how long, and what first and later turns waited for."""
+    records = [record for record in run.records if record.session is not None]
+    turns = Counter(record.session for record in records)
+    failed = {record.session for record in records if not record.ok}
+    open_loop = run.spec.concurrency is None
+    ttft_s: dict[bool, list[float]] = {True: [], False: []}
+    for record in records:
+        value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
+        if value_s is not None:
+            ttft_s[record.turn == 0].append(value_s)
+    return {
+        "started": len(turns),
+        "failed": len(failed),
+        "turns_mean": len(records) / len(turns) if turns else None,
+        "ttft_first_turn_ms": summarise_ms(ttft_s[True]),
+        "ttft_later_turns_ms": summarise_ms(ttft_s[False]),
+    }
+
+
+def _withdraw_hidden_p99(itl_ms: dict[str, Any], check: GeneratorCheck) -> None:
+    """An ITL p99 that late reads hide is only known to lie in an interval."""
+    if check.unsure_share <= MAX_UNSURE_SHARE or check.itl_p99_interval_s is None:
+        return
+    low, high = (second * MS_PER_S for second in check.itl_p99_interval_s)
+    itl_ms["p99"] = None
+    itl_ms["unsupported"]["p99"] = (
+        f"between {low:.1f} and {high:.1f} ms: the generator read {check.unsure_share:.1%} of the "
+        "tokens together with later ones"
+    )
+
+
+def _generator(check: GeneratorCheck) -> dict[str, Any]:
+    """The self-check with its error bounds in milliseconds."""
+    shown = asdict(check)
+    for name in ("ttft", "ttft_p50", "itl", "itl_p50"):
+        bound_s = shown.pop(f"{name}_error_bound_s")
+        shown[f"{name}_error_bound_ms"] = None if bound_s is None else bound_s * MS_PER_S
+    interval_s = shown.pop("itl_p99_interval_s")
+    shown["itl_p99_interval_ms"] = (
+        None if interval_s is None else [second * MS_PER_S for second in interval_s]
+    )
+    return shown
+
+
+def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]) -> dict[str, Any]:
+    """What a level adds where requests reasoned; nothing elsewhere.
+
+    The share is taken of the tokens that came as events, since servers count differently.
+    """
+    reasoning = sum(record.reasoning_tokens for record in completed)
+    if not reasoning:
+        return {}
+    streamed = sum(sum(record.token_counts) for record in completed)
+    return {
+        ANSWER_KEY: summarise_ms(answers_s),
+        "reasoning_tokens": reasoning,
+        "reasoning_token_share": reasoning / streamed,
+    }
+
+
+def _little_law_ratio(
+    run: LevelRun, mean_concurrency: float | None, e2e_s: Sequence[float]
+) -> float | None:
+    """Mean concurrency over what Little's law makes of the load that was asked for."""
+    if mean_concurrency is None or not e2e_s or run.spec.sessions:
+        return None
+    if run.spec.concurrency is not None:
+        return mean_concurrency / run.spec.concurrency
+    assert run.spec.rate_per_s is not None  # a level has one of the two
+    asked = run.spec.rate_per_s * math.fsum(e2e_s) / len(e2e_s)
+    return mean_concurrency / asked if asked > 0 else None

@@ -1,0 +1,316 @@
+"""Search for the highest load that meets all SLOs, in few endpoint-minutes.
+
+Every level counts, not the last two alone: a noisy curve of measured / limit goes through all of
+them (`slo_curve`), the next level is put where that curve is believed to reach 1, and once two
+levels 5 % apart lie on either side the search ends. Far from the limit a level is a look with few
+requests; where its verdict would close the bracket it is whole. An end of the bracket rests on as
+many requests, its own and its near neighbours', as a verdict needs, or on the curve's certainty.
+A rate gets whole levels once there is a bracket, and they are as long as a queue takes to grow: of
+arrivals 5 % beyond what the server carries each second adds 50 ms to the wait, which shows in a
+p90 only once nine tenths of the level have used up what an idle server leaves of the limit. A pure
+function of the finished levels' lines, whose `search` holds the judgement (`slo_judgement`): a
+resumed search goes on as it would have gone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.analysis.results.latency import QUANTILES
+from lmi_bench.analysis.results.slo_judgement import requests_needed
+from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
+from lmi_bench.analysis.search.slo_trials import (
+    SEARCH_KEY,
+    Bracket,
+    Trial,
+    bracket,
+    by_load,
+    curve,
+    trial,
+)
+from lmi_bench.core.slo import Slo
+from lmi_bench.core.units import ms_to_s
+from lmi_bench.core.workload import LevelSpec
+
+__all__ = ["SEARCH_KEY", "START_USERS", "TOLERANCE", "SloSearch"]
+
+TOLERANCE = 0.05
+"""Relative width of the bracket at which the search ends."""
+
+_FAR = 0.25  # measured / limit, or its inverse, below which a stride may be the longest
+_LONG_STRIDE, _STRIDE, _SHORTEST_STRIDE = 4.0, 2.0, 1.5
+_PROBE_PER_USER, _MIN_PROBE = 2, 4
+_MIN_OPEN_PROBE = 20
+_PROBE_SPAN, _FULL_SPAN = 3.0, 10.0  # lengths of an open-loop level, in answers of the lowest load
+_LONGEST_GROWTH_S = 300.0  # of an open-loop level that waits for a queue to be felt
+_WAITING = ("ttft", "e2e", "latency_per_token")  # metrics that a wait in the queue is part of
+_TWICE = 1.0  # the excess that a look shows
+_CERTAIN = 0.95
+_MAX_LEVELS = 40
+START_USERS = 4.0
+"""First number of users: the lone user's answers, one after the other, take longest of all."""
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SloSearch:
+    """Where and how finely to search; `next_level` is the rule.
+
+    start        first load
+    least, most  loads beyond which nothing is tried
+    sizes        requests a level; at least as many as the SLOs' quantiles need
+    """
+
+    axis: LoadAxis
+    slos: tuple[Slo, ...]
+    sizes: LevelSizes
+    start: float = START_USERS
+    least: float = 1.0
+    most: float = 4096.0
+    tolerance: float = TOLERANCE
+
+    def next_level(self, finished: Lines) -> LevelSpec | None:
+        """The level to run after the finished ones; None when the boundary is known."""
+        if len(finished) >= _MAX_LEVELS:
+            return None
+        if not finished:
+            return self._probe_level(self.start, finished)
+        trials = self.trials(finished)
+        found = bracket(trials)
+        if found.high is None:
+            return self._seek_above(trials, finished)
+        if found.low is None:
+            return self._seek_below(found.high, finished)
+        if self.is_closed(found):
+            return self._confirm(found.low, found.high, trials, finished)
+        return self._between(found.low, found.high, trials, finished)
+
+    def trials(self, finished: Lines) -> list[Trial]:
+        """The loads tried so far, rising."""
+        return by_load(
+            [
+                trial(
+                    line,
+                    self.axis,
+                    full_requests=self._full_requests(float(line[self.axis]), finished),
+                )
+                for line in finished
+            ]
+        )
+
+    def first_breach(self, finished: Lines) -> float | None:
+        """Lowest load tried that misses an SLO, judged with its neighbours."""
+        high = bracket(self.trials(finished)).high
+        return None if high is None else high.load
+
+    def is_closed(self, found: Bracket) -> bool:
+        """Whether the bracket is as narrow as asked, or as whole users allow."""
+        if found.low is None or found.high is None:
+            return False
+        return self._are_close(found.low.load, found.high.load)
+
+    def _are_close(self, low: float, high: float) -> bool:
+        if self.axis == "concurrency" and high - low <= 1:
+            return True
+        return high <= low * (1 + self.tolerance) * (1 + 1e-4)
+
+    def _seek_above(self, trials: Sequence[Trial], finished: Lines) -> LevelSpec | None:
+        """Up to where half of the curves through the trials have reached the limit."""
+        last = trials[-1]
+        if last.load >= self.most:
+            return None if last.full else self._full_level(last.load, finished)
+        crossings = curve(trials).crossings(math.log(2 * _LONG_STRIDE))
+        believed = math.exp(float(crossings[len(crossings) // 2]) - last.log_load)
+        # beyond capacity an open loop's queue grows without end, so it is approached slowly
+        slowly = self.axis == "rate_per_s" and last.ratio > _FAR
+        longest = _STRIDE if slowly else _LONG_STRIDE
+        stride = min(longest, max(_SHORTEST_STRIDE, believed))
+        return self._probe_level(min(self.most, last.load * stride), finished)
+
+    def _seek_below(self, high: Trial, finished: Lines) -> LevelSpec | None:
+        if high.load <= self.least:
+            if high.full or high.judgement.sure:
+                return None
+            return self._full_level(high.load, finished)
+        stride = _LONG_STRIDE if high.ratio > 1 / _FAR else _STRIDE
+        return self._probe_level(max(self.least, high.load / stride), finished)
+
+    def _between(
+        self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
+    ) -> LevelSpec:
+        """A level inside the bracket: where the curve reaches the limit, or closing in on that.
+
+        It is whole where the verdict that is believed to come would close the bracket.
+        """
+        width = high.log_load - low.log_load
+        place = width / 2
+        if not self._was_poor(width, finished):
+            crossings = curve(trials).crossings()
+            believed = float(crossings[len(crossings) // 2])
+            place = min(width, max(0.0, believed - low.log_load))
+        reached = low.load * math.exp(place)
+        step = math.log1p(self.tolerance)
+        closes_below = place <= step
+        if closes_below:
+            place = min(step, width / 2)
+        elif width - place <= step:
+            place = width - min(step, width / 2)
+        load = low.load * math.exp(place)
+        if self.axis == "concurrency":
+            rounded = math.floor(load + 1e-9) if closes_below else round(load)
+            load = min(max(rounded, low.load + 1), high.load - 1)
+        closes = self._are_close(load, high.load) or (
+            self._are_close(low.load, load) and reached <= load
+        )
+        if closes or self.axis == "rate_per_s":
+            return self._full_level(load, finished)
+        return self._probe_level(load, finished)
+
+    def _was_poor(self, width: float, finished: Lines) -> bool:
+        """Whether the last two levels, meant to narrow the bracket, left more than half of it."""
+        before = bracket(self.trials(finished[:-2]))
+        if before.low is None or before.high is None:
+            return False
+        return width > 0.5 * (before.high.log_load - before.low.log_load)
+
+    def _confirm(
+        self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
+    ) -> LevelSpec | None:
+        """A whole level at an end of the closed bracket that too few requests speak for."""
+        crossings = curve(trials).crossings()
+        beyond_low = float((crossings >= low.log_load).mean())
+        within_high = float((crossings <= high.log_load).mean())
+        for end, chance in ((low, beyond_low), (high, within_high)):
+            if not self._is_settled(end, chance, trials, finished):
+                return self._full_level(end.load, finished)
+        return self._doubt(low, high, trials, float(crossings[len(crossings) // 2]), finished)
+
+    def _doubt(
+        self,
+        low: Trial,
+        high: Trial,
+        trials: Sequence[Trial],
+        crossing: float,
+        finished: Lines,
+    ) -> LevelSpec | None:
+        """A whole level where all levels together see the boundary, if that is not the bracket.
+
+        Noise may close a bracket in the wrong place; the curve, which rests on more, then shows it.
+        """
+        step = math.log1p(self.tolerance)
+        if low.log_load - step <= crossing <= high.log_load + step:
+            return None
+        load = math.exp(min(trials[-1].log_load, max(trials[0].log_load, crossing)))
+        if self.axis == "concurrency":
+            load = round(load)
+        known = any(one.full and abs(one.log_load - math.log(load)) < step / 2 for one in trials)
+        return None if known else self._full_level(load, finished)
+
+    def _is_settled(
+        self, end: Trial, chance: float, trials: Sequence[Trial], finished: Lines
+    ) -> bool:
+        """Whether no further requests are needed to believe an end's verdict.
+
+        chance  that the verdict is right, by the curve; counts once a quantile can be told at all
+        """
+        needed = self._full_requests(end.load, finished)
+        if end.full or needed is None or (end.judgement.sure and not end.judgement.passed):
+            return True
+        if self.axis == "rate_per_s" and end.judgement.passed:
+            return False  # a look ends before a queue is felt
+        step = math.log1p(self.tolerance) * (1 + 1e-3)
+        near = [one for one in trials if abs(one.log_load - end.log_load) <= step]
+        requests = sum(one.requests for one in near)
+        return requests >= needed or (chance >= _CERTAIN and requests >= requests_needed(self.slos))
+
+    def _probe_level(self, load: float, finished: Lines) -> LevelSpec:
+        full = self._full_requests(load, finished)
+        few: int | None = None
+        if self.axis == "concurrency":
+            load = max(1, round(load))
+            few = max(_MIN_PROBE, load * _PROBE_PER_USER)
+        else:
+            span_s = max(_answer_s(finished) * _PROBE_SPAN, self._growth_s(finished, _TWICE))
+            few = max(_MIN_OPEN_PROBE, math.ceil(load * span_s))
+        return self._level(load, few if full is None else min(few, full), finished)
+
+    def _full_level(self, load: float, finished: Lines) -> LevelSpec:
+        return self._level(load, self._full_requests(load, finished), finished)
+
+    def _level(self, load: float, num_requests: int | None, finished: Lines) -> LevelSpec:
+        # a rate as a person would write it: five digits are far finer than the tolerance
+        return self.sizes.level(len(finished), self.axis, float(f"{load:.5g}"), num_requests)
+
+    def _full_requests(self, load: float, finished: Lines) -> int | None:
+        """Requests of a level that gives a verdict; None where its duration alone ends it."""
+        asked = self.sizes.requests(self.axis, load)
+        if asked is None:
+            return None
+        needed = max(asked, requests_needed(self.slos))
+        if self.axis == "rate_per_s" and self.sizes.requests_per_level is None:
+            # shorter than some answers, a level beyond capacity would end before it is felt
+            span_s = max(_answer_s(finished) * _FULL_SPAN, self._growth_s(finished, self.tolerance))
+            needed = max(needed, math.ceil(load * span_s))
+        return needed
+
+    def _growth_s(self, finished: Lines, excess: float) -> float:
+        """Seconds in which a queue that is fed by a share `excess` too fast breaks the first SLO.
+
+        The wait at a time t of the level is excess * t; a quantile q misses the limit once that
+        is, at q of the level, what the lowest load tried leaves of it.
+        """
+        return min(_LONGEST_GROWTH_S, self._slack_s(finished) / excess)
+
+    def _slack_s(self, finished: Lines) -> float:
+        """Seconds of waiting by the end of a level that break an SLO; 0 where waiting breaks none.
+
+        So a rate that passed may lie above what the server carries by as much as this is of the
+        level's length.
+        """
+        idle = _lowest(finished)
+        slacks_s = [
+            slack_s / QUANTILES.get(slo.statistic, 0.5)
+            for slo in self.slos
+            if idle is not None and (slack_s := _slack_s(slo, idle)) is not None
+        ]
+        return min(slacks_s, default=0.0)
+
+    def surely_carried(self, low: Trial, finished: Lines) -> float:
+        """A load that passed, less what its level was too short to show (open loop)."""
+        if self.axis == "concurrency":
+            return low.load
+        return low.load / (1 + self._slack_s(finished) * low.load / low.requests)
+
+
+def _answer_s(finished: Lines) -> float:
+    """Mean time of an answer at the lowest load tried, seconds; 0 where none came."""
+    lowest = _lowest(finished)
+    mean = None if lowest is None else _mean_ms(lowest, "e2e_ms")
+    return 0.0 if mean is None else ms_to_s(mean)
+
+
+def _lowest(finished: Lines) -> Mapping[str, Any] | None:
+    """The level of the lowest rate."""
+    return min(finished, key=lambda line: float(line["rate_per_s"] or 0), default=None)
+
+
+def _mean_ms(line: Mapping[str, Any], key: str) -> float | None:
+    mean: float | None = (line.get(key) or {}).get("mean")
+    return mean
+
+
+def _slack_s(slo: Slo, line: Mapping[str, Any]) -> float | None:
+    """Seconds of waiting that a level's requests have left; None where waiting breaks no limit."""
+    if slo.metric not in _WAITING:
+        return None
+    mean_ms = _mean_ms(line, slo.level_key)
+    if not mean_ms:
+        return None
+    slack_ms = slo.limit_ms - mean_ms
+    if slo.metric == "latency_per_token":  # of a wait each token has its share
+        slack_ms *= (_mean_ms(line, "e2e_ms") or 0.0) / mean_ms
+    return ms_to_s(max(0.0, slack_ms))

@@ -1,0 +1,140 @@
+"""The loads that a search tried, and what they say together of where the SLOs break.
+
+Latency does not fall with load, so a level is judged with its neighbours: where a higher load was
+seen to be faster than a lower one, the two are pooled (isotonic regression, weighted by how sure
+each is), and the lowest load that then misses is the first breach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.results.slo_judgement import Judgement
+from lmi_bench.analysis.search.level_sizes import LoadAxis
+from lmi_bench.analysis.search.slo_curve import Curve
+
+FloatArray = NDArray[np.float64]
+
+SEARCH_KEY = "search"
+_MOST_LOG_RATIO, _LEAST_LOG_RATIO = math.log(10.0), -6.0  # endless, and instant, in a curve
+_SURE_DEVIATIONS = 2.33  # of a normal: above this once in a hundred, as SURE_CHANCE has it
+_UNKNOWN_NOISE = 0.5  # times 1 / sqrt(requests), of a level that does not state its own
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A load that was tried.
+
+    log_ratio  log of measured / limit, within what a curve can hold
+    noise      standard deviation of log_ratio, as far as its own requests tell
+    requests   that the level sent
+    full       with as many requests as a verdict needs
+    """
+
+    load: float
+    judgement: Judgement
+    log_ratio: float
+    noise: float
+    requests: int
+    full: bool
+
+    @property
+    def log_load(self) -> float:
+        """Natural logarithm of the load."""
+        return math.log(self.load)
+
+    @property
+    def ratio(self) -> float:
+        """Largest of measured / limit."""
+        return self.judgement.ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Highest load that passed and lowest that did not; None where there is none yet."""
+
+    low: Trial | None
+    high: Trial | None
+
+
+def trial(line: Mapping[str, Any], axis: LoadAxis, *, full_requests: int | None) -> Trial:
+    """The trial of a finished level's line; `full_requests` None where a duration ends levels."""
+    judgement = Judgement.from_dict(line[SEARCH_KEY])
+    ratio = max(judgement.ratio, math.exp(_LEAST_LOG_RATIO))
+    requests = int(line.get("requests") or judgement.planned or 1)
+    planned = judgement.planned
+    log_ratio = _MOST_LOG_RATIO if ratio == math.inf else min(_MOST_LOG_RATIO, math.log(ratio))
+    noise = judgement.noise
+    if noise is None:
+        noise = _UNKNOWN_NOISE / math.sqrt(requests)
+    if judgement.sure and log_ratio > 0:  # beside a jump the value is vague, the miss is not
+        noise = min(noise, log_ratio / _SURE_DEVIATIONS)
+    return Trial(
+        load=float(line[axis]),
+        judgement=judgement,
+        log_ratio=log_ratio,
+        noise=noise,
+        requests=requests,
+        full=full_requests is None or planned is None or planned >= full_requests,
+    )
+
+
+def by_load(tried: Sequence[Trial]) -> list[Trial]:
+    """One trial a load, rising; a full level outranks one of few requests, a later one an earlier.
+
+    No level is held to be less noisy than the usual level of the search would be with as many
+    requests: the few of one may agree by chance.
+    """
+    kept: dict[float, Trial] = {}
+    for one in tried:
+        known = kept.get(one.load)
+        if known is None or one.full or not known.full:
+            kept[one.load] = one
+    trials = [kept[load] for load in sorted(kept)]
+    usual = median([one.noise * math.sqrt(one.requests) for one in trials]) if trials else 0.0
+    return [replace(one, noise=max(one.noise, usual / math.sqrt(one.requests))) for one in trials]
+
+
+def bracket(trials: Sequence[Trial]) -> Bracket:
+    """Lowest load that misses, judged with its neighbours, and the highest one below it."""
+    if not trials:
+        return Bracket(None, None)
+    pooled = isotonic(
+        np.array([one.log_ratio for one in trials]),
+        np.array([1 / max(one.noise, 1e-6) ** 2 for one in trials]),
+    )
+    passing = int(np.searchsorted(pooled, 0.0, side="right"))
+    low = trials[passing - 1] if passing else None
+    return Bracket(low, trials[passing] if passing < len(trials) else None)
+
+
+def curve(trials: Sequence[Trial]) -> Curve:
+    """Latency over load as all trials show it."""
+    return Curve(
+        np.array([one.log_load for one in trials]),
+        np.array([one.log_ratio for one in trials]),
+        np.array([one.noise for one in trials]),
+    )
+
+
+def isotonic(values: FloatArray, weight: FloatArray) -> FloatArray:
+    """The rising sequence nearest to the values in weighted squares (pool adjacent violators)."""
+    means: list[float] = []
+    weights: list[float] = []
+    sizes: list[int] = []
+    for value, mass in zip(values, weight, strict=True):
+        means.append(float(value))
+        weights.append(float(mass))
+        sizes.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            total = weights[-2] + weights[-1]
+            merged = (means[-2] * weights[-2] + means[-1] * weights[-1]) / total
+            means[-2:], weights[-2:], sizes[-2:] = [merged], [total], [sizes[-2] + sizes[-1]]
+    return np.repeat(means, sizes)

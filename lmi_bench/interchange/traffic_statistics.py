@@ -1,0 +1,174 @@
+"""What recorded traffic says of a workload: lengths, peak rate, burstiness, the day's curve.
+
+Lengths stay joint: long prompts may have short answers, and a plan with independent ones would see
+neither the long-long requests nor their absence. Requests are grouped by prompt length, each group
+by answer length; a group's kind has the group's mean lengths, so the means are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lmi_bench.analysis.level.layouts import RequestKind
+from lmi_bench.core.traces import TraceRequest
+
+PEAK_WINDOW_S = 300.0
+_HOURS = 24
+_HOUR_S = 3600.0
+_PROMPT_GROUPS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_ANSWER_GROUPS = (0.0, 0.5, 0.9, 1.0)
+_FEWEST_GAPS = 200
+_FEWEST_IN_A_WINDOW = 20
+_COUNT_WINDOW_S = 10.0
+_SURE = 3.0  # standard errors from a Poisson process
+_LEAST_SHAPE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Burstiness:
+    """Shape of gamma arrivals: 1 is Poisson, below it bursts; None where it cannot be told.
+
+    how  it was found, or why not
+    """
+
+    shape: float | None
+    how: str
+
+
+def peak_rate_per_s(times_s: Sequence[float], window_s: float = PEAK_WINDOW_S) -> float:
+    """Most requests of any window, by its length; of a shorter record its mean rate.
+
+    times_s  rising, shape (n,), at least two of them different
+
+    >>> peak_rate_per_s([0.0, 1.0, 2.0, 1000.0], window_s=10.0)
+    0.3
+    """
+    span_s = times_s[-1] - times_s[0]
+    if span_s < window_s:
+        return (len(times_s) - 1) / span_s
+    most = 0
+    for first, at_s in enumerate(times_s):
+        most = max(most, bisect_left(times_s, at_s + window_s) - first)
+    return most / window_s
+
+
+def burstiness(times_s: Sequence[float]) -> Burstiness:
+    """The shape that gamma arrivals need to be as uneven as these.
+
+    The squared variation of the gaps inside each five minutes is 1 / shape; stamps of whole seconds
+    hide gaps, so there the variance of counts over their mean stands for it (both are equal in the
+    long run of a renewal process). Within three standard errors of 1 it is Poisson.
+    """
+    times = np.asarray(times_s, dtype=np.float64)
+    if len(times) <= _FEWEST_GAPS:
+        return Burstiness(None, f"{len(times):,} requests are too few to tell bursts from chance")
+    whole = bool(np.all(times == np.round(times)))
+    ratio, count = _count_dispersion(times) if whole else _gap_variation(times)
+    if not count:
+        return Burstiness(None, "too few requests in any five minutes to tell bursts from chance")
+    how = "counts of ten seconds, since stamps are whole seconds" if whole else "gaps"
+    error = math.sqrt((2.0 if whole else 8.0) / count)
+    if abs(ratio - 1) <= _SURE * error:
+        return Burstiness(1.0, f"{how}: like Poisson within chance")
+    return Burstiness(max(_LEAST_SHAPE, 1 / ratio), f"{how}: {ratio:.2f} times Poisson's variance")
+
+
+def _windows(times: np.ndarray, length_s: float) -> Iterator[np.ndarray]:
+    """The times of each whole window."""
+    number = ((times - times[0]) // length_s).astype(int)
+    for index in range(int(number[-1]) + 1):
+        yield times[number == index]
+
+
+def _gap_variation(times: np.ndarray) -> tuple[float, int]:
+    """Mean squared deviation of gaps over their window's mean, and the number of gaps."""
+    squares: list[float] = []
+    lost = 0
+    for inside in _windows(times, PEAK_WINDOW_S):
+        if len(inside) > _FEWEST_IN_A_WINDOW:
+            gaps = np.diff(inside)
+            squares.extend((gaps / gaps.mean() - 1) ** 2)
+            lost += 1
+    free = len(squares) - lost  # each window's mean is taken from its own gaps
+    return (float(sum(squares)) / free if free > 0 else 1.0), max(0, free)
+
+
+def _count_dispersion(times: np.ndarray) -> tuple[float, int]:
+    """Variance of the counts of ten seconds over their mean, and the number of them."""
+    ratios, free = 0.0, 0
+    bins = round(PEAK_WINDOW_S / _COUNT_WINDOW_S)
+    start = times[0]
+    for index, inside in enumerate(_windows(times, PEAK_WINDOW_S)):
+        begin = start + index * PEAK_WINDOW_S
+        if len(inside) > _FEWEST_IN_A_WINDOW and times[-1] >= begin + PEAK_WINDOW_S:
+            counts, _ = np.histogram(inside, bins=bins, range=(begin, begin + PEAK_WINDOW_S))
+            ratios += float(counts.var(ddof=1) / counts.mean()) * (bins - 1)
+            free += bins - 1
+    return (ratios / free if free else 1.0), free
+
+
+def hourly_rates_per_s(times_s: Sequence[float], start_epoch_s: float) -> tuple[float | None, ...]:
+    """Mean rate of each hour of the day (UTC), shape (24,); None for an hour not recorded.
+
+    start_epoch_s  Unix time of 0 s
+    """
+    counts, covered_s = [0] * _HOURS, [0.0] * _HOURS
+    for at_s in times_s:
+        counts[int((start_epoch_s + at_s) // _HOUR_S) % _HOURS] += 1
+    at, end = start_epoch_s + times_s[0], start_epoch_s + times_s[-1]
+    while at < end:
+        next_hour = min(end, (at // _HOUR_S + 1) * _HOUR_S)
+        covered_s[int(at // _HOUR_S) % _HOURS] += next_hour - at
+        at = next_hour
+    return tuple(
+        count / seconds if seconds >= PEAK_WINDOW_S else None
+        for count, seconds in zip(counts, covered_s, strict=True)
+    )
+
+
+def joint_kinds(requests: Sequence[TraceRequest]) -> tuple[RequestKind, ...]:
+    """The requests as at most 18 kinds with their joint shares, which sum to 1."""
+    pairs = sorted((each.input_tokens, each.output_tokens) for each in requests)
+    found: dict[tuple[int, int], float] = {}
+    for group in _groups(pairs, _PROMPT_GROUPS):
+        for kind in _groups(sorted(group, key=lambda pair: pair[1]), _ANSWER_GROUPS):
+            asked, told = (
+                max(1, round(sum(column) / len(kind))) for column in zip(*kind, strict=True)
+            )
+            found[asked, told] = found.get((asked, told), 0.0) + len(kind) / len(pairs)
+    return tuple(RequestKind(*lengths, share=share) for lengths, share in found.items())
+
+
+def _groups(
+    ordered: Sequence[tuple[int, int]], ends: Sequence[float]
+) -> Iterator[Sequence[tuple[int, int]]]:
+    cuts = [round(end * len(ordered)) for end in ends]
+    for low, high in pairwise(cuts):
+        if high > low:
+            yield ordered[low:high]
+
+
+def independent_kinds(
+    asked: Sequence[tuple[float, float]], told: Sequence[tuple[float, float]]
+) -> tuple[RequestKind, ...]:
+    """Kinds of two separate distributions, each of (tokens, share): every pair of lengths."""
+    return tuple(
+        RequestKind(max(1, round(a)), max(1, round(b)), share_a * share_b)
+        for a, share_a in asked
+        for b, share_b in told
+        if share_a * share_b > 0
+    )
+
+
+def length_correlation(requests: Sequence[TraceRequest]) -> float | None:
+    """Pearson's correlation of prompt and answer lengths; None where one of them is constant."""
+    pairs = np.array([(each.input_tokens, each.output_tokens) for each in requests], dtype=float)
+    if len(pairs) < 2 or not pairs.std(axis=0).all():
+        return None
+    return float(np.corrcoef(pairs.T)[0, 1])

@@ -1,0 +1,211 @@
+"""A run folder's levels become cells, and the profile fitted to them explains the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.fit.from_run import (
+    PlacedRun,
+    calibrate_on_runs,
+    cells_from_run,
+    has_users,
+    loads_from_run,
+    run_dtype,
+    run_model,
+)
+from lmi_bench.analysis.level.layouts import Layout, Workload
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
+
+SHAPE, INSTANCE = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
+
+
+def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
+    """What a sweep of an engine of that profile leaves behind."""
+    config = scheduler_config_for(SHAPE, INSTANCE, 1, "float16", profile, 512)
+    model = step_time_model_for(SHAPE, INSTANCE, 1, "float16", profile)
+    lines = [
+        summarise_level(
+            simulate_level(
+                LevelSpec(index, concurrency=users, num_requests=3 * users),
+                lambda i: PlannedRequest(i, 0.0, 256, 256),
+                config,
+                model,
+            )
+        )
+        for index, users in enumerate(levels)
+    ]
+    workload = {"input_tokens": 256, "output_tokens": 256, "mix": [], "dataset": None}
+    manifest = {
+        "created_at": "2026-11-21T11:00:00+00:00",
+        "scenario": {
+            "workload": workload | changes,
+            "engine": {"dtype": "float16", "tensor_parallel": 1},
+        },
+        "target": {
+            "kind": "simulated",
+            "scheduler": {
+                "num_blocks": config.num_blocks,
+                "block_size": config.block_size,
+                "kv_layout": config.kv_layout.value,
+                "max_rolling_batch_size": config.max_rolling_batch_size,
+                "max_rolling_batch_prefill_tokens": config.max_rolling_batch_prefill_tokens,
+                "chunked_prefill": config.chunked_prefill,
+            },
+        },
+    }
+    return Run(Path("runs/first"), manifest, lines, [() for _ in lines], None)
+
+
+def test_every_clean_level_becomes_a_cell_with_what_was_measured():
+    run = sweep_of(TGI_2023)
+    cells = cells_from_run(run, SHAPE, INSTANCE)
+    assert [cell.concurrency for cell in cells] == [1, 4, 16, 40]
+    assert [cell.num_requests for cell in cells] == [3, 12, 48, 120]
+    assert cells[0].throughput_tokens_per_s == run.levels[0]["throughput_tokens_per_s"]
+    assert cells[0].ttft_mean_s == pytest.approx(run.levels[0]["ttft_ms"]["mean"] / 1e3)
+    assert cells[0].max_sequences == 28
+    assert run_dtype(run) == "float16"
+
+
+def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
+    run = sweep_of(TGI_2023, levels=(4,))
+    due = [0.0, 0.4, 1.1]
+    records = tuple(RequestRecord(i, at, at, (at + 1,)) for i, at in enumerate(due))
+    line = {**run.levels[0], "concurrency": None, "rate_per_s": 2.5, "requests": 3}
+    (cell,) = cells_from_run(
+        replace(run, levels=[line], records=[records], manifest=run.manifest), SHAPE, INSTANCE
+    )
+    assert (cell.rate_per_s, cell.concurrency) == (2.5, 0)
+    assert cell.arrivals_s == tuple(due)
+
+
+def test_the_engines_cache_format_is_the_cells():
+    run = sweep_of(TGI_2023, levels=(4,))
+    run.manifest["target"]["kv_dtype"] = "float32"
+    (cell,) = cells_from_run(run, SHAPE, INSTANCE)
+    assert cell.kv_dtype == "float32"
+
+
+def poisson_run(**changes):
+    """One open level of 60 requests on two copies, by hand."""
+    closed = sweep_of(TGI_2023, levels=(1,), **changes)
+    records = tuple(
+        RequestRecord(i, i * 1.0, i * 1.0, (i + 2.5, i + 2.6), input_tokens=256) for i in range(60)
+    )
+    line = {"concurrency": None, "rate_per_s": 4.0, "valid": True, "stopped_by": None}
+    manifest = closed.manifest | {"target": closed.manifest["target"] | {"replicas": 2}}
+    return Run(Path("runs/open"), manifest, [line], [records], None)
+
+
+WORKLOAD = Workload(SHAPE, "float16", 256, 256)
+
+
+def test_a_level_of_poisson_arrivals_is_a_load_of_one_copy_without_its_ramp():
+    """4 req/s over two copies; the first answer ends at 2.6 s, so the first three are the ramp."""
+    (load,) = loads_from_run(PlacedRun(poisson_run(), INSTANCE), WORKLOAD)
+    assert load.rate_per_s == 2.0
+    assert load.engine_key == Layout(INSTANCE, 1).engine_key
+    assert [record.request_id for record in load.records] == list(range(3, 60))
+    assert not load.cut_short
+
+
+def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
+    other_lengths = Workload(SHAPE, "float16", 512, 256)
+    assert loads_from_run(PlacedRun(poisson_run(), INSTANCE), other_lengths) == []
+    constant = poisson_run()
+    constant.manifest["scenario"]["load"] = {"arrivals": "constant"}
+    assert loads_from_run(PlacedRun(constant, INSTANCE), WORKLOAD) == []
+    late = poisson_run()
+    late.levels[0]["valid"] = False  # the generator fell behind
+    assert loads_from_run(PlacedRun(late, INSTANCE), WORKLOAD) == []
+    assert loads_from_run(PlacedRun(sweep_of(TGI_2023), INSTANCE), WORKLOAD) == []
+    assert not has_users(poisson_run())
+
+
+def test_levels_that_missed_failed_or_stopped_are_left_out():
+    run = sweep_of(TGI_2023)
+    run.levels[1]["valid"] = False
+    run.levels[2]["errors"] = 1
+    run.levels[3]["stopped_by"] = "timeout"
+    assert [cell.concurrency for cell in cells_from_run(run, SHAPE, INSTANCE)] == [1]
+    run.levels[0]["valid"] = False
+    with pytest.raises(InputError, match="no level can be calibrated on"):
+        cells_from_run(run, SHAPE, INSTANCE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dataset": "prompts.jsonl"}, {"mix": [{"input_tokens": 20, "output_tokens": 500}]}]
+)
+def test_unequal_requests_are_refused(changes):
+    with pytest.raises(InputError, match="differ in length"):
+        cells_from_run(sweep_of(TGI_2023, **changes), SHAPE, INSTANCE)
+
+
+def test_a_profile_fitted_to_a_sweep_explains_it():
+    truth = replace(
+        EAGER_GPU_PRIOR,
+        parameters=replace(
+            EAGER_GPU_PRIOR.parameters, bandwidth_share=0.6, host_per_sequence_s=0.4e-3
+        ),
+    )
+    profile, accuracy = calibrate_on_runs(
+        EAGER_GPU_PRIOR, [PlacedRun(sweep_of(truth), INSTANCE)], SHAPE
+    )
+    for name in ("bandwidth_share", "host_per_sequence_s"):
+        found, true = getattr(profile.parameters, name), getattr(truth.parameters, name)
+        assert abs(np.log(found / true)) <= 2 * profile.log_sd[name]
+    assert "4 levels of llama-2-7b on ml.g5.2xlarge (first)" in profile.provenance
+    assert [level["concurrency"] for level in accuracy["levels"]] == [1, 4, 16, 40]
+    for level in accuracy["levels"]:
+        pair = level["throughput_tokens_per_s"]
+        assert pair["predicted"] == pytest.approx(pair["measured"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        {"input_lengths": "uniform(100,900)"},
+        {"output_lengths": "uniform(1,500)"},
+        {"trace": "azure.csv"},
+        {"turns": "4"},
+        {"conversations": "sharegpt.jsonl"},
+    ],
+)
+def test_requests_of_drawn_lengths_are_no_cells_of_the_default_ones(drawn):
+    """Such a scenario still states 256 in and 256 out, which none of its requests has."""
+    run = sweep_of(TGI_2023, levels=(1,), **drawn)
+    with pytest.raises(InputError, match=f"differ in length \\({next(iter(drawn))}\\)"):
+        cells_from_run(run, SHAPE, INSTANCE)
+
+
+def test_answers_shorter_than_asked_count_as_long_as_they_were():
+    """A server that forces no length: 128 of the 256 tokens asked for, on average."""
+    run = sweep_of(TGI_2023, levels=(4,))
+    run.levels[0]["unplanned_lengths"] = {
+        "requests": 12, "asked_tokens_mean": 256.0, "output_tokens_mean": 128.2,
+    }  # fmt: skip
+    (cell,) = cells_from_run(run, SHAPE, INSTANCE)
+    assert (cell.input_tokens, cell.output_tokens) == (256, 128)
+
+
+def test_the_servers_name_of_its_model_says_the_format():
+    run = sweep_of(TGI_2023, levels=(1,))
+    del run.manifest["scenario"]["engine"]["dtype"]
+    run.manifest["target"] = {"kind": "http", "model": "TheBloke/Llama-2-7B-Chat-AWQ"}
+    assert run_dtype(run) == "int4"
+    assert run_model(run) == "TheBloke/Llama-2-7B-Chat-AWQ"
+    run.manifest["target"]["model"] = "prod"  # a name of its own tells nothing
+    assert run_dtype(run) == "float16"

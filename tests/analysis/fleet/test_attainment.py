@@ -1,0 +1,74 @@
+"""Joint attainment and worst windows against records whose answer can be counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.analysis.fleet.attainment import attainment, look_long
+from lmi_bench.analysis.fleet.operating_point import Operating
+from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import parse_slo
+
+TTFT, E2E = parse_slo("ttft_p90<=1s"), parse_slo("e2e_p90<=5s")
+
+
+def record(index, due_s, ttft_s=0.5, e2e_s=4.0):
+    return RequestRecord(index, due_s, due_s, (due_s + ttft_s, due_s + e2e_s))
+
+
+def test_a_request_that_misses_either_limit_is_not_attained():
+    """10 requests: two too late with the first token, two with the last, one of them both."""
+    slow_first, slow_last = {1, 2}, {2, 3}
+    records = [
+        record(i, float(i), 1.5 if i in slow_first else 0.5, 6.0 if i in slow_last else 4.0)
+        for i in range(10)
+    ]
+    found = attainment(records, [TTFT, E2E], open_loop=True)
+    assert found.joint_share == pytest.approx(0.7)
+
+
+def test_the_worst_five_minutes_stand_out_of_the_hour():
+    """One request a second for 20 minutes; those of the 9th to 11th minute take 3 s to start.
+
+    They are 120 of 1,200, so the hour's p90 is about 0.5 s, but 120 of 300 in the worst window.
+    """
+    records = [record(i, float(i), 3.0 if 540 <= i < 660 else 0.5) for i in range(1200)]
+    found = attainment(records, [TTFT], open_loop=True)
+    assert found.worst_ms[str(TTFT)] == pytest.approx(3000.0)
+    assert found.joint_share == pytest.approx(0.9)
+    assert found.minutes == pytest.approx(20.0, abs=0.1)
+
+
+def test_too_few_requests_support_no_window():
+    """p90 needs 29 samples; one request in 15 s makes 20 a window."""
+    records = [record(i, 15.0 * i) for i in range(80)]
+    assert attainment(records, [TTFT], open_loop=True).worst_ms == {str(TTFT): None}
+
+
+@pytest.fixture(scope="module")
+def copy():
+    layout = Layout(find_instance("ml.g5.2xlarge"), 1)
+    workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
+    return plan_copy(layout, workload, TGI_2023, open_loop=True)
+
+
+def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
+    rate = 0.8 * copy.steady.saturated_rate_per_s
+    operating = Operating(rate, copy.steady.batch_at(rate))
+    slo = parse_slo("ttft_p90<=10s")
+    worst = {
+        routing: look_long(copy, operating, [slo], copies=2, routing=routing)
+        for routing in ("random", "least-outstanding")
+    }
+    assert all(each.joint_share is not None for each in worst.values())
+    assert worst["least-outstanding"].worst_ms[str(slo)] < worst["random"].worst_ms[str(slo)]
+
+
+def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
+    found = look_long(copy, Operating(50.0, 10.0), [TTFT], copies=1)
+    assert found.joint_share is None
+    assert "45,010 requests" in found.reason

@@ -1,0 +1,95 @@
+"""The closed form of the screen against the scheduler's own simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.results.latency import request_latency
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
+
+CASES = [
+    ("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256),
+    ("llama-2-7b", "ml.p4d.24xlarge", 4, 256, 64),
+    ("llama-3-70b", "ml.p4d.24xlarge", 8, 622, 250),
+]
+
+
+def copy(case, *, open_loop):
+    model, instance, tp, input_tokens, output_tokens = case
+    workload = Workload(find_model(model), "float16", input_tokens, output_tokens)
+    return plan_copy(Layout(find_instance(instance), tp), workload, TGI_2023, open_loop=open_loop)
+
+
+def latencies(plan, spec, **options):
+    steady = plan.steady
+    level = simulate_level(
+        spec,
+        lambda i: PlannedRequest(i, 0.0, steady.input_tokens, steady.output_tokens),
+        plan.config,
+        steady.model,
+        **options,
+    )
+    settled = level.records[len(level.records) // 3 : 2 * len(level.records) // 3]
+    return [request_latency(r, open_loop=spec.concurrency is None) for r in settled]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("users", [2, 9, 20])
+def test_waiting_users_take_one_cycle_an_answer(case, users):
+    plan = copy(case, open_loop=False)
+    cycle_s = plan.steady.cycle_s(users)
+    seen = latencies(
+        plan,
+        LevelSpec(0, concurrency=users, num_requests=6 * users),
+        spacing_s=cycle_s / users,
+    )
+    assert np.mean([each.e2e_s for each in seen]) == pytest.approx(cycle_s, rel=0.02)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_random_arrivals_are_foreseen_within_fifteen_per_cent(case, share):
+    plan = copy(case, open_loop=True)
+    steady = plan.steady
+    rate = share * steady.saturated_rate_per_s
+    batch = steady.batch_at(rate)
+    number = max(300, round(6 * batch))  # the middle third is settled
+    seen = latencies(plan, LevelSpec(0, rate_per_s=rate, num_requests=number), seed=3)
+    gaps_s = np.concatenate([each.itl_s for each in seen])
+    assert steady.latency_s("itl", "p50", batch) == pytest.approx(np.median(gaps_s), rel=0.15)
+    e2e_s = np.quantile([each.e2e_s for each in seen], 0.9)
+    assert steady.latency_s("e2e", "p90", batch) == pytest.approx(e2e_s, rel=0.15)
+
+
+def test_the_batch_at_a_rate_is_little_s_law():
+    """Sequences in service = arrivals a second * seconds of service."""
+    steady = copy(CASES[0], open_loop=True).steady
+    rate = 0.6 * steady.saturated_rate_per_s
+    batch = steady.batch_at(rate)
+    assert batch == pytest.approx(rate * steady.cycle_s(batch), rel=1e-6)
+
+
+def test_a_small_cache_is_named_as_the_limit_of_an_a10g():
+    """28 sequences fit, and a larger batch would still bring more."""
+    steady = copy(CASES[0], open_loop=False).steady
+    assert steady.slots == 28
+    assert steady.limiting_part(steady.slots) == "kv_memory"
+    assert steady.limiting_part(4) == "bandwidth"
+
+
+def test_an_engine_s_own_limit_is_named_apart_from_the_cache():
+    """The same A10G with room for 28 sequences, of which the engine runs 8 at most."""
+    workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
+    limited = replace(TGI_2023, max_batch_size=8)
+    layout = Layout(find_instance("ml.g5.2xlarge"), 1)
+    steady = plan_copy(layout, workload, limited, open_loop=False).steady
+    assert steady.slots == 8
+    assert steady.limiting_part(8) == "batch_limit"

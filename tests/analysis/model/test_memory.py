@@ -1,0 +1,153 @@
+"""Memory fit against the posts' worked examples, and the reason of every misfit."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.analysis.model.memory import min_devices, plan_memory
+from lmi_bench.analysis.model.weights import (
+    checkpoint_format,
+    expert_params,
+    nominal_weight_bytes,
+    streamed_params,
+    weight_bytes,
+    weight_format,
+)
+from lmi_bench.catalog.accelerators import find_accelerator
+from lmi_bench.catalog.models import all_model_entries, find_model
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.models.shape import tensor_parallel_problem
+
+
+def test_ten_gigabytes_left_hold_four_llama_2_7b_sequences_of_4096_tokens():
+    """The post: 24 GB less 14 GB of weights leave 10 GB; 10 / 2.15 GB a sequence is 4."""
+    shape = find_model("llama-2-7b")
+    plan = plan_memory(
+        shape,
+        memory_bytes=weight_bytes(shape, "float16") + 10e9,
+        input_tokens=3840,
+        output_tokens=256,
+    )
+    assert plan.sequences_guaranteed == 4
+    assert plan.kv_budget_bytes == pytest.approx(10e9)
+
+
+def test_expected_sequences_are_half_through_their_output():
+    """256 / 256 in 10 GB: 10e9 / (512 * 2**19) = 37.3; 10e9 / (384 * 2**19) = 49.7."""
+    shape = find_model("llama-2-7b")
+    plan = plan_memory(
+        shape,
+        memory_bytes=weight_bytes(shape, "float16") + 10e9,
+        input_tokens=256,
+        output_tokens=256,
+    )
+    assert (plan.sequences_guaranteed, plan.sequences_expected) == (37, 49)
+
+
+@pytest.mark.parametrize(("degree", "share"), [(4, 0.86), (8, 0.43)])
+def test_falcon_40b_fills_a_24_gb_device_as_the_post_says(degree, share):
+    """The post: 20 and 10 GB of 24 (84 and about 40 %) from a rounded 40e9 parameters."""
+    plan = plan_memory(
+        find_model("falcon-40b"),
+        memory_bytes=24e9,
+        input_tokens=256,
+        output_tokens=32,
+        tensor_parallel=degree,
+    )
+    assert plan.weight_bytes / 24e9 == pytest.approx(share, abs=0.005)
+
+
+def test_awq_of_llama_3_70b_is_35_gb_by_the_headline_and_39_8_in_full():
+    """68.45e9 weights * 4.16 bits + 2.10e9 * 16 bits; the post quotes 35 against 140 GB."""
+    shape = find_model("llama-3-70b")
+    assert nominal_weight_bytes(shape, "int4") == pytest.approx(35.3e9, rel=2e-3)
+    assert weight_bytes(shape, "int4") == pytest.approx(39.8e9, rel=2e-3)
+    assert weight_bytes(shape, "float16") == pytest.approx(141.1e9, rel=1e-3)
+
+
+def test_falcon_40b_in_fp32_takes_the_160_gb_of_the_post():
+    """The post rounds 41.3e9 parameters to 40e9: 160 GB."""
+    assert weight_bytes(find_model("falcon-40b"), "fp32") == pytest.approx(160e9, rel=0.04)
+
+
+def test_mxfp4_covers_the_experts_only():
+    """gpt-oss-20b: 24 * 32 * 3 * 2880 * 2880 expert weights at 4.25 bits, the rest at 16."""
+    shape = find_model("gpt-oss-20b")
+    experts = 24 * 32 * 3 * 2880 * 2880
+    assert expert_params(shape) == pytest.approx(experts, rel=0.01)
+    expected = experts * 4.25 / 8 + (shape.params_total - experts) * 2
+    assert weight_bytes(shape, "mxfp4") == pytest.approx(expected, rel=0.01)
+
+
+def test_a_large_batch_reads_every_expert_and_one_token_only_its_own():
+    shape = find_model("mixtral-8x7b")
+    embedding = 32000 * 4096
+    assert streamed_params(shape, 1) == pytest.approx(shape.params_active - embedding, rel=1e-6)
+    assert streamed_params(shape, 512) == pytest.approx(shape.params_total - embedding, rel=1e-6)
+
+
+def test_every_checkpoint_dtype_of_the_catalog_has_a_format():
+    for entry in all_model_entries():
+        assert checkpoint_format(entry.checkpoint_dtype).bits <= 32
+
+
+def test_an_unknown_dtype_lists_the_known_ones():
+    with pytest.raises(InputError, match=r"int3.*float16"):
+        weight_format("int3")
+
+
+def test_falcon_7b_cannot_be_split():
+    """71 query heads are a prime number."""
+    shape = find_model("falcon-7b")
+    assert tensor_parallel_problem(shape, 1) is None
+    for degree in (2, 4, 8):
+        assert "71 query heads" in tensor_parallel_problem(shape, degree)
+
+
+def test_falcon_180b_is_refused_on_p4d_and_fits_on_p4de():
+    """179.5e9 * 2 / 8 = 44.9 GB a device: above 40 GiB, below 80."""
+    shape = find_model("falcon-180b")
+    lengths = {"input_tokens": 256, "output_tokens": 256, "tensor_parallel": 8}
+    small = plan_memory(shape, memory_bytes=find_accelerator("A100-40").memory_bytes, **lengths)
+    large = plan_memory(shape, memory_bytes=find_accelerator("A100-80").memory_bytes, **lengths)
+    assert not small.fits
+    assert "(weights)" in small.problem
+    assert "41.8 GiB" in small.problem
+    assert large.fits
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "reserve_gib", "cause"), [(10, 0, "weights"), (13, 2, "reserve"), (13, 0, "KV")]
+)
+def test_a_misfit_names_the_term_that_overflows(memory_gib, reserve_gib, cause):
+    """Llama 2 7B has 12.55 GiB of weights and 2 GiB of cache at 4096 tokens."""
+    plan = plan_memory(
+        find_model("llama-2-7b"),
+        memory_bytes=memory_gib * 2**30,
+        reserve_bytes=reserve_gib * 2**30,
+        input_tokens=3840,
+        output_tokens=256,
+    )
+    assert not plan.fits
+    assert f"({cause})" in plan.problem
+
+
+@pytest.mark.parametrize(("name", "expected"), [("A10G", 8), ("A100-80", 2)])
+def test_the_fewest_devices_hold_weights_and_cache(name, expected):
+    """Llama 2 70B: 137.95 GB of weights, 4 sequences of 4096 * 320 KiB = 5.4 GB together.
+
+    A10G: 4 * 24.0 GB = 96 GB is too little, 8 * 24.0 = 192 GB is enough.
+    A100-80: one has 85.9 GB, two 171.8 GB.
+    """
+    devices = min_devices(
+        find_model("llama-2-70b"),
+        memory_bytes=find_accelerator(name).memory_bytes,
+        batch=4,
+        tokens_per_sequence=4096,
+    )
+    assert devices == expected
+
+
+def test_what_no_number_of_devices_holds_is_refused():
+    with pytest.raises(CapacityError, match="does not fit"):
+        min_devices(find_model("falcon-7b"), memory_bytes=8e9, batch=1, tokens_per_sequence=512)

@@ -1,0 +1,180 @@
+"""Weights and caches in few bits: what they save, and the arithmetic of widening them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.level.cells import Cell, predict_cell
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_V0_PRIOR
+from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
+from lmi_bench.analysis.model.step_trace import LevelShape, trace_closed_loop
+from lmi_bench.analysis.model.weights import weight_bytes
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.step_shape import StepShape
+
+MODEL, A10G, A100 = (
+    find_model("llama-2-7b"),
+    find_instance("ml.g5.2xlarge"),
+    find_instance("ml.p4d.24xlarge"),
+)
+H100 = find_instance("ml.p5.48xlarge")
+
+
+def parts(dtype, step, *, instance=A100, profile=TGI_2023, **more):
+    return step_time_model_for(MODEL, instance, 1, dtype, profile, **more).explain(step)
+
+
+def prompt(tokens):
+    return StepShape(
+        prefill_sequences=1, prefill_tokens=tokens, prefill_context_pairs=tokens * tokens // 2
+    )
+
+
+def decode(rows, context=1000):
+    return StepShape(
+        decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * context
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "expected"),
+    [
+        ("float16", None, 2),
+        ("float8", None, 2),
+        ("int4", None, 2),
+        ("float32", None, 4),
+        ("float16", "fp8", 1),
+        ("bfloat16", "float32", 4),
+    ],
+)
+def test_a_cache_has_16_bits_unless_something_says_otherwise(dtype, kv_dtype, expected):
+    assert kv_bytes_per_value(dtype, kv_dtype) == expected
+
+
+def test_an_unknown_cache_format_names_the_known_ones():
+    with pytest.raises(InputError, match="float32, float16, bfloat16, float8, int8"):
+        kv_bytes_per_value("float16", "int3")
+
+
+def test_an_fp8_cache_holds_twice_the_sequences_and_is_read_in_half_the_time():
+    common = (MODEL, A10G, 1, "float16", TGI_2023, 512)
+    assert scheduler_config_for(*common, kv_dtype="float8").num_blocks == pytest.approx(
+        2 * scheduler_config_for(*common).num_blocks, abs=1
+    )
+    wide, narrow = parts("float16", decode(8)), parts("float16", decode(8), kv_dtype="float8")
+    assert narrow.kv_s == pytest.approx(wide.kv_s / 2)
+    assert narrow.compute_s > wide.compute_s
+
+
+def test_four_bit_weights_save_a_lone_sequence_time_but_cost_a_long_prompt_more():
+    """Reading a quarter of the bytes helps a decode step; a prompt of 2,048 tokens widens every
+    weight for each of its 16 blocks of 128 rows: 3 operations at a sixteenth of the matrix rate
+    are 48 / 128 of a row's 2, so 19 % more arithmetic."""
+    ideal = with_narrow_share(1.0)
+    for profile, share in ((ideal, 0.6), (TGI_2023, 0.7)):
+        lone = [
+            parts(dtype, decode(1), instance=A10G, profile=profile).total_s
+            for dtype in ("int4", "float16")
+        ]
+        assert lone[0] < share * lone[1]
+    plain = parts("float16", prompt(2048), profile=ideal)
+    widened = parts("int4", prompt(2048), profile=ideal)
+    linear_s = 2 * (MODEL.params_total - 2 * 32000 * 4096) * 2048
+    linear_s /= 312e12 * TGI_2023.parameters.compute_share
+    assert widened.compute_s - plain.compute_s == pytest.approx(0.1875 * linear_s, rel=0.03)
+
+
+def with_narrow_share(share):
+    return replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_share=share))
+
+
+def test_kernels_that_widen_reach_a_share_of_the_rate_and_its_root_with_8_bits():
+    """0.64 of the rate at 4 bits a weight, its square root at 8 and, where the device multiplies 8
+    bits, nothing lost. With embeddings of 16 bits, 6.48e9 weights of 4.16 bits are 4.62 a
+    parameter, and of 8 bits 8.3."""
+    step = decode(1)
+    for dtype, bits in (("int4", 4.62), ("int8", 8.3)):
+        full = parts(dtype, step, profile=with_narrow_share(1.0)).weights_s
+        slowed = parts(dtype, step, profile=with_narrow_share(0.64)).weights_s
+        assert full / slowed == pytest.approx(0.64 ** (4 / bits), rel=0.02)
+    native = [
+        parts("float8", step, instance=H100, profile=with_narrow_share(share)).total_s
+        for share in (0.64, 1.0)
+    ]
+    assert native[0] == native[1]
+
+
+def test_fp8_weights_need_no_widening_where_the_device_multiplies_them():
+    on_h100 = parts("float8", prompt(1024), instance=H100, profile=VLLM_0_12)
+    wide = parts("float16", prompt(1024), instance=H100, profile=VLLM_0_12)
+    assert on_h100.compute_s < 0.6 * wide.compute_s
+    assert parts("float8", prompt(1024)).compute_s > parts("float16", prompt(1024)).compute_s
+
+
+@pytest.mark.parametrize(("ranks", "more_s"), [(1, 0.0), (2, 32 * 0.4e-3)])
+def test_four_bit_weights_over_several_ranks_keep_an_eager_host_busy(ranks, more_s):
+    """GPTQ in TGI of 2023: 0.4 ms a layer more, of 32 layers."""
+    wide, four = (
+        step_time_model_for(MODEL, A100, ranks, dtype, TGI_2023).explain(decode(1))
+        for dtype in ("float16", "int4")
+    )
+    assert four.host_s - wide.host_s == pytest.approx(more_s)
+
+
+def test_many_rows_are_multiplied_densely_by_weights_widened_before():
+    """By hand, of what a prompt of 1,024 tokens takes longer than in FP16: P weights of b bytes
+    read and 2 written at the rate of the kernels that widen, 0.85 * 0.45**(0.5 / b) of 1,555 GB/s.
+    """
+    bytes_each = weight_bytes(MODEL, "int4") / MODEL.params_total
+    params = MODEL.params_total - MODEL.vocab_size * MODEL.hidden_size
+    rate = 1555e9 * 0.85 * 0.45 ** (0.5 / bytes_each)
+    four, wide = (
+        parts(dtype, prompt(1024), profile=VLLM_V0_PRIOR) for dtype in ("int4", "float16")
+    )
+    assert four.total_s - wide.total_s == pytest.approx(params * (bytes_each + 2) / rate, rel=1e-3)
+    on_the_way = replace(VLLM_V0_PRIOR, widen_first_rows=0)
+    for rows, alike in ((255, True), (256, False)):
+        one, other = (parts("int4", prompt(rows), profile=p) for p in (VLLM_V0_PRIOR, on_the_way))
+        assert (one.total_s == other.total_s) == alike
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8", "float8", "float16"])
+@pytest.mark.parametrize("kv_dtype", [None, "float8"])
+@pytest.mark.parametrize("profile", [TGI_2023, VLLM_V0_PRIOR], ids=["on the way", "before"])
+def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
+    model = step_time_model_for(MODEL, A100, 1, dtype, profile, kv_dtype=kv_dtype)
+    trace = trace_closed_loop(LevelShape(7, 14, 300, 20, 5, 2048, True))
+    price = model.pricer()
+    expected = []
+    for row in range(len(trace.repeat)):
+        counts = [
+            getattr(trace, name)[row]
+            for name in (
+                "decode_sequences",
+                "decode_context_tokens",
+                "prefill_sequences",
+                "prefill_tokens",
+                "prefill_context_pairs",
+                "prefill_context_tokens",
+            )
+        ]
+        expected.append(price(*counts) * trace.repeat[row])
+    assert np.allclose(model.step_times_s(trace), expected, rtol=1e-6)
+
+
+def test_a_cached_prefix_is_not_computed_again():
+    """Three quarters of each prompt in the cache: about a quarter of the time to first token."""
+    common = (MODEL, A10G, 1, "float16", 1024, 32)
+    cold = predict_cell(TGI_2023, Cell(*common, concurrency=1, num_requests=4))
+    warm = predict_cell(TGI_2023, Cell(*common, concurrency=1, num_requests=4, cached_tokens=768))
+    extra_s = TGI_2023.parameters.request_overhead_s
+    ratio = (warm.ttft_mean_s - extra_s) / (cold.ttft_mean_s - extra_s)
+    assert 0.2 < ratio < 0.35
+    with pytest.raises(InputError, match="its last one is always computed"):
+        Cell(*common, concurrency=1, num_requests=4, cached_tokens=1024)

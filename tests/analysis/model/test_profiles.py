@@ -1,0 +1,77 @@
+"""Profiles: saved and read back, drawn from their uncertainty, honest about what they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023, VLLM_0_12
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, profile_from_json, profile_to_json
+from lmi_bench.core.errors import InputError
+
+
+@pytest.mark.parametrize("profile", [TGI_2023, EAGER_GPU_PRIOR])
+def test_a_saved_profile_reads_back_unchanged(profile):
+    assert profile_from_json(profile_to_json(profile)) == profile
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "name": "x"}'])
+def test_what_is_not_a_profile_is_refused(text):
+    with pytest.raises(InputError, match="not an engine profile"):
+        profile_from_json(text)
+
+
+def test_a_profile_of_another_schema_says_how_to_get_one():
+    document = json.loads(profile_to_json(TGI_2023)) | {"schema": 99}
+    with pytest.raises(InputError, match="calibrate"):
+        profile_from_json(json.dumps(document))
+
+
+def test_a_parameter_that_cannot_be_is_refused():
+    with pytest.raises(InputError, match="bandwidth_share"):
+        replace(TGI_2023.parameters, bandwidth_share=0.0)
+
+
+def test_an_engine_or_device_that_the_fit_has_not_seen_is_warned_about():
+    assert TGI_2023.warnings_for(accelerator="A10G") == []
+    (unseen,) = TGI_2023.warnings_for(accelerator="H100-SXM")
+    assert "has not seen H100-SXM" in unseen
+    (other,) = TGI_2023.warnings_for(accelerator="A10G", engine_version="3.3")
+    assert "not of version 3.3" in other
+
+
+def test_a_longer_version_of_the_same_release_is_no_other():
+    assert VLLM_0_12.warnings_for(accelerator="H100-SXM", engine_version="v0.12.0") == []
+    (other,) = VLLM_0_12.warnings_for(accelerator="H100-SXM", engine_version="0.1")
+    assert "not of version 0.1" in other
+
+
+def test_a_profile_warns_before_it_judges_another_engine():
+    assert "not of sglang" in (VLLM_0_12.warning_for_engine("sglang 0.5.10") or "")
+    assert "version 0.19" in (VLLM_0_12.warning_for_engine("vllm 0.19.0") or "")
+    assert VLLM_0_12.warning_for_engine("vllm 0.12.0") is None
+    assert VLLM_0_12.warning_for_engine("") is None
+
+
+def test_draws_have_the_stated_spread_and_correlation():
+    """4,000 draws: the sample's log deviation and correlation are the profile's."""
+    draws = TGI_2023.draws(4000, seed=1)
+    names = ("host_stretch_per_rank", "host_per_layer_s")
+    logs = np.log([[getattr(d.parameters, n) for n in names] for d in draws])
+    stretch, launch = (PARAMETER_NAMES.index(name) for name in names)
+    stated = TGI_2023.log_sd["host_stretch_per_rank"]
+    assert logs[:, 0].std() == pytest.approx(stated, rel=0.05)
+    correlation = np.corrcoef(logs[:, 1], logs[:, 0])[0, 1]
+    assert correlation == pytest.approx(TGI_2023.log_correlation[launch][stretch], abs=0.05)
+
+
+def test_no_draw_is_faster_than_its_hardware():
+    """NVLink's share of 0.71 with 30 % spread would often exceed 1."""
+    assert max(d.parameters.nvlink_share for d in TGI_2023.draws(500, seed=2)) == 1.0
+
+
+def test_the_same_seed_draws_the_same_profiles():
+    assert TGI_2023.draws(3, seed=7) == TGI_2023.draws(3, seed=7)

@@ -1,0 +1,258 @@
+"""The step-time model against hand arithmetic, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.capacity import step_time_model_for
+from lmi_bench.analysis.model.profiles import StepParameters
+from lmi_bench.analysis.model.step_time import StepTimeModel, all_reduce_factor
+from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
+from lmi_bench.catalog.instances import bare_machine, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.models.shape import ModelShape
+
+# 1 GB/s and 1 GFLOP/s at full share, so that the parts can be read off the counts.
+DEVICE = Accelerator(
+    name="toy",
+    vendor="nvidia",
+    memory_bytes=10**9,
+    bandwidth_bytes_per_s=1e9,
+    fp16_flop_per_s=1e9,
+    bf16_flop_per_s=None,
+    fp8_flop_per_s=None,
+    int8_op_per_s=None,
+    device_link=Link("nvlink", 1e9),
+    pcie_link=Link("pcie", 1e9),
+    source="made up",
+)
+# 10,000 parameters: 1,000 in each embedding table, 8,000 in the layers.
+SHAPE = ModelShape(
+    name="toy",
+    num_layers=2,
+    hidden_size=10,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=5,
+    ffn_size=10,
+    vocab_size=100,
+    max_positions=1000,
+    params_total=10_000,
+    params_active=10_000,
+)
+FREE = StepParameters(
+    bandwidth_share=1.0,
+    compute_share=1.0,
+    host_per_layer_s=0.0,
+    host_per_sequence_s=0.0,
+    host_per_prompt_token_s=0.0,
+    host_stretch_per_rank=0.0,
+    nvlink_latency_s=0.0,
+    nvlink_share=1.0,
+    pcie_latency_s=0.0,
+    pcie_share=1.0,
+)
+
+
+def model(tp=1, link=NO_LINK, shape=SHAPE, device=DEVICE, **changes):
+    profile = replace(TGI_2023, parameters=replace(FREE, **changes))
+    return StepTimeModel(shape, device, tp, link, profile)
+
+
+ONE_DECODE = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=50)
+
+
+def test_a_decode_step_reads_weights_and_cache():
+    """9,000 weights of 2 bytes (the input embedding is looked up), 50 tokens of 80 bytes."""
+    parts = model().explain(ONE_DECODE)
+    assert parts.weights_s == pytest.approx(18_000 / 1e9)
+    assert parts.kv_s == pytest.approx(50 * (2 * 2 * 2 * 5 * 2) / 1e9)
+
+
+def test_arithmetic_counts_layers_head_and_attention():
+    """2 * 8,000 for the layers, 2 * 1,000 for the head, 4 * 10 * 50 a layer for attention."""
+    parts = model().explain(ONE_DECODE)
+    assert parts.compute_s == pytest.approx((16_000 + 2_000 + 2 * 4 * 10 * 50) / 1e9)
+
+
+def test_reads_and_arithmetic_overlap():
+    parts = model().explain(ONE_DECODE)
+    assert parts.total_s == pytest.approx(max(parts.weights_s + parts.kv_s, parts.compute_s))
+
+
+def test_a_large_batch_turns_compute_bound():
+    small = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=1)
+    large = StepShape(decode_sequences=100, decode_tokens=100, decode_context_tokens=100)
+    fast_maths = replace(DEVICE, fp16_flop_per_s=1e10)
+    assert model(device=fast_maths).explain(small).binding == "bandwidth"
+    assert model(device=fast_maths).explain(large).binding == "compute"
+
+
+def test_the_host_hides_a_faster_gpu_and_its_queue_adds_to_it():
+    """2 layers of 1 s, stretched by 10 % for each of 3 further ranks, and 0.5 s a sequence."""
+    slow_host = model(
+        tp=2,
+        link=Link("nvlink", 1e9),
+        host_per_layer_s=1.0,
+        host_per_sequence_s=0.5,
+        host_stretch_per_rank=0.1,
+    )
+    parts = slow_host.explain(replace(ONE_DECODE, decode_sequences=3, decode_tokens=3))
+    assert parts.host_s == pytest.approx(2.2)
+    assert parts.total_s == pytest.approx(2.2 + 3 * 0.5 * 1.1)
+    assert parts.binding == "host"
+
+
+def test_a_prompt_is_not_held_up_by_the_launch_but_pays_for_its_tokens():
+    """100 tokens: (16,000 * 100 + 2,000) FLOP, and 4 * 10 * 5,050 a layer for its pairs."""
+    prompt = StepShape(prefill_sequences=1, prefill_tokens=100, prefill_context_pairs=5050)
+    parts = model(host_per_layer_s=1.0, host_per_prompt_token_s=1e-3).explain(prompt)
+    flop = 16_000 * 100 + 2_000 + 2 * 4 * 10 * 5050
+    assert parts.total_s == pytest.approx(flop / 1e9 + 0.1)
+
+
+def test_kernels_that_do_not_know_groups_read_the_cache_for_each_query_head():
+    """50 tokens of 40 bytes, one KV head for two query heads: 2,000 bytes, or 4,000."""
+    grouped = replace(SHAPE, num_kv_heads=1)
+    profile = replace(TGI_2023, parameters=FREE)
+    for sizes, read_bytes in (((), 2_000), ((5, 7), 2_000), ((128,), 4_000)):
+        own = replace(profile, shared_head_dims=sizes)
+        fast = replace(DEVICE, fp16_flop_per_s=1e12)  # so that reading is what binds
+        priced = StepTimeModel(grouped, fast, 1, NO_LINK, own)
+        parts = priced.explain(ONE_DECODE)
+        assert parts.kv_s == pytest.approx(read_bytes / 1e9)
+        assert priced.step_time_s(ONE_DECODE) == pytest.approx(parts.total_s)
+        assert priced.pricer()(1, 50, 0, 0, 0.0, 0) == pytest.approx(parts.total_s)
+        mixed = replace(ONE_DECODE, prefill_sequences=1, prefill_tokens=2, prefill_context_pairs=9)
+        assert priced.pricer()(1, 50, 1, 2, 9, 0) == pytest.approx(priced.step_time_s(mixed))
+
+
+def test_each_prompt_of_a_step_is_admitted():
+    two = StepShape(prefill_sequences=2, prefill_tokens=100, prefill_context_pairs=2550)
+    plain, slow = model(), model(host_per_prompt_s=0.25)
+    assert slow.step_time_s(two) - plain.step_time_s(two) == pytest.approx(0.5)
+    assert slow.pricer()(0, 0, 2, 100, 2550, 0) == pytest.approx(slow.step_time_s(two))
+    assert slow.step_time_s(ONE_DECODE) == plain.step_time_s(ONE_DECODE)
+
+
+def test_two_ranks_halve_the_reads_and_pay_for_all_reduces():
+    """4 all-reduces of 10 values of 2 bytes: a ring moves 2 * (2 - 1) / 2 of them."""
+    parts = model(tp=2, link=Link("nvlink", 1e9), nvlink_latency_s=1e-3).explain(ONE_DECODE)
+    assert parts.weights_s == pytest.approx(9_000 / 1e9)
+    assert parts.kv_s == pytest.approx(50 * 40 / 1e9)
+    assert parts.all_reduce_s == pytest.approx(4 * (1e-3 + 20 / 1e9))
+    assert parts.binding == "link"
+
+
+def test_parallel_branches_are_added_up_once_a_layer():
+    """Falcon: 2 all-reduces of 20 bytes instead of 4, and half of the waiting for other ranks."""
+    parallel = replace(SHAPE, parallel_branches=True)
+    link = Link("nvlink", 1e9)
+    costs = {"nvlink_latency_s": 1e-3, "host_per_layer_s": 1.0, "host_stretch_per_rank": 0.1}
+    parts = model(tp=2, link=link, shape=parallel, **costs).explain(ONE_DECODE)
+    assert parts.all_reduce_s == pytest.approx(2 * (1e-3 + 20 / 1e9))
+    assert parts.host_s == pytest.approx(2 * 1.05)
+
+
+def test_the_catalog_s_falcons_have_parallel_branches_and_llamas_none():
+    """parallel_attn, on in every published Falcon configuration."""
+    falcons = ("falcon-7b", "falcon-40b", "falcon-180b")
+    assert all(find_model(name).parallel_branches for name in falcons)
+    assert not find_model("llama-2-7b").parallel_branches
+
+
+def test_over_pcie_every_rank_crosses_the_one_bridge():
+    """2 (n - 1) / n on NVLink, 2 (n - 1) through a bridge that n devices share."""
+    assert all_reduce_factor(8, Link("nvlink", 1.0)) == pytest.approx(14 / 8)
+    assert all_reduce_factor(8, Link("pcie", 1.0)) == pytest.approx(14)
+    assert all_reduce_factor(8, Link("pcie", 1.0, is_shared=False)) == pytest.approx(14 / 8)
+
+
+def test_a_bare_machine_s_pcie_devices_reach_each_other_and_rented_ones_share_a_bridge():
+    """A10G are in AWS's virtual machines alone; L40S of other machines stand beside switches."""
+    assert not bare_machine(find_accelerator("L40S"), 4).link.is_shared
+    assert bare_machine(find_accelerator("A10G"), 4).link.is_shared
+    assert find_instance("ml.g6e.12xlarge").link.is_shared
+
+
+def test_ranks_without_a_link_are_refused():
+    with pytest.raises(InputError, match="need a link"):
+        model(tp=2)
+
+
+def test_an_unknown_bandwidth_is_refused_not_guessed():
+    instance = find_instance("ml.g7.2xlarge")
+    with pytest.raises(InputError, match=r"no source states the memory bandwidth of RTX-PRO-4500"):
+        step_time_model_for(find_model("llama-2-7b"), instance, 1, "float16", TGI_2023)
+
+
+def test_a_device_that_the_engine_does_not_run_on_is_refused():
+    with pytest.raises(InputError, match="does not run on Inferentia2"):
+        step_time_model_for(
+            find_model("llama-2-7b"), find_instance("ml.inf2.xlarge"), 1, "float16", TGI_2023
+        )
+
+
+def test_fewer_bits_a_weight_read_faster():
+    instance, shape = find_instance("ml.g5.2xlarge"), find_model("llama-3-8b")
+    half = step_time_model_for(shape, instance, 1, "float16", TGI_2023).explain(ONE_DECODE)
+    quarter = step_time_model_for(shape, instance, 1, "int4", TGI_2023).explain(ONE_DECODE)
+    unhindered = replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_share=1.0))
+    ideal = step_time_model_for(shape, instance, 1, "int4", unhindered).explain(ONE_DECODE)
+    assert ideal.weights_s < 0.4 * half.weights_s
+    # a third of the bytes, at 0.45 ** 0.7 of the rate
+    assert quarter.weights_s == pytest.approx(0.36 / 0.57 * half.weights_s, rel=0.05)
+    assert quarter.kv_s == half.kv_s
+
+
+def test_a_sliding_window_bounds_what_attention_reads():
+    """Two sequences of 100 tokens behind a window of 30, in both layers."""
+    sliding = replace(SHAPE, sliding_window=30, full_attention_layers=0)
+    step = StepShape(decode_sequences=2, decode_tokens=2, decode_context_tokens=200)
+    assert model(shape=sliding).explain(step).kv_s == pytest.approx(60 * 80 / 1e9)
+
+
+MODELS = [
+    step_time_model_for(find_model(name), find_instance(instance), tp, "float16", TGI_2023)
+    for name, instance, tp in (
+        ("llama-2-7b", "ml.g5.2xlarge", 1),
+        ("llama-2-7b", "ml.g5.48xlarge", 8),
+        ("mixtral-8x7b", "ml.p4d.24xlarge", 8),
+        ("mistral-7b-v0.1", "ml.g5.2xlarge", 1),
+        ("gemma-2-9b", "ml.p4d.24xlarge", 2),
+    )
+]
+
+
+@given(
+    st.sampled_from(MODELS),
+    st.integers(1, 200),
+    st.integers(1, 5000),
+    st.integers(1, 600),
+)
+def test_a_run_of_steps_takes_what_its_steps_take(step_model, batch, context, steps):
+    first = StepShape(
+        decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
+    )
+    one_by_one = sum(
+        step_model.step_time_s(
+            replace(first, decode_context_tokens=first.decode_context_tokens + k * batch)
+        )
+        for k in range(steps)
+    )
+    assert step_model.decode_run_s(first, steps) == pytest.approx(one_by_one, rel=1e-9)
+
+
+@given(st.sampled_from(MODELS), st.integers(1, 300), st.integers(1, 3000))
+def test_the_short_way_of_a_decode_step_gives_the_explained_sum(step_model, batch, context):
+    step = StepShape(
+        decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
+    )
+    assert step_model.step_time_s(step) == pytest.approx(step_model.explain(step).total_s)

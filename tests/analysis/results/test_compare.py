@@ -1,0 +1,156 @@
+"""Two runs of made-up requests: chance is no difference, and a tenth is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.results.compare import _worked_through_s, compare_runs
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+
+SCENARIO = {"workload": {"input_tokens": 8, "output_tokens": 8}, "seed": 0}
+
+
+def records_of(seed, *, n=120, slower=1.0, users=4, lengths_seed=7):
+    """Who is free takes the next; lengths differ by request, and are the same for every seed."""
+    own = np.random.default_rng(lengths_seed).integers(4, 40, size=n)
+    rng = np.random.default_rng(seed)
+    free, records = [0.0] * users, []
+    for number in range(n):
+        user = free.index(min(free))
+        sent = free[user]
+        ttft = slower * 0.2 * np.exp(0.1 * rng.standard_normal())
+        gaps = slower * 0.02 * np.exp(0.1 * rng.standard_normal(own[number] - 1))
+        times = sent + ttft + np.concatenate([[0.0], np.cumsum(gaps)])
+        free[user] = float(times[-1])
+        records.append(RequestRecord(number, sent, sent, tuple(times.tolist())))
+    return tuple(records)
+
+
+def run_of(*levels, path="run", scenario=None):
+    """A run of (concurrency, records) levels."""
+    lines = [
+        {"level": i, "attempt": 1, "concurrency": users, "valid": True}
+        for i, (users, _) in enumerate(levels)
+    ]
+    manifest = {"scenario": scenario or SCENARIO}
+    return Run(Path(path), manifest, lines, [kept for _, kept in levels], None)
+
+
+def verdicts(a, b, **options):
+    return {d.metric: d for d in compare_runs(a, b, **options)}
+
+
+def test_a_run_against_its_like_differs_in_one_of_twenty_at_most():
+    """Over 30 pairs of seeds: of nine intervals each one in twenty leaves out zero, but of the
+    pairs one in twenty has a verdict at all: five or more of 30 would have a chance of 1.6 %."""
+    held, same = [], []
+    for seed in range(30):
+        found = verdicts(
+            run_of((4, records_of(2 * seed))), run_of((4, records_of(2 * seed + 1))), seed=seed
+        )
+        held += [d.low <= 0 <= d.high for d in found.values()]
+        same.append({d.verdict for d in found.values()} == {"no difference"})
+    assert len(held) == 30 * 9
+    assert 0.91 <= np.mean(held) <= 0.99
+    assert sum(same) >= 26
+
+
+def test_a_level_ends_when_its_last_user_does():
+    """Two users: 3 | 1 1 1 s end together, after 1 1 | 3 one of them works on to 4 s."""
+    took_s = _worked_through_s(np.array([[3.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 0.0]]), 2)
+    assert took_s.tolist() == [3.0, 4.0]
+
+
+def test_a_tenth_is_found_in_every_metric_and_lies_in_the_interval():
+    slower, held = [], []
+    for seed in range(10):
+        found = verdicts(
+            run_of((4, records_of(seed))), run_of((4, records_of(100 + seed, slower=1.1)))
+        )
+        for metric, difference in found.items():
+            truth = 1 / 1.1 - 1 if metric == "throughput" else 0.1
+            slower.append(difference.verdict == "slower")
+            held.append(difference.low <= truth <= difference.high)
+        assert found["throughput"].worse_by > 0
+        assert found["ttft_p50"].worse_by > 0
+    assert np.mean(slower) >= 0.97
+    assert np.mean(held) >= 0.88  # 95 % of 90, three standard errors below
+
+
+def test_half_a_percent_takes_repeats_to_be_claimed():
+    """Every time of B is 0.5 % longer, so each interval leaves out zero; runs differ by more."""
+
+    def steady(slower):
+        times = [0.1, 0.12, 0.14]
+        return tuple(
+            RequestRecord(n, 0.0, 0.0, tuple(slower * t for t in times)) for n in range(40)
+        )
+
+    once = [run_of((4, steady(1.0))), run_of((4, steady(1.005)))]
+    assert {d.verdict for d in verdicts(*once).values()} == {"no difference"}
+    thrice = [run_of(*[(4, steady(slower))] * 3) for slower in (1.0, 1.005)]
+    assert {d.verdict for d in verdicts(*thrice).values()} == {"slower"}
+
+
+def test_the_other_way_round_it_is_faster():
+    found = verdicts(run_of((4, records_of(0, slower=1.1))), run_of((4, records_of(1))))
+    assert {d.verdict for d in found.values()} == {"faster"}
+
+
+def test_pairs_cancel_what_makes_one_request_longer_than_another():
+    """Lengths spread e2e by half; without pairs the interval would be several times wider."""
+    a = run_of((4, records_of(0)))
+    paired = verdicts(a, run_of((4, records_of(1))))["e2e_p50"]
+    shifted = tuple(
+        RequestRecord(r.request_id + 1000, r.due_s, r.sent_s, r.token_times_s)
+        for r in records_of(1)
+    )
+    apart = verdicts(a, run_of((4, shifted)))["e2e_p50"]
+    assert paired.high - paired.low < 0.5 * (apart.high - apart.low)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"workload": {"input_tokens": 8, "output_tokens": 9}, "seed": 0},
+         "workload.output_tokens is 8 and 9"),
+        ({"workload": {"input_tokens": 8, "output_tokens": 8}, "seed": 1}, "seed is 0 and 1"),
+        ({**SCENARIO, "load": {"arrivals": "constant"}}, "load.arrivals is None and 'constant'"),
+    ],
+)  # fmt: skip
+def test_unlike_workloads_are_refused_by_name(other, named):
+    a, b = run_of((4, records_of(0))), run_of((4, records_of(1)), scenario=other)
+    with pytest.raises(InputError, match=named):
+        compare_runs(a, b)
+
+
+def test_another_target_is_what_comparing_is_for():
+    a = run_of((4, records_of(0)), scenario={**SCENARIO, "target": "http://a", "model": "x"})
+    b = run_of((4, records_of(1)), scenario={**SCENARIO, "target": "http://b", "model": "y"})
+    assert compare_runs(a, b)
+
+
+def test_runs_without_a_level_in_common_are_refused():
+    with pytest.raises(InputError, match="no level in common: 4 against 8"):
+        compare_runs(run_of((4, records_of(0))), run_of((8, records_of(1))))
+
+
+def test_too_few_requests_give_no_verdict_and_say_so():
+    """A p90 needs 29 requests."""
+    few = verdicts(run_of((4, records_of(0, n=20))), run_of((4, records_of(1, n=20))))
+    assert few["ttft_p90"].verdict == "unknown"
+    assert few["ttft_p90"].reason == "p90 needs 29 samples, has 20"
+    assert few["ttft_p50"].verdict != "unknown"
+
+
+def test_attempts_at_one_level_are_pooled():
+    a = run_of((4, records_of(0)), (4, records_of(1)))
+    b = run_of((4, records_of(2)), (4, records_of(3)))
+    one = verdicts(run_of((4, records_of(0))), run_of((4, records_of(2))))["ttft_p50"]
+    two = verdicts(a, b)["ttft_p50"]
+    assert two.high - two.low < one.high - one.low

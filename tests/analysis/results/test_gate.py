@@ -1,0 +1,118 @@
+"""A gate passes what is known to pass, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from lmi_bench.analysis.results.gate import gate_baseline, gate_slos
+from lmi_bench.analysis.results.slo_values import level_statistic_ms
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo, join_goodput, parse_goodput, parse_slo
+from lmi_bench.report.gate_files import gate_junit, gate_markdown
+from tests.analysis.results.test_compare import records_of, run_of
+
+
+def answers(n, *, failed=0):
+    """TTFT of 1, 2, ... n ms, then failures."""
+    good = [RequestRecord(i, 0.0, 0.0, ((i + 1) / 1000, 1.0)) for i in range(n)]
+    bad = [RequestRecord(n + i, 0.0, 0.0, status="timeout", ended_s=1.0) for i in range(failed)]
+    return (*good, *bad)
+
+
+def test_every_slo_is_checked_at_every_level():
+    run = run_of((1, answers(100)), (2, answers(200)))
+    cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
+    assert [(case.level, case.passed) for case in cases] == [
+        ("concurrency 1", True),
+        ("concurrency 2", False),
+    ]
+    assert cases[1].detail == "180.1 ms is over 100 ms"  # linear: 1 + 0.9 * 199
+
+
+def test_a_level_that_cannot_be_told_does_not_pass():
+    (case,) = gate_slos(run_of((1, answers(20))), [parse_slo("ttft_p90<=100ms")])
+    assert not case.passed
+    assert case.detail == "cannot tell: p90 needs 29 samples, has 20"
+
+
+def test_an_invalid_level_does_not_pass():
+    run = run_of((1, answers(100)))
+    run.levels[0].update(valid=False, invalid_reason="client: late")
+    cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
+    assert [(case.name, case.passed) for case in cases] == [("ttft_p90", True), ("valid", False)]
+
+
+def test_only_the_loads_asked_for_are_gated():
+    run = run_of((1, answers(100)), (2, answers(200)))
+    assert len(gate_slos(run, [parse_slo("ttft_p90<=100ms")], loads=[1.0])) == 1
+    with pytest.raises(InputError, match="no level at 4; it has 1, 2"):
+        gate_slos(run, [parse_slo("ttft_p90<=100ms")], loads=[4.0])
+
+
+def test_six_failures_in_a_hundred_make_the_p95_endless():
+    records = answers(94, failed=6)
+    options = {"open_loop": False, "failures": "infinite"}
+    assert level_statistic_ms(records, "ttft", "p95", **options) == math.inf
+    assert level_statistic_ms(records, "ttft", "p90", **options) == pytest.approx(90.1)
+    assert level_statistic_ms(records, "ttft", "p95", open_loop=False) < 94
+    run = run_of((1, records))
+    (case,) = gate_slos(run, [parse_slo("ttft_p95<=1s")], failures="infinite")
+    assert (case.passed, case.measured) == (False, "endless")
+
+
+def test_a_level_without_records_is_judged_by_its_line():
+    run = run_of((1, ()))
+    run.levels[0]["ttft_ms"] = {"p90": 80.0}
+    assert [case.passed for case in gate_slos(run, [parse_slo("ttft_p90<=100ms")])] == [True]
+
+
+def test_a_regression_is_worse_by_more_than_allowed_and_by_more_than_chance():
+    base = run_of((4, records_of(0)))
+    slower = run_of((4, records_of(1, slower=1.1)))
+    strict = gate_baseline(slower, base, max_regression=0.05)
+    assert not any(case.passed for case in strict if case.name.startswith("tpot"))
+    assert all(case.passed for case in gate_baseline(slower, base, max_regression=0.2))
+    assert all(case.passed for case in gate_baseline(base, slower, max_regression=0.05))
+    assert all(case.passed for case in gate_baseline(base, base, max_regression=0.0))
+
+
+def test_junit_counts_and_names_the_misses():
+    cases = gate_slos(run_of((1, answers(100)), (2, answers(200))), [parse_slo("ttft_p90<=100ms")])
+    root = ElementTree.fromstring(gate_junit(cases))
+    assert (root.get("tests"), root.get("failures")) == ("2", "1")
+    failed = [case for case in root.iter("testcase") if case.find("failure") is not None]
+    assert [case.get("classname") for case in failed] == ["concurrency 2"]
+
+
+def test_markdown_puts_the_misses_first():
+    cases = gate_slos(run_of((1, answers(100)), (2, answers(200))), [parse_slo("ttft_p90<=100ms")])
+    text = gate_markdown(cases, title="gate")
+    assert text.startswith("## gate: 1 of 2 checks missed")
+    assert text.index("concurrency 2") < text.index("concurrency 1")
+
+
+def test_vllm_goodput_limits_are_read():
+    assert parse_goodput("ttft:500 tpot:15,e2el:2000") == [
+        Slo("ttft", "mean", 500.0),
+        Slo("tpot", "mean", 15.0),
+        Slo("e2e", "mean", 2000.0),
+    ]
+    with pytest.raises(InputError, match="METRIC:MS"):
+        parse_goodput("ttft<500")
+
+
+@pytest.mark.parametrize(
+    ("typed", "joined"),
+    [
+        (["--goodput", "ttft:5", "tpot:1", "x.yaml"], ["--goodput", "ttft:5 tpot:1", "x.yaml"]),
+        (["sweep", "ttft:5"], ["sweep", "ttft:5"]),
+        (["--goodput", "ttft:5", "--rate", "1"], ["--goodput", "ttft:5", "--rate", "1"]),
+        (["--goodput"], ["--goodput"]),
+    ],
+)
+def test_goodput_takes_its_values_as_vllm_users_type_them(typed, joined):
+    assert join_goodput(typed) == joined

@@ -1,0 +1,249 @@
+"""Latency definitions: a request whose times are round numbers, and what follows by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_bench.analysis.results.definitions import METRIC_FORMULAS
+from lmi_bench.analysis.results.latency import (
+    LATENCY_KEYS,
+    STATISTICS,
+    request_latency,
+    samples_needed,
+    summarise_level,
+    summarise_ms,
+    wall_time_s,
+)
+from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
+
+
+def record(request_id=0, *, due=0.0, sent=0.0, times=(), counts=(), inputs=10, **more):
+    return RequestRecord(
+        request_id, due, sent, tuple(times), tuple(counts), input_tokens=inputs, **more
+    )
+
+
+# Due at 1 s, sent 0.5 s late, first token at 2 s, then one every 0.25 s: five tokens.
+LATE = record(due=1.0, sent=1.5, times=(2.0, 2.25, 2.5, 2.75, 3.0))
+
+
+def test_an_open_loop_counts_from_the_due_time():
+    """2.0 - 1.0, (3.0 - 1.0), (3.0 - 1.0) / 5; the delay of 0.5 s is in all of them."""
+    latency = request_latency(LATE, open_loop=True)
+    assert latency.ttft_s == pytest.approx(1.0)
+    assert latency.ttft_from_sent_s == pytest.approx(0.5)
+    assert latency.dispatch_delay_s == pytest.approx(0.5)
+    assert latency.e2e_s == pytest.approx(2.0)
+    assert latency.latency_s_per_token == pytest.approx(0.4)
+
+
+def test_a_closed_loop_counts_from_the_send():
+    latency = request_latency(LATE, open_loop=False)
+    assert latency.ttft_s == latency.ttft_from_sent_s == pytest.approx(0.5)
+    assert latency.e2e_s == pytest.approx(1.5)
+    assert latency.latency_s_per_token == pytest.approx(0.3)
+
+
+def test_overload_shows_from_the_due_time_and_hides_from_the_send():
+    """8 requests at 10/s, one at a time, 500 ms each: means of 500 ms and 500 + 400 * 3.5 = 1900.
+
+    Request i is sent at 0.5 i and due at 0.1 i, so it waits 0.4 i; the mean of i is 3.5.
+    """
+    records = tuple(record(i, due=0.1 * i, sent=0.5 * i, times=(0.5 * i + 0.5,)) for i in range(8))
+    line = summarise_level(LevelRun(LevelSpec(0, rate_per_s=10.0, num_requests=8), 0, records))
+    assert line["ttft_from_sent_ms"]["mean"] == pytest.approx(500)
+    delay_ms = line["dispatch_delay_ms"]["mean"]
+    assert line["e2e_ms"]["mean"] - line["e2e_from_sent_ms"]["mean"] == pytest.approx(delay_ms)
+    assert line["ttft_ms"]["mean"] == pytest.approx(1900)
+    assert line["dispatch_delay_ms"]["max"] == pytest.approx(2800)
+
+
+def test_tpot_divides_by_the_tokens_and_itl_takes_the_events():
+    """Three events of 1, 3 and 3 tokens, 0.3 s apart: TPOT 0.6 / 6, two gaps of 0.3."""
+    bundled = record(times=(1.0, 1.3, 1.6), counts=(1, 3, 3))
+    latency = request_latency(bundled, open_loop=False)
+    assert latency.tpot_s == pytest.approx(0.1)
+    assert latency.itl_s == pytest.approx([0.3, 0.3])
+
+
+@pytest.mark.parametrize(
+    "lonely",
+    [
+        record(times=(1.0,)),
+        record(times=(1.0,), counts=(7,)),
+    ],
+    ids=["one token", "all tokens in one event"],
+)
+def test_a_single_event_has_neither_tpot_nor_itl(lonely):
+    latency = request_latency(lonely, open_loop=False)
+    assert latency.tpot_s is None
+    assert latency.itl_s.size == 0
+    assert latency.ttft_s == pytest.approx(1.0)
+
+
+def test_an_event_without_a_token_is_not_the_first_token():
+    empty_first = record(times=(0.5, 1.0, 1.2), counts=(0, 1, 1))
+    latency = request_latency(empty_first, open_loop=False)
+    assert latency.ttft_s == pytest.approx(1.0)
+    assert latency.itl_s == pytest.approx([0.2])
+
+
+@pytest.mark.parametrize(("quantile", "needed"), [(0.9, 29), (0.95, 59), (0.99, 299)])
+def test_samples_needed_are_those_of_the_one_sided_95_percent_bound(quantile, needed):
+    """n samples all lie below the quantile with probability q**n; at 5 % it is n = ln .05/ln q."""
+    assert samples_needed(quantile) == needed
+    assert quantile**needed <= 0.05 < quantile ** (needed - 1)
+
+
+def test_an_unsupported_quantile_is_null_with_the_reason():
+    summary = summarise_ms([0.1] * 28)
+    assert summary["p90"] is None
+    assert summary["unsupported"]["p90"] == "needs 29 samples, has 28"
+    assert summary["p50"] == pytest.approx(100)
+    assert summarise_ms([0.1] * 29)["p90"] == pytest.approx(100)
+
+
+def test_no_samples_give_nulls_not_zeros():
+    summary = summarise_ms([])
+    assert summary["n"] == 0
+    assert all(summary[name] is None for name in STATISTICS)
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=29, max_size=80))
+def test_quantiles_interpolate_linearly_between_order_statistics(values):
+    """The rank q * (n - 1), written out by hand."""
+    ordered = sorted(values)
+    rank = 0.9 * (len(values) - 1)
+    below = math.floor(rank)
+    above = min(below + 1, len(values) - 1)
+    expected = ordered[below] + (rank - below) * (ordered[above] - ordered[below])
+    assert summarise_ms(values)["p90"] == pytest.approx(expected * 1e3, rel=1e-9, abs=1e-6)
+
+
+def closed_level(records, concurrency=1, **more):
+    return LevelRun(
+        LevelSpec(3, concurrency=concurrency, num_requests=len(records)), 0, tuple(records), **more
+    )
+
+
+def test_throughput_is_output_tokens_over_first_send_to_last_event():
+    """Two requests back to back, 4 tokens each, sent at 1 and 3, last token at 5: 8 tok in 4 s."""
+    records = [
+        record(0, due=1.0, sent=1.0, times=(1.5, 2.0, 2.5, 3.0), inputs=6),
+        record(1, due=3.0, sent=3.0, times=(3.5, 4.0, 4.5, 5.0), inputs=6),
+    ]
+    line = summarise_level(closed_level(records))
+    assert line["wall_s"] == pytest.approx(4)
+    assert line["throughput_tokens_per_s"] == pytest.approx(2)
+    assert line["total_throughput_tokens_per_s"] == pytest.approx(5)
+    assert line["request_throughput_per_s"] == pytest.approx(0.5)
+    assert line["mean_concurrency"] == pytest.approx(1)
+    assert line["little_law_ratio"] == pytest.approx(1)
+
+
+def test_a_failed_request_is_counted_by_kind_and_is_in_no_latency():
+    """Its 2 tokens are not output, but the time that it took belongs to the wall."""
+    records = [
+        record(0, times=(1.0, 2.0)),
+        record(1, times=(1.0, 2.0), status="timeout", ended_s=10.0),
+        record(2, status="connect"),
+        record(3, status="timeout", ended_s=4.0),
+    ]
+    line = summarise_level(closed_level(records, concurrency=4))
+    assert line["errors"] == 3
+    assert line["errors_by_kind"] == {"connect": 1, "timeout": 2}
+    assert line["output_tokens"] == 2
+    assert line["e2e_ms"]["n"] == 1
+    assert line["wall_s"] == pytest.approx(10)
+
+
+def test_a_level_of_failures_has_no_throughput_and_no_latency():
+    line = summarise_level(closed_level([record(0, status="connect")]))
+    assert line["throughput_tokens_per_s"] is None
+    assert line["little_law_ratio"] is None
+    assert line["e2e_ms"]["mean"] is None
+
+
+def test_the_trailer_of_an_answer_is_not_part_of_the_wall():
+    assert wall_time_s([record(times=(1.0, 2.0), ended_s=2.7)]) == pytest.approx(2)
+
+
+def test_an_invalid_level_says_so():
+    check = GeneratorCheck(valid=False, reason="client: the loop lagged by 80 ms")
+    line = summarise_level(closed_level([record(times=(1.0,))], check=check, stopped_by="timeout"))
+    assert line["valid"] is False
+    assert line["invalid_reason"] == "client: the loop lagged by 80 ms"
+    assert line["stopped_by"] == "timeout"
+    assert line["generator"]["valid"] is False
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 50),
+            st.lists(st.floats(1e-3, 1), min_size=1, max_size=12),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_mean_concurrency_is_the_time_average_of_requests_in_flight(plan):
+    """Little's law against a second method: sweep the in-flight count over its change points."""
+    records = [
+        record(i, due=sent, sent=sent, times=sent + np.cumsum(gaps))
+        for i, (sent, gaps) in enumerate(plan)
+    ]
+    line = summarise_level(closed_level(records, concurrency=len(records)))
+    changes = sorted(
+        [(r.sent_s, 1) for r in records] + [(r.token_times_s[-1], -1) for r in records]
+    )
+    area, in_flight = 0.0, 0
+    for (here, step), (there, _) in itertools.pairwise(changes):
+        in_flight += step
+        area += in_flight * (there - here)
+    wall = changes[-1][0] - changes[0][0]
+    assert line["mean_concurrency"] == pytest.approx(area / wall, rel=1e-6)
+
+
+def test_every_latency_of_a_level_has_a_formula():
+    line = summarise_level(closed_level([record(times=(1.0, 2.0))]))
+    for key in LATENCY_KEYS:
+        assert set(line[key]) == {*STATISTICS, "n", "unsupported"}
+        assert METRIC_FORMULAS[key]
+
+
+def test_the_answers_first_token_is_reported_beside_the_thoughts():
+    """By hand: sent at 1 s, thought at 1.5 s, answer at 3 s; the other request does not reason."""
+    thinking = RequestRecord(
+        0,
+        1.0,
+        1.0,
+        token_times_s=(1.5, 2.0, 3.0, 3.5),
+        first_answer_s=3.0,
+        reasoning_tokens=2,
+        output_tokens=4,
+    )
+    plain = RequestRecord(1, 1.0, 1.0, token_times_s=(1.25, 2.0), output_tokens=2)
+    spec = LevelSpec(index=0, concurrency=2, num_requests=2)
+    line = summarise_level(LevelRun(spec, 1, (thinking, plain)))
+    assert line["ttft_ms"]["max"] == pytest.approx(500.0)
+    assert line["ttft_answer_ms"]["n"] == 1
+    assert line["ttft_answer_ms"]["mean"] == pytest.approx(2000.0)
+    assert line["reasoning_token_share"] == pytest.approx(2 / 6)
+    assert "ttft_answer_ms" not in summarise_level(LevelRun(spec, 1, (plain,)))
+
+
+def test_an_answer_that_came_whole_has_no_first_token_time():
+    whole = RequestRecord(0, 1.0, 1.0, token_times_s=(3.0,), token_counts=(4,), streamed=False)
+    spec = LevelSpec(index=0, concurrency=1, num_requests=1)
+    line = summarise_level(LevelRun(spec, 1, (whole,)))
+    assert line["ttft_ms"]["n"] == line["ttft_from_sent_ms"]["n"] == 0
+    assert line["e2e_ms"]["mean"] == pytest.approx(2000.0)
+    assert line["latency_ms_per_token"]["mean"] == pytest.approx(500.0)

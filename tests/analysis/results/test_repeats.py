@@ -1,0 +1,163 @@
+"""Repeats: intervals that cover, a stop rule that stops, attempts that pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.results.checks import check_levels
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.analysis.results.repeats import (
+    Until,
+    parse_until,
+    pooled_run,
+    repeat_rule,
+    spread,
+    spread_of,
+    unmet_until,
+)
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.workload import LevelSpec
+
+LEVELS = [
+    LevelSpec(0, concurrency=1, num_requests=40),
+    LevelSpec(1, concurrency=2, num_requests=40),
+]
+
+
+def line(level, ttft_p90):
+    return {"level": level, "attempt": 1, "valid": True, "ttft_ms": {"p90": ttft_p90},
+            "throughput_tokens_per_s": 10.0}  # fmt: skip
+
+
+def test_the_interval_of_three_values_is_students():
+    """1, 2, 3: mean 2, deviation 1, t(2) 4.3027: 2 +- 4.3027 / sqrt(3)."""
+    found = spread([1.0, 2.0, 3.0])
+    assert (found.mean, found.cv) == (2.0, 0.5)
+    assert found.high - 2 == pytest.approx(4.302653 / 3**0.5)
+    assert found.low + found.high == pytest.approx(4)
+
+
+def test_a_single_value_has_no_interval():
+    found = spread([5.0])
+    assert (found.mean, found.low, found.half_width) == (5.0, None, float("inf"))
+
+
+def test_the_interval_covers_the_truth_in_nineteen_of_twenty_runs():
+    rng = np.random.default_rng(0)
+    held = [
+        found.low <= 100 <= found.high
+        for _ in range(2000)
+        for found in [spread(rng.normal(100, 10, size=5).tolist())]
+    ]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)
+
+
+def attempts_until(share, noise, seed):
+    """Attempts that a level with noisy TTFTs takes."""
+    rng = np.random.default_rng(seed)
+    rule = repeat_rule(LEVELS[:1], repeats=1, until=Until("ttft_p90", share))
+    lines = []
+    while rule(lines) is not None:
+        lines.append(line(0, float(rng.normal(100, noise))))
+    return lines
+
+
+def test_repeats_stop_when_the_interval_is_narrow_enough():
+    for seed in range(20):
+        lines = attempts_until(0.05, 3.0, seed)
+        found = spread_of(lines, "ttft_p90")
+        assert 3 <= found.attempts <= 20
+        assert found.half_width <= 0.05 or found.attempts == 20
+
+
+def test_more_noise_takes_more_attempts_and_never_more_than_twenty():
+    calm = np.mean([len(attempts_until(0.05, 2.0, seed)) for seed in range(20)])
+    noisy = np.mean([len(attempts_until(0.05, 8.0, seed)) for seed in range(20)])
+    assert calm < noisy
+    assert len(attempts_until(0.001, 20.0, 0)) == 20
+
+
+def test_an_interval_that_stayed_too_wide_is_named():
+    """Of 90, 100 and 110 the deviation is 10 and the half-width 4.303 * 10 / sqrt(3) = 24.8."""
+    wide, narrow = (90.0, 100.0, 110.0), (99.0, 100.0, 101.0)
+    lines = [{**line(0, p90), "concurrency": 8} for p90 in wide]
+    lines += [{**line(1, p90), "concurrency": 16} for p90 in narrow]
+    (text,) = unmet_until(lines, Until("ttft_p90", 0.05))
+    assert text.startswith(
+        "concurrency 8: after 3 attempts the 95 % interval of ttft_p90 is +-24.8%, and +-5.0% was"
+    )
+    assert "not known" in unmet_until(lines[:1], Until("ttft_p90", 0.05))[0]
+
+
+def test_levels_take_turns():
+    rule = repeat_rule(LEVELS, repeats=2)
+    order, lines = [], []
+    while (spec := rule(lines)) is not None:
+        order.append((spec.index, spec.repeat))
+        lines.append(line(spec.index, 1.0))
+    assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_quantile_that_a_level_can_never_support_is_refused_at_once():
+    few = [LevelSpec(0, concurrency=1, num_requests=10)]
+    with pytest.raises(InputError, match="sends 10 requests, but a p90 needs 29"):
+        repeat_rule(few, repeats=1, until=Until("ttft_p90", 0.05))
+
+
+@pytest.mark.parametrize("text", ["ttft_p90 +-5%", "ttft_p90±5 %", "ttft_p90 +/- 5%"])
+def test_a_stop_rule_is_read(text):
+    assert parse_until(text) == Until("ttft_p90", 0.05)
+
+
+def test_what_is_no_stop_rule_names_the_grammar():
+    with pytest.raises(InputError, match=r"METRIC \+-X%"):
+        parse_until("ttft < 5")
+
+
+def attempt(number, first_token_s, start_s=5.0):
+    """Two requests one after the other of four seconds each, two tokens each."""
+    records = tuple(
+        RequestRecord(
+            i, start_s + 4 * i, start_s + 4 * i,
+            (start_s + 4 * i + first_token_s, start_s + 4 * (i + 1)),
+        )
+        for i in range(2)
+    )  # fmt: skip
+    run = LevelRun(LevelSpec(0, concurrency=1, num_requests=2), number, records)
+    return {**summarise_level(run), "attempt": number}, records
+
+
+def test_attempts_are_pooled_end_to_end():
+    """Two attempts of 4 tokens in 8 s: 8 tokens in 16 s; TTFTs of 1, 1, 2 and 2 s."""
+    parts = [attempt(1, 1.0), attempt(2, 2.0, start_s=100.0)]
+    run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
+    pooled = pooled_run(run)
+    (level,) = pooled.levels
+    assert (level["requests"], level["attempts"]) == (4, 2)
+    assert level["wall_s"] == pytest.approx(16)
+    assert level["throughput_tokens_per_s"] == pytest.approx(0.5)
+    assert level["ttft_ms"]["mean"] == pytest.approx(1500)
+    assert level["mean_concurrency"] == pytest.approx(1)
+    assert level["spread"]["throughput"]["cv"] == pytest.approx(0)
+    assert [record.request_id for record in pooled.records[0]] == [0, 1, 2, 3]
+
+
+def test_an_invalid_attempt_is_left_out():
+    parts = [attempt(1, 1.0), attempt(2, 3.0)]
+    parts[1][0]["valid"] = False
+    run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
+    (level,) = pooled_run(run).levels
+    assert level["ttft_ms"]["mean"] == pytest.approx(1000)
+    assert level["attempts_left_out"] == 1
+    assert "1 of 2 attempts were invalid and are left out" in check_levels([level])[0]
+
+
+def test_a_run_without_repeats_is_left_as_it_is():
+    part = attempt(1, 1.0)
+    run = Run(Path("r"), {}, [part[0]], [part[1]], None)
+    assert pooled_run(run) == run

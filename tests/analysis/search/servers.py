@@ -1,0 +1,87 @@
+"""Made-up servers whose answers, and so whose knees, are known by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.analysis.results.slo_judgement import DECIDED, CertainMiss, judge_level
+from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
+
+Latency = Callable[[float], float]
+"""Seconds of an answer at a load."""
+
+
+class MadeUpServer:
+    """Answers of two tokens after `latency(load)` seconds, lognormally noisy.
+
+    Users send again at once, in lockstep of whole rounds; requests above `error_above` fail.
+    """
+
+    def __init__(self, latency: Latency, *, noise=0.0, seed=0, error_above=np.inf):
+        self.latency = latency
+        self.noise = noise
+        self.rng = np.random.default_rng(seed)
+        self.error_above = error_above
+
+    def level(self, spec: LevelSpec, slos: Any = ()) -> LevelRun:
+        load = spec.concurrency or spec.rate_per_s
+        watch = CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None)
+        free = [0.0] * (spec.concurrency or 1)
+        records, stopped_by, failed = [], None, 0
+        for number in range(spec.num_requests):
+            user = number % len(free)
+            sent = number / spec.rate_per_s if spec.rate_per_s else free[user]
+            took = self.latency(load) * float(np.exp(self.noise * self.rng.standard_normal()))
+            if load > self.error_above:
+                record = RequestRecord(number, sent, sent, status="overloaded", ended_s=sent + 0.01)
+                failed += 1
+            else:
+                record = RequestRecord(number, sent, sent, (sent + took / 2, sent + took))
+            free[user] = sent + took
+            records.append(record)
+            if slos and watch.add(record) and stopped_by is None:
+                stopped_by = DECIDED
+            if stopped_by and user == len(free) - 1:
+                break
+        if failed > 0.5 * len(records):
+            stopped_by = "errors"
+        return LevelRun(spec, 1, tuple(records), stopped_by)
+
+
+class Queue:
+    """Slots that take a request each for `service_s`, first come first served."""
+
+    def __init__(self, slots: int, service_s: float):
+        self.slots, self.service_s = slots, service_s
+
+    def level(self, spec: LevelSpec, slos: Any = ()) -> LevelRun:
+        watch = CertainMiss(slos, spec.num_requests, open_loop=True)
+        free, records = [0.0] * self.slots, []
+        for number in range(spec.num_requests):
+            due = number / spec.rate_per_s
+            slot = free.index(min(free))
+            free[slot] = max(due, free[slot]) + self.service_s
+            times = (free[slot] - self.service_s / 2, free[slot])
+            records.append(RequestRecord(number, due, due, times))
+            if slos and watch.add(records[-1]):
+                return LevelRun(spec, 1, tuple(records), DECIDED)
+        return LevelRun(spec, 1, tuple(records))
+
+
+def run_search(search: SloSearch, server: MadeUpServer, *, cut: bool = True):
+    """The lines and records of a whole search."""
+    lines: list[dict] = []
+    records: list[tuple] = []
+    while (spec := search.next_level(lines)) is not None:
+        run = server.level(spec, search.slos if cut else ())
+        judged = judge_level(run, search.slos).to_dict()
+        lines.append({**summarise_level(run), SEARCH_KEY: judged})
+        records.append(run.records)
+        assert len(lines) < 60
+    return lines, records
