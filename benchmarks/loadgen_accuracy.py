@@ -46,13 +46,13 @@ from rich.console import Console
 from lmi_bench.core.host import host_facts
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
-from lmi_bench.loadgen.native_harvest import choose_receive
-from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
-from lmi_bench.loadgen.receive import run_on_sockets
-from lmi_bench.loadgen.sweep import Progress, run_sweep
-from lmi_bench.loadgen.worker import WorkerJob
-from lmi_bench.loadgen.worker_pool import WorkerPool
+from lmi_bench.loadgen.http.native_harvest import choose_receive
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.run.sweep import Progress, run_sweep
+from lmi_bench.loadgen.run.worker import WorkerJob
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -22,14 +22,14 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.loadgen.cloudwatch import LevelSpan
-from lmi_bench.loadgen.prompts import (
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
+from lmi_bench.loadgen.prompts.prompts import (
     NoText,
     Prompts,
     PromptText,
     TokenIds,
 )
-from lmi_bench.loadgen.target import Target
+from lmi_bench.loadgen.run.target import Target
 
 if TYPE_CHECKING:
     from lmi_bench.cli.engine_parts import EngineParts
@@ -112,7 +112,7 @@ def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
     from lmi_bench.cli.compose import open_torch_engine
     from lmi_bench.cli.engine_parts import close_all
     from lmi_bench.cli.quantizing import refuse_emulated
-    from lmi_bench.loadgen.in_process_target import InProcessTarget
+    from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 
     parts = open_torch_engine(scenario.model, scenario.engine)
     try:
@@ -145,7 +145,7 @@ def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
 def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | None) -> Bench:
     from lmi_bench.cli.compose_simulated import open_simulated_engine
     from lmi_bench.cli.profile_files import find_profile
-    from lmi_bench.loadgen.in_process_target import InProcessTarget
+    from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 
     if scenario.workload.dataset is not None:
         raise InputError(

@@ -17,8 +17,8 @@ from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.levels import NextLevel, in_order, levels_of, session_levels
-from lmi_bench.loadgen.sweep import StopRules
+from lmi_bench.loadgen.run.levels import NextLevel, in_order, levels_of, session_levels
+from lmi_bench.loadgen.run.sweep import StopRules
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 

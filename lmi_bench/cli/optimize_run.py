@@ -35,7 +35,7 @@ from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
 from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.prompts import load_dataset
+from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
 from lmi_bench.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
 from lmi_bench.report.html import render_html

@@ -24,8 +24,8 @@ from lmi_bench.cli.engine_parts import make_router
 from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
-from lmi_bench.loadgen.levels import levels_of
-from lmi_bench.loadgen.prompts import NoText
+from lmi_bench.loadgen.prompts.prompts import NoText
+from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.models.shape import ModelShape
 
 Line = Mapping[str, Any]

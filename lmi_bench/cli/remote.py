@@ -21,15 +21,15 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.accepted import Accepted, accepts, takes_token_ids
-from lmi_bench.loadgen.cloudwatch import LevelSpan
-from lmi_bench.loadgen.discover import Discovery, discover
-from lmi_bench.loadgen.endpoint import parse_endpoint
-from lmi_bench.loadgen.http_target import SPACING_S, HttpTarget
-from lmi_bench.loadgen.native_harvest import ReceiveChoice, choose_receive
-from lmi_bench.loadgen.prompts import CommonWords, ExactText, PromptText, TextCounter
-from lmi_bench.loadgen.receive import run_on_sockets
-from lmi_bench.loadgen.retry import RetryingTarget
+from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
+from lmi_bench.loadgen.ask.discover import Discovery, discover
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
+from lmi_bench.loadgen.http.endpoint import parse_endpoint
+from lmi_bench.loadgen.http.native_harvest import ReceiveChoice, choose_receive
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.prompts.prompts import CommonWords, ExactText, PromptText, TextCounter
+from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
 
@@ -114,10 +114,10 @@ def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
 
     Raises InputError without AWS credentials, or where there is no such endpoint in service.
     """
-    from lmi_bench.loadgen.aws_access import open_aws_access
-    from lmi_bench.loadgen.cloudwatch import open_cloudwatch, read_levels
-    from lmi_bench.loadgen.sagemaker_facts import EndpointFacts, read_endpoint_facts
-    from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
+    from lmi_bench.loadgen.aws.access import open_aws_access
+    from lmi_bench.loadgen.aws.cloudwatch import open_cloudwatch, read_levels
+    from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
+    from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 
     scenario = with_levels_found(scenario)
     settings = scenario.sagemaker

@@ -19,7 +19,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.levels import NextLevel
+from lmi_bench.loadgen.run.levels import NextLevel
 from lmi_bench.report.formats import number
 
 Summarise = Callable[[LevelRun], dict[str, Any]]

@@ -40,9 +40,9 @@ from lmi_bench.core.run_store import (
 )
 from lmi_bench.core.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.core.slo import parse_goodput, parse_slo
-from lmi_bench.loadgen.server_watch import ServerWatch
-from lmi_bench.loadgen.sweep import Progress, SweepResult, run_sweep
-from lmi_bench.loadgen.target import Target
+from lmi_bench.loadgen.run.sweep import Progress, SweepResult, run_sweep
+from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.report.slo_text import describe_answer, spread_rows
 from lmi_bench.report.text import (
     LEVEL_GIVE_WAY,

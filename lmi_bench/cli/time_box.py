@@ -13,7 +13,7 @@ from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.levels import NextLevel
+from lmi_bench.loadgen.run.levels import NextLevel
 
 AUTO_S = 300.0
 """Of levels that a rule picks, on a real clock."""

@@ -11,8 +11,8 @@ from lmi_bench.core.lengths import parse_lengths, parse_seconds
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.dialogues import MadeUpDialogues, RecordedDialogues, num_turns
-from lmi_bench.loadgen.prompts import (
+from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues, num_turns
+from lmi_bench.loadgen.prompts.prompts import (
     CHARACTERS_PER_TOKEN,
     DatasetPrompts,
     Lengths,
@@ -21,7 +21,7 @@ from lmi_bench.loadgen.prompts import (
     SyntheticPrompts,
     load_dataset,
 )
-from lmi_bench.loadgen.shaped_prompts import (
+from lmi_bench.loadgen.prompts.shaped_prompts import (
     DrawnPrompts,
     TracePrompts,
     distributions,

@@ -9,7 +9,7 @@ import pytest
 from lmi_bench.cli.finished_run import finished_run
 from lmi_bench.cli.sweep_run import SweepOptions, run_scenario
 from lmi_bench.core.scenario import parse_scenario
-from tests.loadgen.test_discover import good_completions, playing, says
+from tests.loadgen.ask.test_discover import good_completions, playing, says
 
 ROUTES = {
     ("GET", "/v1/models"): says({"data": [{"id": "m", "owned_by": "x"}]}),

@@ -13,8 +13,8 @@ from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.records import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.loadgen.prompts import Lengths, NoText, SyntheticPrompts
-from lmi_bench.loadgen.sweep import run_sweep
+from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.run.sweep import run_sweep
 
 PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)
 MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}

@@ -14,7 +14,7 @@ from lmi_bench.core.scenario import (
     parse_scenario,
     scenario_json_schema,
 )
-from lmi_bench.loadgen.levels import levels_of
+from lmi_bench.loadgen.run.levels import levels_of
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 

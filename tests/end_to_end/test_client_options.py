@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.end_to_end.commands import lmi_bench
-from tests.loadgen.runtime_server import runtime_server
+from tests.loadgen.aws.runtime_server import runtime_server
 
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "4", "--warmup-requests", "0")
 

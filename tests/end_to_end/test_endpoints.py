@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tests.end_to_end.commands import Server, lmi_bench
-from tests.loadgen.runtime_server import SECRET_KEY, dummy_credentials, runtime_server
+from tests.loadgen.aws.runtime_server import SECRET_KEY, dummy_credentials, runtime_server
 
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "1,2", "--warmup-requests", "0")
 KEY = "sk-never-to-be-written"

@@ -9,7 +9,7 @@ import pytest
 from lmi_bench.catalog.instances import find_instance
 from tests.end_to_end.commands import lmi_bench
 from tests.end_to_end.control_plane import control_plane
-from tests.loadgen.runtime_server import dummy_credentials, runtime_server
+from tests.loadgen.aws.runtime_server import dummy_credentials, runtime_server
 
 SMALL = ("--isl", "8", "--osl", "4", "--warmup-requests", "0")
 

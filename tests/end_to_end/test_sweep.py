@@ -14,7 +14,7 @@ import pytest
 
 from lmi_bench.catalog.published import jumpstart_concurrency
 from tests.end_to_end.commands import command, environment, lmi_bench
-from tests.loadgen.test_discover import good_completions, playing, says
+from tests.loadgen.ask.test_discover import good_completions, playing, says
 
 SMALL = ("--input-tokens", "8", "--output-tokens", "8", "--warmup-requests", "0")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.loadgen.native_harvest import choose_receive
+from lmi_bench.loadgen.http.native_harvest import choose_receive
 from tests.faults import misbehaving
 
 CHOICE = choose_receive("auto")

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from lmi_bench.loadgen.http_target import HttpTarget
-from lmi_bench.loadgen.measure import measure
-from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.loadgen.run.measure import measure
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving
 from tests.faults.misbehaving import (

@@ -13,7 +13,7 @@ from lmi_bench.core.run_store import load_run
 from lmi_bench.report.html import render_html
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import command, environment, lmi_bench
-from tests.loadgen.runtime_server import runtime_server
+from tests.loadgen.aws.runtime_server import runtime_server
 
 INTERRUPTED = (130, -signal.SIGINT)  # Python may end by the signal itself: 130 to a shell
 

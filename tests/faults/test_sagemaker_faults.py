@@ -8,10 +8,10 @@ import json
 import pytest
 from botocore.credentials import Credentials
 
-from lmi_bench.loadgen.aws_access import AwsAccess
-from lmi_bench.loadgen.measure import measure
-from lmi_bench.loadgen.receive import run_on_sockets
-from lmi_bench.loadgen.sagemaker_target import Invocation, SageMakerTarget
+from lmi_bench.loadgen.aws.access import AwsAccess
+from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.run.measure import measure
 from lmi_bench.wire.event_stream import payload_part, stream_exception
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import (

@@ -11,11 +11,11 @@ import pytest
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen import stall_guard
-from lmi_bench.loadgen.http_target import HttpTarget
-from lmi_bench.loadgen.prompts import CommonWords, Lengths, SyntheticPrompts
-from lmi_bench.loadgen.receive import run_on_sockets
-from lmi_bench.loadgen.sweep import StopRules, run_sweep
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.run import stall_guard
+from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving
 from tests.faults.misbehaving import (

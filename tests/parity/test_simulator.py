@@ -21,8 +21,8 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.loadgen.in_process_target import InProcessTarget
-from lmi_bench.loadgen.sweep import run_sweep
+from lmi_bench.loadgen.run.in_process_target import InProcessTarget
+from lmi_bench.loadgen.run.sweep import run_sweep
 
 
 class StepTimes:

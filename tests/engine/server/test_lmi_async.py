@@ -7,10 +7,10 @@ import pytest
 
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
-from lmi_bench.loadgen.http_target import HttpTarget
-from lmi_bench.loadgen.receive import run_on_sockets
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
-from tests.loadgen.runtime_server import runtime_server
+from tests.loadgen.aws.runtime_server import runtime_server
 
 REQUEST = PlannedRequest(0, 0.0, input_tokens=3, output_tokens=4, prompt_text="a b c")
 

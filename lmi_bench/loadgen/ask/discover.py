@@ -1,0 +1,256 @@
+"""What answers at an address: its protocol, its model, its limits, found by asking.
+
+A few GETs with short time-outs say who it may be (`/info` of TGI, `/v1/models` of everything
+OpenAI-like, `/ping` of a SageMaker container); one request of two tokens then proves a protocol,
+shows whether the server states token counts, and whether it lets a length be forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.loadgen.ask.probe import Probe
+from lmi_bench.loadgen.ask.two_tokens import (
+    OLD_LENGTH,
+    WANTS_KEY,
+    ask_for_two,
+    events_of,
+    length_notes,
+    wants_key,
+)
+from lmi_bench.wire.event import WireEvent, WireFormat
+from lmi_bench.wire.format import FORMAT_NAMES, find_format
+
+_SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("openai-chat",),
+    "/v1/completions": ("openai",),
+    "/generate_stream": ("tgi",),
+    "/generate": ("tgi",),
+    "/invocations": ("lmi", "openai", "openai-chat"),
+    "/v1": ("openai", "openai-chat"),
+}
+"""Ends of a path that say what it is; `/invocations` may be any container's."""
+_NOT_THIS_PATH = (404, 405, 501)
+_TGI_ROUTER: Final = "text-generation-router"
+_UNNAMED: Final = "an OpenAI-compatible server"
+_NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
+_CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found.
+
+    server         who answers, for people
+    tokenizer      where the model's tokenizer may lie, beside its name
+    max_model_len  most tokens of a request, both ways; None: not stated
+    states_counts  whether answers come with the server's own token counts
+    forces_length  whether it takes `ignore_eos`
+    wire_format    what to send, where it is not the protocol's usual one
+    """
+
+    protocol: str
+    model: str
+    server: str
+    tokenizer: str | None = None
+    max_model_len: int | None = None
+    states_counts: bool = False
+    forces_length: bool = True
+    notes: tuple[str, ...] = ()
+    wire_format: WireFormat | None = None
+
+    def token_source(self, *, tokenizer: bool) -> str:
+        """Who counts tokens: server, tokenizer (of this model, at hand here) or chunks."""
+        return "server" if self.states_counts else "tokenizer" if tokenizer else "chunks"
+
+    def describe(self, *, tokenizer: bool = False) -> str:
+        """One line for people.
+
+        tokenizer  the model's is at hand
+        """
+        limit = "" if self.max_model_len is None else f", context {self.max_model_len:,} tokens"
+        sources = {
+            "server": "the server's own",
+            "tokenizer": "the model's tokenizer, since the server states none",
+            "chunks": "chunks, since it states none",
+        }
+        source = sources[self.token_source(tokenizer=tokenizer)]
+        return (
+            f"found {self.server}: protocol {self.protocol}, model {self.model}{limit}; "
+            f"token counts: {source}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Hints:
+    """What the GETs said: who it may be, and which protocols are worth a try."""
+
+    server: str = ""
+    protocols: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    max_model_len: int | None = None
+
+
+def discover(
+    url: str,
+    *,
+    protocol: str | None = None,
+    model: str | None = None,
+    stream: bool = True,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Discovery:
+    """Find out what answers at `url`; a protocol or model that is given is kept.
+
+    timeout_s  of the request that generates; the others have 5 s
+    tell       called with what is waited for, if that takes long
+
+    Raises InputError where nothing answers, a key is needed, or no protocol fits.
+    """
+    probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
+    by_path = next((names for end, names in _SUFFIXES.items() if _path_ends(probe, end)), ())
+    hints = _ask(probe)
+    name = _pick_model(model, hints, probe.url)
+    tried: list[tuple[str, str]] = []
+    for candidate in _candidates(protocol, by_path, hints):
+        wire_format, reply, forced = ask_for_two(
+            probe, find_format(candidate, stream=stream), name, stream=stream
+        )
+        if reply.status in _NOT_THIS_PATH:
+            tried.append((candidate, f"HTTP {reply.status}"))
+            continue
+        if reply.status in WANTS_KEY:
+            raise wants_key(probe, wire_format, reply)
+        if not 200 <= reply.status < 300:
+            tried.append((candidate, str(wire_format.error(reply.status, reply.body))))
+            continue
+        if reply.content_type == "text/html":
+            tried.append((candidate, f"a web page: {reply.body[:80].decode(errors='replace')!r}"))
+            continue
+        try:
+            events = list(events_of(wire_format, reply, stream=stream))
+            _check(events)
+        except TargetError as exc:
+            tried.append((candidate, str(exc)))
+            continue
+        return Discovery(
+            protocol=candidate,
+            model=name,
+            server=hints.server or probe.authority,
+            tokenizer=hints.tokenizer,
+            max_model_len=hints.max_model_len,
+            states_counts=any(event.output_tokens is not None for event in events),
+            forces_length=forced and candidate != "tgi",
+            notes=_notes(model, hints, name)
+            + length_notes(wire_format)
+            + _end_notes(candidate, events, stream=stream),
+            wire_format=wire_format if wire_format is OLD_LENGTH else None,
+        )
+    raise InputError(
+        f"{probe.url} answers, but in no protocol known here ({_by_reason(tried)}). Is the address "
+        "right? The whole path of the API, such as http://host:8000/v1/chat/completions, or "
+        "--protocol says what to ask"
+    )
+
+
+def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
+    """Why each protocol did not fit; those of one reason together."""
+    names: dict[str, list[str]] = {}
+    for name, reason in tried:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(group)}: {reason}" for reason, group in names.items())
+
+
+def _path_ends(probe: Probe, end: str) -> bool:
+    return probe.path.endswith(end)
+
+
+def _candidates(protocol: str | None, by_path: Sequence[str], hints: _Hints) -> list[str]:
+    """Protocols to try, the likeliest first, each once."""
+    if protocol is not None:
+        return [protocol]
+    return list(dict.fromkeys(by_path or (*hints.protocols, *FORMAT_NAMES)))
+
+
+def _ask(probe: Probe) -> _Hints:
+    """What the server says of itself, TGI first: it has `/v1/models` too.
+
+    Another server with TGI's routes says so (`router`): its other protocols can force a length.
+    """
+    info = probe.get("/info").json_object()
+    tgi = None
+    if "model_id" in info and ("max_total_tokens" in info or "max_input_tokens" in info):
+        tgi = _Hints(
+            server=f"TGI {info.get('version', '')}".strip(),
+            protocols=("tgi",),
+            models=(str(info["model_id"]),),
+            max_model_len=_positive(info.get("max_total_tokens")),
+        )
+        if info.get("router", _TGI_ROUTER) == _TGI_ROUTER:
+            return tgi
+    reply = probe.get("/v1/models")
+    entries = reply.json_object().get("data")
+    if isinstance(entries, list) and entries and isinstance(entries[0], dict):
+        return _from_models([entry for entry in entries if isinstance(entry, dict)])
+    if reply.status in WANTS_KEY:
+        raise wants_key(probe, find_format("openai"), reply)
+    if tgi is not None:
+        return tgi
+    if probe.get("/ping").status == 200:
+        return _Hints(server="a SageMaker container (LMI)", protocols=("lmi",))
+    return _Hints()
+
+
+def _from_models(entries: Sequence[Mapping[str, Any]]) -> _Hints:
+    first = entries[0]
+    places = [first, first.get("meta") if isinstance(first.get("meta"), dict) else {}]
+    limits = [place.get(key) for place in places if place for key in _CONTEXT_KEYS]
+    owner = str(first.get("owned_by") or "")
+    root = first.get("root")
+    return _Hints(
+        server=owner if owner not in _NO_NAMES and len(owner) < 40 else _UNNAMED,
+        protocols=("openai", "openai-chat"),
+        models=tuple(str(entry["id"]) for entry in entries if "id" in entry),
+        tokenizer=root if isinstance(root, str) else None,
+        max_model_len=next((limit for limit in map(_positive, limits) if limit), None),
+    )
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _pick_model(wanted: str | None, hints: _Hints, url: str) -> str:
+    if wanted is not None:
+        if hints.models and wanted not in hints.models:
+            known = ", ".join(hints.models[:5])
+            raise InputError(f"{url} has no model {wanted!r}: it has {known}")
+        return wanted
+    return hints.models[0] if hints.models else "model"
+
+
+def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
+    if wanted is None and len(hints.models) > 1:
+        return (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
+    return ()
+
+
+def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> tuple[str, ...]:
+    """What is told where a cut answer could not be told from a whole one."""
+    says_why = any(event.finish_reason is not None for event in events)
+    if says_why or not stream or not protocol.startswith("openai"):
+        return ()
+    return ("warning: answers end without a finish_reason: one that was cut cannot be known",)
+
+
+def _check(events: Sequence[WireEvent]) -> None:
+    for event in events:
+        if event.error is not None:
+            raise TargetError("server_error", event.error)
+    if not any(event.num_tokens or event.finish_reason for event in events):
+        raise TargetError("short_output", "the answer holds no token")

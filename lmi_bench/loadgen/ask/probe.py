@@ -1,0 +1,207 @@
+"""Single requests to an address before anything is measured; time does not matter here."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.loadgen.http.endpoint import parse_endpoint
+from lmi_bench.wire.event import WireFormat
+from lmi_bench.wire.format import find_format
+
+GET_TIMEOUT_S = 5.0
+MAX_REPLY_BYTES = 2**20
+TELL_AFTER_S = 2.0
+"""A person who waits longer than this is told for what."""
+OVERRUN_LINES, OVERRUN_S = 100, 10.0
+"""An answer of a few tokens that has more lines after so long has no end in sight: the server does
+not keep to the length that it was asked for."""
+
+
+class UnansweredError(InputError):
+    """A request reached the server and got no whole answer in time."""
+
+
+class EndlessError(UnansweredError):
+    """What came was already far longer than what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole reply; status 0 where none came in time."""
+
+    status: int
+    content_type: str = ""
+    body: bytes = b""
+
+    def json_object(self) -> dict[str, Any]:
+        """The body's object if the status is 200, else an empty one."""
+        if self.status != 200:
+            return {}
+        try:
+            value = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+class _OverrunError(Exception):
+    """An answer that goes on far beyond what was asked for; its text: what came of it so far."""
+
+
+class Probe:
+    """Asks one server; `path` is that of its URL, `url` the URL as it may be shown.
+
+    tell  called when a request takes long, with what is waited for
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.url = redact_text(url)
+        self._tell = tell
+        self._asked_url = url
+        at = parse_endpoint(url, find_format("openai"))
+        self.authority = at.authority
+        self.path = urllib.parse.urlsplit(url).path.rstrip("/")
+        self._https, self._host, self._port = at.scheme == "https", at.host, at.port
+        own = {} if at.authorization is None else {"Authorization": at.authorization}
+        self._headers = {"Accept": "*/*", **own, **headers}
+        self._timeout_s = timeout_s
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The credentials that its requests carry."""
+        named = {"authorization", "x-api-key", "api-key"}
+        values = [value for name, value in self._headers.items() if name.lower() in named]
+        return tuple(part for value in values for part in (value, value.rpartition(" ")[2]))
+
+    def get(self, path: str) -> Reply:
+        """GET a path of the API that the URL lies in; status 0 where nothing comes of it."""
+        try:
+            with self._told_of(f"GET {path}", GET_TIMEOUT_S):
+                return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
+        except (TimeoutError, ConnectionError, http.client.HTTPException, _OverrunError):
+            return Reply(0)
+
+    def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:
+        """POST where this protocol is served.
+
+        whole  False: a reply of status 2xx is taken without its body
+
+        Raises InputError where nothing answers, UnansweredError where no whole reply comes.
+        """
+        path = parse_endpoint(self._asked_url, wire_format).path
+        try:
+            with self._told_of(f"POST {path}", self._timeout_s):
+                return self._ask("POST", path, body, self._timeout_s, whole=whole)
+        except TimeoutError as exc:
+            raise UnansweredError(
+                f"{self.url} gave no whole answer to POST {path} within {self._timeout_s:g} s"
+            ) from exc
+        except _OverrunError as exc:
+            raise EndlessError(
+                f"{self.url} does not end its answer to POST {path}: asked for a few tokens, it "
+                f"sent {exc} and goes on. Does it keep to the number of tokens asked for? With "
+                "--protocol and --model it is measured all the same"
+            ) from exc
+        except (OSError, http.client.HTTPException) as exc:
+            raise UnansweredError(
+                f"{self.url} broke off the answer to POST {path}: {exc!r}"
+            ) from exc
+
+    @contextlib.contextmanager
+    def _told_of(self, what: str, limit_s: float) -> Iterator[None]:
+        """Say what is waited for if the block takes long."""
+        text = f"waiting for {self.authority} to answer {what}, {limit_s:g} s at most"
+        timer = threading.Timer(TELL_AFTER_S, self._tell, (text,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _root(self) -> str:
+        """What stands before the API's own paths, such as `/openai` in `/openai/v1`."""
+        for mark in ("/v1/", "/invocations/", "/predictions/", "/generate/", "/generate_stream/"):
+            if mark in self.path + "/":
+                return (self.path + "/").partition(mark)[0]
+        return self.path
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, *, whole: bool = True
+    ) -> Reply:
+        began_s = time.monotonic()
+        with contextlib.closing(self._connect()) as connection:
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout_s)
+            headers = dict(self._headers)
+            if body is not None:
+                headers.setdefault("Content-Type", "application/json")
+            connection.request(method, path, body=body, headers=headers)
+            with contextlib.closing(connection.getresponse()) as reply:
+                kind = (reply.getheader("Content-Type") or "").split(";")[0].strip().lower()
+                if not whole and 200 <= reply.status < 300:
+                    return Reply(reply.status, kind)
+                return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=GET_TIMEOUT_S)
+        try:
+            connection.connect()
+        except TimeoutError as exc:
+            if connection.sock is not None:  # connected, and silent since
+                raise InputError(
+                    f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
+                    "speak it? Else write http:// instead of https://"
+                ) from exc
+            raise InputError(
+                f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s"
+            ) from exc
+        except ssl.SSLError as exc:
+            hint = ""
+            if exc.reason == "WRONG_VERSION_NUMBER":
+                hint = ": the port does not speak TLS; write http:// instead of https://"
+            elif isinstance(exc, ssl.SSLCertVerificationError):
+                hint = f": {exc.verify_message}"
+            raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
+        except OSError as exc:
+            raise InputError(
+                f"nothing answers at {self.url}: {exc.strerror or exc}; is the server up?"
+            ) from exc
+        return connection
+
+
+def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> bytes:
+    """A whole body. Raises TimeoutError, or _OverrunError if it goes on and on."""
+    parts: list[bytes] = []
+    num_bytes = num_lines = 0
+    while part := reply.read1(MAX_REPLY_BYTES):
+        parts.append(part)
+        num_bytes += len(part)
+        num_lines += part.count(b"\n")
+        took_s = time.monotonic() - began_s
+        too_much = num_bytes > MAX_REPLY_BYTES
+        if num_lines > OVERRUN_LINES and (too_much or took_s > OVERRUN_S):
+            raise _OverrunError(f"{num_lines:,} lines in {took_s:.0f} s")
+        if too_much or took_s > timeout_s:
+            raise TimeoutError
+    return b"".join(parts)

@@ -1,0 +1,319 @@
+"""What SageMaker says of an endpoint: instances, routing, scaling, container, and the price.
+
+Read through boto3's control plane before a sweep; whoever may invoke an endpoint may still not
+describe it, and then the sweep goes on without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import REDACTED
+from lmi_bench.loadgen.aws.access import AwsAccess
+
+_SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
+_MODEL_NAMES = ("HF_MODEL_ID", "OPTION_MODEL_ID", "SM_VLLM_MODEL", "MODEL_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFacts:
+    """An endpoint as it was when the sweep began.
+
+    facts               plain values for the manifest
+    instance_type       None for a serverless endpoint
+    num_instances       running now
+    price_usd_per_hour  of all its instances, from the catalog; None where that is unknown
+    model, image        as the container's settings name them
+    count_instances     asks again how many run; None where that cannot be told
+    notes               what a person is told at start
+    """
+
+    facts: dict[str, Any]
+    instance_type: str | None = None
+    num_instances: int | None = None
+    price_usd_per_hour: float | None = None
+    model: str | None = None
+    image: str | None = None
+    count_instances: Callable[[], int | None] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def protocol(self) -> str:
+        """What the container probably speaks, by its image: LMI unless it says otherwise."""
+        image = self.image or ""
+        if "tgi" in image:
+            return "tgi"
+        return "openai-chat" if "vllm" in image and "djl" not in image else "lmi"
+
+
+def read_endpoint_facts(
+    access: AwsAccess,
+    endpoint_name: str,
+    *,
+    target_variant: str | None = None,
+    inference_component: str | None = None,
+) -> EndpointFacts:
+    """Describe an endpoint with the clients of this access.
+
+    Raises InputError where it does not exist or is not in service.
+    """
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+    try:
+        sagemaker, scaling = (
+            access.session.create_client(name, region_name=access.region, config=config)
+            for name in ("sagemaker", "application-autoscaling")
+        )
+        return describe_endpoint(
+            sagemaker,
+            scaling,
+            endpoint_name,
+            region=access.region,
+            target_variant=target_variant,
+            inference_component=inference_component,
+        )
+    except ClientError as exc:
+        error = exc.response.get("Error", {})
+        message = str(error.get("Message", exc))
+        if error.get("Code") == "ValidationException" and "Could not find" in message:
+            raise InputError(
+                f"SageMaker has no endpoint {endpoint_name!r} in {access.region}: {message}"
+            ) from exc
+        return _without(f"{error.get('Code')}: {message}")
+    except BotoCoreError as exc:
+        return _without(str(exc))
+
+
+def describe_endpoint(
+    sagemaker: Any,
+    scaling: Any,
+    endpoint_name: str,
+    *,
+    region: str,
+    target_variant: str | None = None,
+    inference_component: str | None = None,
+) -> EndpointFacts:
+    """The same over given boto3 clients of `sagemaker` and `application-autoscaling`.
+
+    Without a target variant the one with the greatest weight stands for the endpoint's settings;
+    the price and the instances that are counted later are those of all variants, which share its
+    requests.
+    """
+    endpoint = sagemaker.describe_endpoint(EndpointName=endpoint_name)
+    status = endpoint["EndpointStatus"]
+    if status not in ("InService", "Updating", "SystemUpdating"):
+        raise InputError(f"endpoint {endpoint_name!r} is {status}, not InService: {_why(endpoint)}")
+    config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
+    running = _pick_variant(endpoint.get("ProductionVariants", ()), endpoint_name, target_variant)
+    name = running["VariantName"]
+    planned = next(v for v in config["ProductionVariants"] if v["VariantName"] == name)
+    container, component = _container(sagemaker, planned, inference_component)
+    instance_type = planned.get("InstanceType")
+    num_instances = running.get("CurrentInstanceCount")
+    answering = [running] if target_variant is not None else endpoint["ProductionVariants"]
+    price, price_facts = _price_of_all(answering, config["ProductionVariants"], region)
+    environment = _without_secrets(container.get("Environment", {}))
+    facts = {
+        "kind": "sagemaker",
+        "endpoint": endpoint_name,
+        "region": region,
+        "status": status,
+        "endpoint_config": endpoint["EndpointConfigName"],
+        "variant": name,
+        "variants": len(endpoint.get("ProductionVariants", ())),
+        "instance": instance_type,
+        "instances": num_instances,
+        "serverless": planned.get("ServerlessConfig"),
+        "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
+        "managed_scaling": planned.get("ManagedInstanceScaling"),
+        "autoscaling": _autoscaling(scaling, endpoint_name, name, inference_component),
+        "inference_component": component,
+        "image": container.get("Image"),
+        "environment": environment,
+        "price": price_facts,
+    }
+    model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
+    where = f"{num_instances} x {instance_type}" if instance_type else "serverless"
+    if len(answering) > 1:
+        where += f" and {len(answering) - 1} other variant(s), which answer, too"
+    notes = [f"{endpoint_name} in {region}: {where}, routing {facts['routing']}"]
+    notes.append(
+        f"price {price:.2f} USD an hour for all instances ({price_facts['provenance']})"
+        if price is not None
+        else f"price unknown: {price_facts['reason']}"
+    )
+    if facts["autoscaling"] or facts["managed_scaling"]:
+        notes.append("warning: the endpoint scales by itself, so levels may differ in instances")
+    if status != "InService":
+        notes.append(f"warning: the endpoint is {status}")
+    return EndpointFacts(
+        {key: value for key, value in facts.items() if value is not None},
+        instance_type=instance_type,
+        num_instances=num_instances,
+        price_usd_per_hour=price,
+        model=model,
+        image=container.get("Image"),
+        count_instances=lambda: _count_instances(
+            sagemaker, endpoint_name, [each["VariantName"] for each in answering]
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]) -> int | None:
+    """Instances of these variants now; None where AWS does not say."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        running = sagemaker.describe_endpoint(EndpointName=endpoint_name)["ProductionVariants"]
+    except (ClientError, BotoCoreError, KeyError):
+        return None
+    counts = [
+        each.get("CurrentInstanceCount") for each in running if each["VariantName"] in variants
+    ]
+    if not counts or None in counts:
+        return None
+    total: int = sum(counts)
+    return total
+
+
+def _without(reason: str) -> EndpointFacts:
+    return EndpointFacts(
+        {"kind": "sagemaker", "facts_unread": reason},
+        notes=(f"the endpoint's settings could not be read, so it has no price: {reason}",),
+    )
+
+
+def _why(endpoint: Mapping[str, Any]) -> str:
+    return str(endpoint.get("FailureReason") or "wait until it is")
+
+
+def _pick_variant(
+    variants: Sequence[Mapping[str, Any]], endpoint_name: str, wanted: str | None
+) -> Mapping[str, Any]:
+    if wanted is None:
+        if not variants:
+            raise InputError(f"endpoint {endpoint_name!r} has no production variant")
+        return max(variants, key=lambda variant: variant.get("CurrentWeight", 0.0))
+    for variant in variants:
+        if variant["VariantName"] == wanted:
+            return variant
+    known = ", ".join(variant["VariantName"] for variant in variants)
+    raise InputError(f"endpoint {endpoint_name!r} has no variant {wanted!r}: it has {known}")
+
+
+def _container(
+    sagemaker: Any, planned: Mapping[str, Any], inference_component: str | None
+) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
+    """The container that answers, and the inference component's own numbers if there is one."""
+    component = None
+    model_name = planned.get("ModelName")
+    container: Mapping[str, Any] = {}
+    if inference_component is not None:
+        found = sagemaker.describe_inference_component(InferenceComponentName=inference_component)
+        specification = found.get("Specification", {})
+        container = specification.get("Container", {})
+        model_name = specification.get("ModelName")
+        component = {
+            "name": inference_component,
+            "copies": found.get("RuntimeConfig", {}).get("CurrentCopyCount"),
+            "compute": specification.get("ComputeResourceRequirements"),
+        }
+        if "DeployedImage" in container:
+            image = container["DeployedImage"].get("SpecifiedImage")
+            container = {**container, "Image": image}
+    if model_name is not None:
+        model = sagemaker.describe_model(ModelName=model_name)
+        container = model.get("PrimaryContainer") or next(iter(model.get("Containers", ())), {})
+    return container, component
+
+
+def _autoscaling(
+    scaling: Any, endpoint_name: str, variant: str, inference_component: str | None
+) -> list[dict[str, Any]] | None:
+    """The scalable targets with their policies; None where they may not be read."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    resources = [f"endpoint/{endpoint_name}/variant/{variant}"]
+    if inference_component is not None:
+        resources.append(f"inference-component/{inference_component}")
+    try:
+        targets = scaling.describe_scalable_targets(
+            ServiceNamespace="sagemaker", ResourceIds=resources
+        )["ScalableTargets"]
+        return [
+            {
+                "resource": target["ResourceId"],
+                "min": target["MinCapacity"],
+                "max": target["MaxCapacity"],
+                "policies": [
+                    policy.get("TargetTrackingScalingPolicyConfiguration")
+                    or policy.get("StepScalingPolicyConfiguration")
+                    for policy in scaling.describe_scaling_policies(
+                        ServiceNamespace="sagemaker", ResourceId=target["ResourceId"]
+                    )["ScalingPolicies"]
+                ],
+            }
+            for target in targets
+        ]
+    except (ClientError, BotoCoreError):
+        return None
+
+
+def _price_of_all(
+    answering: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]], region: str
+) -> tuple[float | None, dict[str, Any]]:
+    """USD an hour of the variants that answer; facts of each by its name where they are several."""
+    types = {each["VariantName"]: each.get("InstanceType") for each in planned}
+    prices = {
+        each["VariantName"]: _price(
+            types.get(each["VariantName"]), each.get("CurrentInstanceCount"), region
+        )
+        for each in answering
+    }
+    if len(prices) == 1:
+        return next(iter(prices.values()))
+    known = [price for price, _ in prices.values() if price is not None]
+    facts = {"variants": {name: facts for name, (_, facts) in prices.items()}}
+    if len(known) < len(prices):
+        reasons = [f"{name}: {each['reason']}" for name, (p, each) in prices.items() if p is None]
+        return None, {"reason": "; ".join(reasons), **facts}
+    each = next(facts for _, facts in prices.values())
+    return sum(known), {"usd_per_hour": sum(known), "provenance": each["provenance"], **facts}
+
+
+def _price(
+    instance_type: str | None, num_instances: int | None, region: str
+) -> tuple[float | None, dict[str, Any]]:
+    """USD an hour of all instances, and where the figure comes from or why there is none."""
+    if instance_type is None or not num_instances:
+        return None, {"reason": "no instance is billed by the hour"}
+    try:
+        instance = find_instance(instance_type)
+    except InputError:
+        return None, {"reason": f"{instance_type} is not in the catalog"}
+    each = instance.price_usd_per_hour
+    if each is None:
+        return None, {"reason": f"the catalog has no price of {instance_type}"}
+    facts: dict[str, Any] = {
+        "usd_per_hour_each": each,
+        "usd_per_hour": each * num_instances,
+        "provenance": instance.price_provenance,
+    }
+    if instance.price_region != region:
+        facts["warning"] = f"the price is that of {instance.price_region}, not of {region}"
+    return each * num_instances, facts
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Container settings, values hidden where the name speaks of a secret."""
+    return {
+        name: REDACTED if _SECRET_WORDS & set(name.upper().split("_")) else value
+        for name, value in environment.items()
+    }

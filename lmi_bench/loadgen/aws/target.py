@@ -1,0 +1,98 @@
+"""A SageMaker endpoint: the client of any HTTP endpoint, with signatures and other frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.loadgen.aws.access import AwsAccess, Signer
+from lmi_bench.loadgen.http.target import Connections, HttpTarget, Timestamps
+from lmi_bench.wire.event import WireFormat
+from lmi_bench.wire.sagemaker import SageMakerFormat
+
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_MAX_ATTRIBUTES_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """Which endpoint, and what of it.
+
+    inference_component  needed where the endpoint hosts several
+    target_variant       one production variant, instead of a share of each
+    custom_attributes    reach the container, and nothing else of our headers does
+    """
+
+    endpoint_name: str
+    inference_component: str | None = None
+    target_variant: str | None = None
+    custom_attributes: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.endpoint_name):
+            raise InputError(
+                f"{self.endpoint_name!r} is not the name of a SageMaker endpoint: write "
+                "sagemaker:NAME with letters, digits and hyphens, 63 at most"
+            )
+        attributes = self.custom_attributes or ""
+        if len(attributes) > _MAX_ATTRIBUTES_CHARS or not attributes.isascii():
+            raise InputError(
+                f"custom attributes must be ASCII, at most {_MAX_ATTRIBUTES_CHARS} characters, "
+                f"got {len(attributes)}"
+            )
+
+    def headers(self) -> dict[str, str]:
+        """As botocore writes them."""
+        named = {
+            "X-Amzn-SageMaker-Inference-Component": self.inference_component,
+            "X-Amzn-SageMaker-Target-Variant": self.target_variant,
+            "X-Amzn-SageMaker-Custom-Attributes": self.custom_attributes,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class SageMakerTarget(HttpTarget):
+    """InvokeEndpointWithResponseStream, or InvokeEndpoint without `stream`.
+
+    wire_format  what the container behind it speaks
+    headers      added to every request and not signed
+    """
+
+    def __init__(
+        self,
+        access: AwsAccess,
+        invocation: Invocation,
+        wire_format: WireFormat,
+        *,
+        model: str,
+        stream: bool = True,
+        headers: Mapping[str, str] | None = None,
+        timestamps: Timestamps | None = None,
+        connections: Connections = "reuse",
+        first_token_timeout_s: float | None = None,
+        native: Path | None = None,
+    ) -> None:
+        operation = "invocations-response-stream" if stream else "invocations"
+        url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
+        signed = {"Content-Type": "application/json", **invocation.headers()}
+        self._signer = Signer(access, url, signed)
+        super().__init__(
+            url,
+            SageMakerFormat(wire_format),
+            model=model,
+            headers={**(headers or {}), **signed},
+            stream=stream,
+            sign=self._signer.sign,
+            timestamps=timestamps,
+            first_token_timeout_s=first_token_timeout_s,
+            native=native,
+            connections=connections,
+        )
+
+    async def open_level(self, connections: int) -> None:
+        """Prepare for a level: credentials fresh, connections open."""
+        await self._signer.refresh()
+        await super().open_level(connections)

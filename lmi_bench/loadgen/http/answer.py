@@ -1,0 +1,336 @@
+"""What the bytes of a response meant: tokens, times, usage, or why it is no answer.
+
+Works on what was kept while the response came in, when the clock no longer matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import httptools
+
+from lmi_bench.core.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
+from lmi_bench.core.records import Exchange
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.wire.event import WireEvent, WireFormat
+from lmi_bench.wire.failure import clip
+
+Read = tuple[int, bytes | None, bytes, int]
+"""One read: user time in CLOCK_MONOTONIC ns, the kernel's control message, bytes, and the time
+after which they came (0: not known)."""
+
+KernelTime = Callable[[bytes | None, int], int | None]
+"""(control message, user ns) to the kernel's CLOCK_MONOTONIC ns, or None where it has none."""
+
+NS_PER_S = 1e9
+_Stamp = tuple[float, float, float, bool]
+"""When a read's bytes came; by how much that may be too late; by how much the read was late, or a
+bound of it; whether the kernel's time was wanted and not to be had. Seconds."""
+_FAILED_REASONS: Mapping[str, TargetErrorKind] = {
+    "error": "server_error",
+    "abort": "cancelled",
+    "cancelled": "cancelled",
+}
+
+
+class _Response:
+    """Takes a response apart; called by the C parser."""
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.headers: dict[bytes, bytes] = {}
+        self.parts: list[bytes] = []
+        self.headers_complete = False
+
+    @property
+    def status(self) -> int:
+        return int(self.parser.get_status_code())
+
+    def on_message_begin(self) -> None:
+        self.headers = {}
+        self.headers_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self.headers_complete = True
+
+    def on_body(self, data: bytes) -> None:
+        self.parts.append(data)
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes among `data`."""
+        self.parts = []
+        self.parser.feed_data(data)
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
+
+def is_close_delimited(reads: Sequence[Read]) -> bool:
+    """Whether the response that these reads hold ends with the connection."""
+    response = _Response()
+    try:
+        for _, _, data, _ in reads:
+            response.feed(data)
+    except httptools.HttpParserError:
+        return False
+    framed = {b"content-length", b"transfer-encoding"} & response.headers.keys()
+    return response.headers_complete and not framed
+
+
+class _Collector:
+    """Events of one answer, with the time of each that holds a token.
+
+    late_s  by how much each of these times may be too late, at most; inf: not known
+    """
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        self.late_s: list[float] = []
+        self.counts: list[int] = []
+        self.texts: list[str] = []
+        self.finish_reason: str | None = None
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.error: WireEvent | None = None
+        self.reasoning_tokens = 0
+        self.thought_chars = 0
+        self.answered = False
+        self.first_answer_s: float | None = None
+        self.streamed = True
+        self.ended = False
+
+    def add(self, event: WireEvent, time_s: float, late_s: float) -> None:
+        """Take an event; nothing counts after the last one."""
+        if self.ended:
+            return
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+        if event.input_tokens is not None:
+            self.input_tokens = event.input_tokens
+        if event.output_tokens is not None:
+            self.output_tokens = event.output_tokens
+        if event.cached_tokens is not None:
+            self.cached_tokens = event.cached_tokens
+        self.ended = event.end
+        if event.error is not None:
+            self.error = event
+            self.ended = True
+            return
+        num_tokens = event.num_tokens
+        if num_tokens:
+            if event.reasoning:
+                self.reasoning_tokens += num_tokens
+                if not self.answered:  # thoughts amid the answer stay where they are
+                    self.thought_chars += len(event.text)
+                self._add_tokens(num_tokens, event.text, time_s, late_s)
+            else:
+                self._add_answer(num_tokens, event.text, time_s, late_s)
+
+    def add_plain(self, text: str, time_s: float, late_s: float) -> None:
+        """Take one token of the answer proper that says nothing else."""
+        if not self.ended:
+            self._add_answer(1, text, time_s, late_s)
+
+    def _add_answer(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+        self.answered = True
+        if self.reasoning_tokens and self.first_answer_s is None:
+            self.first_answer_s = time_s
+        self._add_tokens(num_tokens, text, time_s, late_s)
+
+    def _add_tokens(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+        self.times_s.append(time_s)
+        self.late_s.append(late_s)
+        self.counts.append(num_tokens)
+        self.texts.append(text)
+
+
+def decode_answer(
+    wire_format: WireFormat,
+    reads: Sequence[Read],
+    *,
+    sent_ns: int,
+    connect_s: float | None,
+    kernel_time: KernelTime | None,
+    signals: ReceiveSignals,
+    tls_s: float | None = None,
+    sent_by_ns: int = 0,
+    clock_bound_ns: int = 0,
+    stream: bool = True,
+    whole: bool = True,
+    held_s: float = 0.0,
+) -> Exchange:
+    """The exchange of a response.
+
+    kernel_time     None: the reads' user times count
+    sent_by_ns      when the request had left for certain; 0: with `sent_ns`
+    clock_bound_ns  by how much a kernel time may be off
+    stream          False: the answer was asked for whole
+    whole           False: the response broke off; what came is returned, and nothing is judged
+
+    Raises TargetError, with what had come, where the response is not a full answer.
+    """
+    response, collector = _Response(), _Collector()
+    reads = list(reads)
+    stamps = _stamps(reads, kernel_time, clock_bound_ns)
+    ended_s = stamps[-1][0] if stamps else None
+    sending_s = max(0, sent_by_ns - sent_ns) / NS_PER_S
+
+    def exchange() -> Exchange:
+        return Exchange(
+            sent_s=sent_ns / NS_PER_S,
+            token_times_s=tuple(collector.times_s),
+            token_counts=tuple(collector.counts),
+            text="".join(collector.texts),
+            finish_reason=collector.finish_reason,
+            input_tokens=collector.input_tokens,
+            output_tokens=collector.output_tokens,
+            ended_s=ended_s,
+            connect_s=connect_s,
+            tls_s=tls_s,
+            ttft_bound_s=sending_s + collector.late_s[0] if collector.late_s else None,
+            first_answer_s=collector.first_answer_s,
+            reasoning_tokens=collector.reasoning_tokens,
+            streamed=collector.streamed,
+            held_s=held_s,
+            cached_tokens=collector.cached_tokens,
+            thought_chars=collector.thought_chars,
+        )
+
+    try:
+        bodies = [response.feed(read[2]) for read in reads]
+        if response.headers_complete and not 200 <= response.status < 300:
+            raise wire_format.error(response.status, b"".join(bodies), response.headers)
+        if _is_web_page(response):
+            raise TargetError(
+                "malformed_frame",
+                "a web page came instead of an answer: is the address right? "
+                + clip(b"".join(bodies)),
+            )
+        collector.streamed = stream
+        last = stamps[-1] if stamps else None
+        if not stream:
+            if whole and last is not None:
+                collector.add(wire_format.parse(b"".join(bodies)), last[0], last[1])
+                collector.ended = True
+        elif not _collect_document(wire_format, response, b"".join(bodies), collector, last):
+            _collect_stream(wire_format, bodies, reads, stamps, collector, signals)
+        if whole:
+            _judge(collector)
+            signals.add_answer(collector.times_s, collector.late_s)
+    except TargetError as exc:
+        if exc.exchange is None:
+            exc.exchange = exchange()
+        if whole:
+            raise
+    except httptools.HttpParserError as exc:
+        if whole:
+            raise TargetError(
+                "malformed_frame", f"not an HTTP/1.1 response: {exc}", exchange=exchange()
+            ) from exc
+    return exchange()
+
+
+def _is_web_page(response: _Response) -> bool:
+    return response.headers.get(b"content-type", b"").strip().lower().startswith(b"text/html")
+
+
+def _collect_document(
+    wire_format: WireFormat,
+    response: _Response,
+    body: bytes,
+    collector: _Collector,
+    stamp: _Stamp | None,
+) -> bool:
+    """Read an answer of one JSON document, all tokens at its end; whether it was one.
+
+    Servers that cannot stream send it whatever was asked for. Lines under its content type are
+    left to be read as lines.
+    """
+    kind = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != b"application/json" or stamp is None:
+        return False
+    try:
+        event = wire_format.parse(body)
+    except TargetError:
+        return False
+    collector.add(event, stamp[0], stamp[1])
+    collector.streamed = False
+    collector.ended = True
+    return True
+
+
+def _collect_stream(
+    wire_format: WireFormat,
+    bodies: Sequence[bytes],
+    reads: Sequence[Read],
+    stamps: Sequence[_Stamp],
+    collector: _Collector,
+    signals: ReceiveSignals,
+) -> None:
+    splitter = wire_format.new_splitter()
+    plain_text, parse = wire_format.plain_text, wire_format.parse
+    late_s, counts = collector.late_s, collector.counts
+    for index, body in enumerate(bodies):
+        if not body:
+            continue
+        time_s, bound_s, delay_s, missing = stamps[index]
+        before = len(counts)
+        for payload in splitter.feed(body):
+            text = plain_text(payload)
+            if text is not None:
+                collector.add_plain(text, time_s, bound_s)
+            elif payload.strip():  # an event without data keeps a connection open and says nothing
+                collector.add(parse(payload), time_s, bound_s)
+        here = len(counts) - before
+        if here:
+            signals.delays_s.append(delay_s)
+            signals.without_stamp += missing
+            if here > 1:  # all but the last may have come earlier, yet not before the last harvest
+                since_s = max(reads[index][3] / NS_PER_S, stamps[index - 1][0] if index else 0.0)
+                early_s = bound_s + max(0.0, time_s - since_s) if since_s else math.inf
+                late_s[before:-1] = [early_s] * (here - 1)
+                signals.merged += here - 1
+    if stamps:
+        for payload in splitter.close():
+            if payload.strip():
+                collector.add(parse(payload), stamps[-1][0], stamps[-1][1])
+
+
+def _stamps(
+    reads: Sequence[Read], kernel_time: KernelTime | None, clock_bound_ns: int
+) -> list[_Stamp]:
+    """The stamp of each read."""
+    clock_bound_s = clock_bound_ns / NS_PER_S
+    found: list[_Stamp] = []
+    for user_ns, control, _, bound_ns in reads:
+        if kernel_time is not None:
+            stamp_ns = kernel_time(control, user_ns)
+            if stamp_ns is not None:
+                delay_s = (user_ns - stamp_ns) / NS_PER_S
+                found.append((stamp_ns / NS_PER_S, clock_bound_s, delay_s, False))
+                continue
+        late_s = (user_ns - bound_ns) / NS_PER_S if bound_ns else math.inf
+        found.append((user_ns / NS_PER_S, late_s, late_s, kernel_time is not None))
+    return found
+
+
+def _judge(collector: _Collector) -> None:
+    """Raise TargetError unless the events are a full answer."""
+    error = collector.error
+    if error is not None:
+        kind = error.error_kind if error.error_kind in TARGET_ERROR_KINDS else "server_error"
+        raise TargetError(cast("TargetErrorKind", kind), f"in the stream: {error.error}")
+    failed = _FAILED_REASONS.get(collector.finish_reason or "")
+    if failed is not None:
+        raise TargetError(failed, f"the server ended the answer with {collector.finish_reason!r}")
+    if not collector.ended and collector.finish_reason is None:
+        raise TargetError(
+            "broken_stream",
+            f"the answer stopped after {sum(collector.counts)} tokens without its last event",
+        )
+    if not collector.counts:
+        raise TargetError("short_output", "the answer holds no token")

@@ -1,0 +1,290 @@
+"""Receiving on sockets with true times: the loop's selector does the reading itself.
+
+asyncio would wake a task for every token. Here `select()` reads the stream sockets, keeps (time,
+kernel time, bytes) and wakes a future only when a response ends, so one ordinary loop on one core
+keeps up with tens of thousands of token events a second in Python, and with more where the native
+receiver (`native_harvest`) reads in its place. Times are CLOCK_MONOTONIC nanoseconds, which is the
+loop's own clock.
+
+Whose time counts, the read's or the kernel's, is the matter of `kernel_time`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import select
+import selectors
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from lmi_bench.loadgen.http import native_harvest
+from lmi_bench.loadgen.http.native_harvest import KeptStream, NativeHarvester
+
+T = TypeVar("T")
+
+_PR_SET_TIMERSLACK = 29
+_FD_SETSIZE = 1024
+_READABLE = getattr(select, "EPOLLIN", 1)
+
+
+class Stream(Protocol):
+    """A socket that the loop's selector reads for. Its methods neither block nor raise."""
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor; -1 when it is closed."""
+        ...
+
+    def on_readable(self, bound_ns: int) -> None:
+        """Read once. What is read came after `bound_ns`; 0 where that is not known."""
+        ...
+
+    def on_writable(self) -> None:
+        """Send more; called once after `want_write`."""
+        ...
+
+
+class WokenStream(Stream, Protocol):
+    """A socket that the native receiver may read for."""
+
+    def on_woken(self, kind: int, error: int) -> None:
+        """Look at what was kept; kind is one of `native_harvest`'s, `error` the errno of FAILED."""
+        ...
+
+
+class Receiver(Protocol):
+    """Where a stream socket is watched."""
+
+    def add(self, stream: Stream) -> None:
+        """Read for this socket from now on."""
+        ...
+
+    def use_native(self, library: Path) -> None:
+        """Let the native receiver read for streams that are `kept`, where it can."""
+        ...
+
+    def add_kept(self, stream: WokenStream) -> KeptStream | None:
+        """Read for this socket natively from now on; None: not here, `add` it."""
+        ...
+
+    def remove(self, stream: Stream) -> None:
+        """Stop; the socket is about to be closed."""
+        ...
+
+    def want_write(self, stream: Stream, wanted: bool) -> None:
+        """Tell the stream when it can write again, or stop telling it."""
+        ...
+
+    def look_every(self, tick_s: float | None) -> None:
+        """Look for data this often even while none comes: what is read came within the tick."""
+        ...
+
+
+if sys.platform == "linux":
+
+    class HarvestSelector(selectors.EpollSelector):
+        """An epoll selector that reads the stream sockets inside `select()`.
+
+        It waits with select(2) on the epoll descriptor, in microseconds: epoll's own time-out
+        is rounded up to a whole millisecond.
+        """
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._epoll: select.epoll = self._selector  # type: ignore[attr-defined]
+            self._epoll_fd = self._epoll.fileno()
+            self._streams: dict[int, Stream] = {}
+            self._native: NativeHarvester | None = None
+            self._kept: dict[int, WokenStream] = {}
+            self._harvested_ns = time.monotonic_ns()
+            self._tick_s: float | None = None
+
+        def look_every(self, tick_s: float | None) -> None:
+            """Look for data this often even while none comes: what is read came within the tick."""
+            self._tick_s = tick_s
+
+        def add(self, stream: Stream) -> None:
+            """Read for this socket from now on."""
+            self._streams[stream.fd] = stream
+            self._epoll.register(stream.fd, select.EPOLLIN)
+
+        def remove(self, stream: Stream) -> None:
+            """Stop; the socket is about to be closed."""
+            fd = stream.fd
+            if self._streams.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+            elif self._native is not None and self._kept.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+                self._native.remove(fd)
+
+        def use_native(self, library: Path) -> None:
+            """Let the native receiver read for streams that are `kept`."""
+            if self._native is None:
+                self._native = NativeHarvester(library, self._epoll_fd)
+
+        def add_kept(self, stream: WokenStream) -> KeptStream | None:
+            """Read for this socket natively from now on; None: not here, `add` it."""
+            if self._native is None:
+                return None
+            kept = self._native.add(stream.fd)
+            self._kept[stream.fd] = stream
+            self._epoll.register(stream.fd, native_harvest.WATCHED)
+            return kept
+
+        def want_write(self, stream: Stream, wanted: bool) -> None:
+            """Tell the stream when it can write again, or stop telling it."""
+            events = select.EPOLLOUT if wanted else 0
+            if stream.fd in self._streams:
+                self._epoll.modify(stream.fd, events | select.EPOLLIN)
+            elif stream.fd in self._kept:
+                self._epoll.modify(stream.fd, events | native_harvest.WATCHED)
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            """Read every stream that has something; return what is ready of all others."""
+            if self._native is not None and self._kept:
+                return self._select_natively(self._native, timeout)
+            wait_s = -1.0 if timeout is None else max(0.0, timeout)
+            if wait_s and self._epoll_fd < _FD_SETSIZE:
+                if self._tick_s is None:
+                    select.select([self._epoll_fd], [], [], timeout)
+                else:
+                    self._wait_in_ticks(self._tick_s, timeout)
+                wait_s = 0.0
+            # Whatever is read below was not ready when the last poll returned, so it came after
+            # that poll began; taken before the poll, the bound holds for what comes during it.
+            bound_ns, self._harvested_ns = self._harvested_ns, time.monotonic_ns()
+            ready: list[tuple[selectors.SelectorKey, int]] = []
+            streams = self._streams
+            for fd, event in self._epoll.poll(wait_s, len(streams) + 64):
+                stream = streams.get(fd)
+                if stream is not None and event == _READABLE:
+                    stream.on_readable(bound_ns)
+                else:
+                    self._serve(fd, event, bound_ns, ready)
+            return ready
+
+        def close(self) -> None:
+            """Close the epoll and free the native receiver."""
+            if self._native is not None:
+                self._native.close()
+                self._native = None
+            super().close()
+
+        def _serve(
+            self,
+            fd: int,
+            event: int,
+            bound_ns: int,
+            ready: list[tuple[selectors.SelectorKey, int]],
+        ) -> None:
+            """Let a stream read and write, or note what is ready of any other descriptor."""
+            stream = self._streams.get(fd)
+            if stream is not None:
+                if event & select.EPOLLOUT:
+                    stream.on_writable()
+                if event & ~select.EPOLLOUT and stream.fd >= 0:
+                    stream.on_readable(bound_ns)
+            elif (key := self.get_map().get(fd)) is not None:
+                mask = selectors.EVENT_WRITE if event & ~select.EPOLLIN else 0
+                mask |= selectors.EVENT_READ if event & ~select.EPOLLOUT else 0
+                ready.append((key, mask & key.events))
+
+        def _select_natively(
+            self, native: NativeHarvester, timeout: float | None
+        ) -> list[tuple[selectors.SelectorKey, int]]:
+            """The same, the kept streams being read without Python until one may have ended."""
+            ready: list[tuple[selectors.SelectorKey, int]] = []
+            kept = self._kept
+            watched = len(self.get_map()) + len(self._streams) + len(kept)
+            for fd, kind, event, error in native.wait(timeout, self._tick_s, watched):
+                if kind == native_harvest.NO_STREAM:
+                    self._serve(fd, event, 0, ready)  # no bound is known to Python here
+                elif (stream := kept.get(fd)) is None:
+                    continue  # closed by what another stream's end set off
+                elif kind == native_harvest.WRITABLE:
+                    stream.on_writable()
+                else:
+                    stream.on_woken(kind, error)
+            return ready
+
+        def _wait_in_ticks(self, tick_s: float, timeout: float | None) -> None:
+            """Wait until something is ready, noting in between that nothing was."""
+            now_ns = time.monotonic_ns()
+            end_ns = None if timeout is None else now_ns + int(timeout * 1e9)
+            while end_ns is None or now_ns < end_ns:
+                if end_ns is not None:
+                    tick_s = min(tick_s, (end_ns - now_ns) / 1e9)
+                if select.select([self._epoll_fd], [], [], tick_s)[0]:
+                    return
+                self._harvested_ns = now_ns  # nothing was ready when this wait began, nor later
+                now_ns = time.monotonic_ns()
+
+
+class LoopReceiver:
+    """The same service by any selector loop's own readers: user time, without a bound."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def add(self, stream: Stream) -> None:
+        """Read for this socket from now on."""
+        self._loop.add_reader(stream.fd, stream.on_readable, 0)
+
+    def use_native(self, library: Path) -> None:
+        """Nothing to do: these readers read in Python."""
+
+    def add_kept(self, stream: WokenStream) -> KeptStream | None:
+        """Not here."""
+        return None
+
+    def remove(self, stream: Stream) -> None:
+        """Stop; the socket is about to be closed."""
+        self._loop.remove_reader(stream.fd)
+        self._loop.remove_writer(stream.fd)
+
+    def want_write(self, stream: Stream, wanted: bool) -> None:
+        """Tell the stream when it can write again, or stop telling it."""
+        if wanted:
+            self._loop.add_writer(stream.fd, stream.on_writable)
+        else:
+            self._loop.remove_writer(stream.fd)
+
+    def look_every(self, tick_s: float | None) -> None:
+        """Nothing to do: these readers know no bound."""
+
+
+class HarvestLoop(asyncio.SelectorEventLoop):
+    """An event loop whose selector does the receiving, where the platform has epoll."""
+
+    def __init__(self) -> None:
+        self.receiver: Receiver
+        if sys.platform == "linux":
+            selector = HarvestSelector()
+            self.receiver = selector
+            super().__init__(selector)
+            _minimise_timer_slack()
+        else:
+            super().__init__()
+            self.receiver = LoopReceiver(self)
+
+
+def receiver_of(loop: asyncio.AbstractEventLoop) -> Receiver:
+    """Who reads stream sockets on this loop."""
+    return loop.receiver if isinstance(loop, HarvestLoop) else LoopReceiver(loop)
+
+
+def run_on_sockets(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a harvesting loop, like `asyncio.run`."""
+    with asyncio.Runner(loop_factory=HarvestLoop) as runner:
+        return runner.run(main)
+
+
+def _minimise_timer_slack() -> None:
+    """Let short waits end on time: the default slack of a thread's timers is 50 us."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

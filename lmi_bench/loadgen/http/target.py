@@ -1,0 +1,441 @@
+"""An endpoint over HTTP/1.1: own sockets, connections opened ahead, answers decoded later.
+
+Times are the kernel's receive times where the host has them. Nothing is retried; a connection that
+failed or timed out is closed, and the next request opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.errors import InputError, TargetError, timeout_message
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.http.addresses import Turns, find_addresses
+from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Read, decode_answer
+from lmi_bench.loadgen.http.connection import Address, Connection, connect
+from lmi_bench.loadgen.http.endpoint import header_lines, parse_endpoint, request_head
+from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelStamps
+from lmi_bench.loadgen.http.receive import receiver_of
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.run.measure import Answer, keep_partial
+from lmi_bench.wire.event import WireFormat
+
+SPACING_S = 0.0004
+"""Seconds between the first sends of neighbouring users. All at once, hundreds of requests wait
+for each other in the server's accept and read queues, which is no property of the model."""
+MAX_UNDECODED_BYTES = 256 * 2**20
+"""Answers kept undecoded during a level; beyond it each is decoded when it ends."""
+LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 4 * 2**20, 64 * 2**10
+"""How long an answer may be: a token with its log-probs and its frame has some 200 to 4,000 bytes.
+Without a limit a server that does not end would fill this machine's memory."""
+USER_TIME_TICK_S = 0.00025
+"""How often the receiver looks for data by user time: it bounds how late an idle loop reads, for
+about 2 % of a core."""
+_CONNECTS_AT_ONCE = 64
+_SPARE_DESCRIPTORS = 64
+
+Timestamps = Literal["kernel", "user"]
+Connections = Literal["reuse", "per-request"] | int
+Sign = Callable[[bytes], Mapping[str, str]]
+"""Headers that depend on a request's body and on the time, such as its signature."""
+
+
+@dataclass(slots=True)
+class _Response:
+    """A response, or as much of it as came."""
+
+    reads: Sequence[Read]
+    sent_ns: int
+    sent_by_ns: int
+    connect_s: float | None
+    tls_s: float | None
+    status: int
+    held_s: float
+    num_bytes: int
+
+    @property
+    def looks_failed(self) -> bool:
+        """Whether it should be decoded at once, because it may be a failure.
+
+        An error under status 200 comes as one of the last events.
+        """
+        if self.status >= 300:
+            return True
+        return any(b"rror" in read[2] or b"xception" in read[2] for read in self.reads[-2:])
+
+
+class HttpTarget:
+    """One endpoint, one protocol. Use it as an async context manager or `close` it.
+
+    model       name that the endpoint knows
+    headers     added to every request, such as Authorization
+    stream      False asks for answers that come whole
+    sign        called with each body just before it is sent
+    timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
+                the kernel's where the host has it
+    connections "reuse": as many as there are requests at once; "per-request": a new one for each;
+                a number: at most so many, for which requests wait
+    first_token_timeout_s  a request fails when no token came by then; None: never for that reason
+    count_tokens  tokens of an answer's text, where the server does not state them; None: its events
+                are counted
+    native      library of the native receiver (`native_harvest.choose_receive`), which reads the
+                connections without TLS; None: Python reads
+    """
+
+    def __init__(
+        self,
+        url: str,
+        wire_format: WireFormat,
+        *,
+        model: str,
+        headers: Mapping[str, str] | None = None,
+        stream: bool = True,
+        sign: Sign | None = None,
+        connect_timeout_s: float = 10.0,
+        timestamps: Timestamps | None = None,
+        tls_context: ssl.SSLContext | None = None,
+        connections: Connections = "reuse",
+        first_token_timeout_s: float | None = None,
+        native: Path | None = None,
+        count_tokens: Callable[[str], int] | None = None,
+    ) -> None:
+        self.endpoint = parse_endpoint(url, wire_format)
+        self._format = wire_format
+        self._model = model
+        self._stream = stream
+        self._sign = sign
+        self._head = request_head(self.endpoint, headers or {})
+        self._connect_timeout_s = connect_timeout_s
+        self._tls_context = tls_context
+        if self.endpoint.scheme == "https" and tls_context is None:
+            self._tls_context = ssl.create_default_context()
+        self._stamps = KernelStamps() if timestamps != "user" else None
+        if timestamps == "kernel" and not (self._stamps and self._stamps.available):
+            raise InputError("this host gives no kernel receive times: use --timestamps user")
+        self._clock = KernelClock()
+        self._sampler: asyncio.TimerHandle | None = None
+        self._look_up = asyncio.Lock()
+        self._connect_to: Turns | None = None
+        self._ask: Turns | None = None
+        self._connections = connections
+        self._first_token_timeout_s = first_token_timeout_s
+        self._native = native
+        self._count_tokens = count_tokens
+        self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._signals = ReceiveSignals(self.timestamps)
+        self._undecoded_bytes = 0
+        self._receiver: str | None = None
+
+    @property
+    def timestamps(self) -> Timestamps:
+        """Whose receive time counts."""
+        return "kernel" if self._stamps is not None and self._stamps.available else "user"
+
+    @property
+    def max_connections(self) -> int | None:
+        """As many requests can be under way at once; None: no limit."""
+        return self._connections if isinstance(self._connections, int) else None
+
+    async def open(self, connections: int) -> None:
+        """Have this many idle connections, handshakes done.
+
+        Failures to connect are left to the requests, which say so in their records. Raises
+        InputError when the process may not open that many.
+        """
+        _refuse_virtual_time()
+        if isinstance(self._connections, int):
+            connections = min(connections, self._connections)
+        _allow_descriptors(connections)
+        if self._connections == "per-request":
+            return
+        await asyncio.sleep(0)  # one look at the sockets: the server may have closed some meanwhile
+        self._idle = [connection for connection in self._idle if connection.reusable]
+        missing = connections - len(self._idle)
+        if missing > 0:
+            with contextlib.suppress(TargetError):
+                await self._addresses()  # once, not by each of them
+        gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
+
+        async def one() -> None:
+            async with gate:
+                with contextlib.suppress(TargetError):
+                    self._idle.append(await self._connect())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(missing):
+                group.create_task(one())
+
+    async def open_level(self, connections: int) -> None:
+        """Prepare for a level: connections open, signals empty."""
+        self._signals = ReceiveSignals(self.timestamps)
+        self._undecoded_bytes = 0
+        await self.open(connections)
+        self._clock = KernelClock()
+        tick_s = USER_TIME_TICK_S if self.timestamps == "user" else None
+        receiver_of(asyncio.get_running_loop()).look_every(tick_s)
+        self._sample_clock()
+
+    def end_level(self) -> ReceiveSignals:
+        """What the receiver saw since `open_level`."""
+        self._signals.clock_steps = self._clock.steps
+        if self._receiver is not None:
+            self._signals.receiver = self._receiver
+        return self._signals
+
+    async def send(self, request: PlannedRequest) -> Exchange:
+        """Send one request and return its exchange, decoded. Raises TargetError."""
+        response = await self._respond(request)
+        return self._decode(response)
+
+    async def send_undecoded(self, request: PlannedRequest) -> Answer:
+        """Send one request; decoding is left until the exchange is asked for.
+
+        What may be a failure is decoded at once, so that it counts while the level runs. Raises
+        TargetError.
+        """
+        response = await self._respond(request)
+        num_bytes = response.num_bytes
+        if self._undecoded_bytes + num_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
+            exchange = self._decode(response)
+            return Answer(_ended_s(exchange), len(exchange.token_times_s), lambda: exchange)
+        self._undecoded_bytes += num_bytes
+        user_ns, control, _, _ = response.reads[-1]
+        kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
+        return Answer(
+            ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
+            num_events=len(response.reads),
+            decode=functools.partial(self._decode_kept, response, num_bytes),
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+        for connection in list(self._open):
+            connection.close()
+        self._open.clear()
+        self._idle.clear()
+        if self._stamps is not None:
+            self._stamps.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _respond(self, request: PlannedRequest) -> _Response:
+        if self._gate is None:
+            return await self._respond_now(request, 0.0)
+        loop = asyncio.get_running_loop()
+        asked_s, waits = loop.time(), self._gate.locked()
+        async with self._gate:
+            return await self._respond_now(request, loop.time() - asked_s if waits else 0.0)
+
+    async def _respond_now(self, request: PlannedRequest, held_s: float) -> _Response:
+        body = self._format.request_body(request, model=self._model, stream=self._stream)
+        connection, connect_s = await self._take()
+        if self._connections == "per-request":
+            held_s = connect_s or 0.0  # its opening was asked for
+        if self._sampler is None:
+            self._sample_clock()
+        head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
+        message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+        most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN * request.output_tokens)
+        sent_ns, ended = connection.start(message, most_bytes=most_bytes)
+
+        def response() -> _Response:
+            tls_s = None if connect_s is None else connection.tls_s
+            return _Response(
+                connection.reads,
+                sent_ns,
+                connection.sent_by_ns,
+                connect_s,
+                tls_s,
+                connection.status,
+                held_s,
+                connection.num_bytes,
+            )
+
+        deadline = self._watch_first_token(connection, response)
+        try:
+            await ended
+        except asyncio.CancelledError as exc:
+            self._drop(connection)
+            keep_partial(exc, self._decode(response(), whole=False))
+            raise
+        except TargetError as exc:
+            self._drop(connection)
+            exc.exchange = self._decode(response(), whole=False)
+            raise
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+        if connection.reusable and self._connections != "per-request":
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+        return response()
+
+    def _watch_first_token(
+        self, connection: Connection, response: Callable[[], _Response]
+    ) -> asyncio.TimerHandle | None:
+        """Give the request up if no token came in time."""
+        limit_s = self._first_token_timeout_s
+        if limit_s is None:
+            return None
+
+        def look() -> None:
+            connection.keep_reads()
+            came = self._decode(response(), whole=False, signals=ReceiveSignals())
+            if not came.token_times_s:
+                connection.give_up(TargetError("timeout", timeout_message(limit_s, 0)))
+
+        return asyncio.get_running_loop().call_later(limit_s, look)
+
+    async def _take(self) -> tuple[Connection, float | None]:
+        """An idle connection that is still open, or a new one and what opening it took."""
+        while self._idle:
+            connection = self._idle.pop(self._whose_turn())
+            if connection.reusable:
+                return connection, None
+            self._open.discard(connection)
+        _refuse_virtual_time()
+        connection = await self._connect()
+        return connection, connection.connect_s
+
+    async def _connect(self) -> Connection:
+        receiver = receiver_of(asyncio.get_running_loop())
+        if self._native is not None:
+            receiver.use_native(self._native)
+        connection = await connect(
+            receiver,
+            (await self._addresses()).next(),
+            tls_context=self._tls_context,
+            host=self.endpoint.host,
+            kernel_stamps=self.timestamps == "kernel",
+            timeout_s=self._connect_timeout_s,
+        )
+        self._open.add(connection)
+        self._receiver = "native" if connection.native else "python"
+        self._signals.connect_s.append(connection.connect_s)
+        if connection.tls_s is not None:
+            self._signals.tls_s.append(connection.tls_s)
+        return connection
+
+    def _whose_turn(self) -> int:
+        """Place among the idle connections of the one to use: the last one that was freed.
+
+        Of a host with several addresses it is the last one to the address whose turn it is, or few
+        requests at once would all go where the first one went.
+        """
+        if self._ask is None or len(self._ask.all) == 1:
+            return -1
+        address = self._ask.next()
+        places = range(len(self._idle) - 1, -1, -1)
+        return next((i for i in places if self._idle[i].address == address), -1)
+
+    async def _addresses(self) -> Turns:
+        """Where connections lead, looked up once: by the first that asks, for all."""
+        async with self._look_up:
+            if self._connect_to is None:
+                found = await self._resolve()
+                self._connect_to, self._ask = Turns(found), Turns(found)
+        return self._connect_to
+
+    async def _resolve(self) -> list[Address]:
+        return await find_addresses(self.endpoint.host, self.endpoint.port)
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close()
+        self._open.discard(connection)
+
+    def _decode(
+        self, response: _Response, *, whole: bool = True, signals: ReceiveSignals | None = None
+    ) -> Exchange:
+        exchange = decode_answer(
+            self._format,
+            response.reads,
+            sent_ns=response.sent_ns,
+            connect_s=response.connect_s,
+            kernel_time=self._kernel_time,
+            signals=self._signals if signals is None else signals,
+            tls_s=response.tls_s,
+            sent_by_ns=response.sent_by_ns,
+            clock_bound_ns=self._clock.error_bound_ns,
+            stream=self._stream,
+            whole=whole,
+            held_s=response.held_s,
+        )
+        seen = self._signals if signals is None else signals
+        if exchange.output_tokens is not None:
+            seen.counted_by["server"] += whole
+            return exchange
+        if self._count_tokens is None or not exchange.text:
+            seen.counted_by["chunks"] += whole
+            return exchange
+        seen.counted_by["tokenizer"] += whole
+        return replace(exchange, output_tokens=self._count_tokens(exchange.text))
+
+    def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:
+        try:
+            return self._decode(response)
+        finally:
+            self._undecoded_bytes -= num_bytes
+
+    @property
+    def _kernel_time(self) -> KernelTime | None:
+        return self._clock.monotonic_ns if self.timestamps == "kernel" else None
+
+    def _sample_clock(self) -> None:
+        if self._sampler is not None:
+            self._sampler.cancel()
+        self._clock.sample()
+        loop = asyncio.get_running_loop()
+        self._sampler = loop.call_later(SAMPLE_EVERY_S, self._sample_clock)
+
+
+def _ended_s(exchange: Exchange) -> float:
+    if exchange.ended_s is not None:
+        return exchange.ended_s
+    return exchange.token_times_s[-1] if exchange.token_times_s else exchange.sent_s
+
+
+def _refuse_virtual_time() -> None:
+    if is_virtual():
+        raise InputError(
+            "an HTTP endpoint answers in real time: virtual time is for simulated targets only"
+        )
+
+
+def _allow_descriptors(connections: int) -> None:
+    """Raise the process's limit of open files if need be; InputError where it may not be."""
+    try:
+        import resource
+    except ImportError:  # no such limit on this platform
+        return
+    needed = connections + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"{connections:,} connections need {needed:,} open files but this process may have "
+            f"{hard:,}: raise the limit (ulimit -n {needed}) or lower the concurrency"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,0 +1,255 @@
+"""Conversations as a load: each turn asks with all that was said before it.
+
+How many turns, how long each is and the pauses between them follow from the seed and the number
+of the conversation alone; what the prompts say of earlier turns is what the target answered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from lmi_bench.core.conversations import RecordedConversation, read_conversations
+from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.loadgen.prompts.prompts import CHARACTERS_PER_TOKEN, Prompts, Tokenizer, level_place
+
+NumTurns = Callable[[int], int]
+"""Turns of a conversation, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """What a turn adds: its own words as a request, sent `pause_s` after the answer before."""
+
+    said: PlannedRequest
+    pause_s: float = 0.0
+
+
+class Dialogue:
+    """One conversation as it goes on."""
+
+    def __init__(
+        self, session: int, turns: Sequence[PlannedTurn], tokenizer: Tokenizer | None = None
+    ) -> None:
+        self._session = session
+        self._turns = turns
+        self._tokenizer = tokenizer
+        self._place = 0
+        self._asked: PlannedRequest | None = None
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds between the last answer and the next turn."""
+        return self._turns[self._place].pause_s if self._place < len(self._turns) else 0.0
+
+    def next(self, reply: Exchange | None) -> PlannedRequest | None:
+        """The next turn's request after this reply; None when all was said."""
+        if self._place == len(self._turns):
+            return None
+        said = self._turns[self._place].said
+        request = replace(said, session=self._session, turn=self._place)
+        if not request.messages and said.prompt_text:
+            request = replace(request, messages=(("user", said.prompt_text),))
+        if self._asked is not None and reply is not None:
+            request = self._after(self._asked, reply, request)
+        self._place += 1
+        self._asked = request
+        return request
+
+    def _after(
+        self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest
+    ) -> PlannedRequest:
+        """The new words behind everything before them, in each form that the target may take.
+
+        Reasoning is left out, as chat servers want it and their clients do.
+        """
+        answered = reply.output_tokens
+        if answered is None:
+            answered = sum(reply.token_counts)
+        answered = max(0, answered - reply.reasoning_tokens)
+        answer = reply.text[reply.thought_chars :]
+        ids: tuple[int, ...] = ()
+        if asked.prompt_token_ids and said.prompt_token_ids:
+            reply_ids = reply.token_ids or self._encoded(answer)
+            ids = (*asked.prompt_token_ids, *reply_ids, *said.prompt_token_ids)
+        text = said.prompt_text and f"{asked.prompt_text}{answer}\n{said.prompt_text}"
+        messages = (*asked.messages, ("assistant", answer), *said.messages)
+        return replace(
+            said,
+            input_tokens=len(ids) or asked.input_tokens + answered + said.input_tokens,
+            prompt_token_ids=ids,
+            prompt_text=text,
+            messages=messages if said.messages else (),
+        )
+
+    def _encoded(self, text: str) -> list[int]:
+        if self._tokenizer is None or not text:
+            return []
+        special = len(self._tokenizer.encode(""))
+        return self._tokenizer.encode(text)[special:]
+
+
+@runtime_checkable
+class Dialogues(Protocol):
+    """Where conversations come from."""
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """A request on its own, for the warm-up."""
+        ...
+
+    def num_turns(self, session: int) -> int:
+        """Turns of a conversation."""
+        ...
+
+    def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
+        """A conversation; its requests are numbered from `first_number`."""
+        ...
+
+
+class MadeUpDialogues:
+    """Conversations whose turns have the lengths of a workload.
+
+    first, later  what a conversation begins with, and what its other turns add
+    """
+
+    def __init__(
+        self,
+        first: Prompts,
+        later: Prompts,
+        num_turns: NumTurns,
+        pauses: Pauses,
+        *,
+        seed: int,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self._first = first
+        self._later = later
+        self._turns = num_turns
+        self._pauses = pauses
+        self._seed = seed
+        self._tokenizer = tokenizer
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """A request on its own, for the warm-up."""
+        return self._first.request(level, number)
+
+    def num_turns(self, session: int) -> int:
+        """Turns of a conversation."""
+        return self._turns(session)
+
+    def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
+        """A conversation; its requests are numbered from `first_number`."""
+        draw = random.Random(f"{self._seed}/pauses/{session}")
+        turns = [PlannedTurn(self._first.request(level, first_number))]
+        for place in range(1, self._turns(session)):
+            said = self._later.request(level, first_number + place)
+            turns.append(PlannedTurn(said, self._pauses.draw(draw)))
+        return Dialogue(session, turns, self._tokenizer)
+
+
+class RecordedDialogues:
+    """Conversations of a file, shuffled by the seed, over and over.
+
+    output_tokens  of a turn whose answer was not recorded
+    salt           stands before each conversation, so that no prefix cache has seen it
+    """
+
+    def __init__(
+        self,
+        conversations: Sequence[RecordedConversation],
+        pauses: Pauses,
+        *,
+        output_tokens: int,
+        seed: int,
+        salt: str = "",
+        ignore_eos: bool = True,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self._conversations = _shuffled(conversations, seed)
+        self._pauses = pauses
+        self._output_tokens = output_tokens
+        self._seed = seed
+        self._salt = salt
+        self._ignore_eos = ignore_eos
+        self._tokenizer = tokenizer
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """The first turn of a conversation, for the warm-up."""
+        request = self.begin(level, number, number).next(None)
+        assert request is not None  # a conversation has a turn
+        return replace(request, session=None)
+
+    def num_turns(self, session: int) -> int:
+        """Turns of a conversation."""
+        return len(self._conversations[session % len(self._conversations)].turns)
+
+    def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
+        """A conversation; its requests are numbered from `first_number`."""
+        conversation = self._conversations[session % len(self._conversations)]
+        draw = random.Random(f"{self._seed}/pauses/{session}")
+        turns = []
+        for place, turn in enumerate(conversation.turns):
+            system = conversation.system if place == 0 else ""
+            if self._salt and place == 0:
+                salt = f"[{self._salt}-{level_place(level)}-{session}]"
+                system = f"{salt} {system}".strip()
+            said = self._request(first_number + place, system, turn.asked, turn.answered)
+            turns.append(PlannedTurn(said, self._pauses.draw(draw) if place else 0.0))
+        return Dialogue(session, turns, self._tokenizer)
+
+    def _request(self, number: int, system: str, asked: str, answered: str) -> PlannedRequest:
+        text = f"{system}\n{asked}" if system else asked
+        ids = tuple(self._tokenizer.encode(text)) if self._tokenizer is not None else ()
+        answer_tokens = self._count(answered) if answered else self._output_tokens
+        messages = (("system", system), ("user", asked)) if system else (("user", asked),)
+        return PlannedRequest(
+            request_id=number,
+            arrival_s=0.0,
+            input_tokens=len(ids) or self._count(text),
+            output_tokens=max(1, answer_tokens),
+            prompt_token_ids=ids,
+            prompt_text=text,
+            messages=messages,
+            ignore_eos=self._ignore_eos,
+        )
+
+    def _count(self, text: str) -> int:
+        if self._tokenizer is not None:
+            return len(self._tokenizer.encode(text)) - len(self._tokenizer.encode(""))
+        return max(1, round(len(text) / CHARACTERS_PER_TOKEN))
+
+
+def num_turns(workload: WorkloadSection, seed: int) -> NumTurns:
+    """The number of turns of each conversation of a workload; raises InputError without a file."""
+    if workload.conversations is not None:
+        recorded = _shuffled(read_conversations(Path(workload.conversations)), seed)
+        return lambda session: len(recorded[session % len(recorded)].turns)
+    distribution = parse_lengths(workload.turns or "1")
+    return lambda session: _drawn(distribution, seed, session)
+
+
+def _drawn(distribution: LengthDistribution, seed: int, session: int) -> int:
+    return distribution.draw(random.Random(f"{seed}/turns/{session}"))
+
+
+def _shuffled(
+    conversations: Sequence[RecordedConversation], seed: int
+) -> list[RecordedConversation]:
+    order = list(conversations)
+    random.Random(f"{seed}/conversations").shuffle(order)
+    return order
+
+
+def first_numbers(num_turns: NumTurns, num_sessions: int | None) -> Iterator[tuple[int, int]]:
+    """(conversation, number of its first request) of a level, in order."""
+    number = 0
+    for session in itertools.count() if num_sessions is None else range(num_sessions):
+        yield session, number
+        number += num_turns(session)

@@ -1,0 +1,84 @@
+"""The bundled engine in this process as a target: no sockets, token times from the engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.engine.async_engine import Generation
+from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.engine.replicas import ServingEngine
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.loadgen.run.measure import keep_partial
+
+
+class InProcessTarget:
+    """An engine that runs on the same loop; times are that loop's clock.
+
+    simulated      its executor sleeps on the loop's clock, so virtual time is allowed
+    eos_token_ids  end a request that does not ignore them
+    """
+
+    def __init__(
+        self, engine: ServingEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self._engine = engine
+        self._simulated = simulated
+        self._eos_token_ids = eos_token_ids
+
+    def engine_stats(self) -> EngineStats:
+        """The engine's counts at this moment."""
+        return self._engine.stats()
+
+    async def send(self, request: PlannedRequest) -> Exchange:
+        """Generate one request to its end; a cancellation stops it and frees its blocks.
+
+        Raises TargetError where the engine refuses it, EngineError where the engine failed.
+        """
+        if is_virtual() and not self._simulated:
+            raise InputError(
+                "this engine computes in real time: virtual time is for simulated targets only"
+            )
+        sampling = SamplingParams(
+            max_new_tokens=request.output_tokens,
+            ignore_eos=request.ignore_eos,
+            eos_token_ids=self._eos_token_ids,
+        )
+        prompt = request.prompt_token_ids or range(request.input_tokens)
+        try:
+            generation = self._engine.submit(prompt, sampling)
+        except CapacityError as exc:
+            raise TargetError("refused", str(exc)) from exc
+        except OverloadedError as exc:
+            raise TargetError("overloaded", str(exc)) from exc
+        try:
+            await generation.wait()
+        except asyncio.CancelledError as exc:
+            generation.stop("cancelled")
+            keep_partial(exc, _exchange(request, generation))
+            raise
+        exchange = _exchange(request, generation)
+        if generation.finish_reason == "error":
+            raise TargetError("server_error", "the engine gave the request up", exchange=exchange)
+        return exchange
+
+
+def _exchange(request: PlannedRequest, generation: Generation) -> Exchange:
+    events = [event for event in generation.events if event.token_ids]
+    return Exchange(
+        sent_s=generation.submitted_s,
+        token_times_s=tuple(event.time_s for event in events),
+        token_counts=tuple(len(event.token_ids) for event in events),
+        finish_reason=generation.finish_reason,
+        input_tokens=request.input_tokens,
+        output_tokens=sum(len(event.token_ids) for event in events),
+        ended_s=generation.finished_s,
+        queue_s=generation.queue_s,
+        prefill_s=generation.prefill_s,
+        decode_s=generation.decode_s,
+        replica=generation.replica,
+        token_ids=tuple(token_id for event in events for token_id in event.token_ids),
+    )

@@ -1,0 +1,124 @@
+"""A level that several processes send: who sends what, and how their parts become one again.
+
+The plan is split by number, so that the parts hold the same requests as the whole; merging keeps
+every sample, so that a percentile of the merged level is the percentile of all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.run.self_check import LoopWatch, check_level
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a level that worker `index` of `of` sends.
+
+    Closed loop: every `of`-th user, and of each round of requests the same places. Open loop:
+    every `of`-th request.
+    """
+
+    index: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            raise ValueError(f"worker {self.index} of {self.of} does not exist")
+
+    def users(self, spec: LevelSpec) -> int:
+        """Users of a closed loop that are this worker's; of an open loop one place in a round."""
+        return len(self._places(spec))
+
+    def num_requests(self, spec: LevelSpec) -> int | None:
+        """Requests that are this worker's; None where only the duration is fixed."""
+        if spec.num_requests is None:
+            return None
+        rounds, rest = divmod(spec.num_requests, self._round(spec))
+        places = self._places(spec)
+        return rounds * len(places) + sum(place < rest for place in places)
+
+    def number(self, spec: LevelSpec, index: int) -> int:
+        """The level's number of this worker's request `index`."""
+        places = self._places(spec)
+        rounds, place = divmod(index, len(places))
+        return rounds * self._round(spec) + places[place]
+
+    def numbers(self, spec: LevelSpec) -> Iterator[int]:
+        """This worker's numbers, in order; without an end where only the duration is fixed."""
+        count = self.num_requests(spec)
+        index = 0
+        while count is None or index < count:
+            yield self.number(spec, index)
+            index += 1
+
+    def _round(self, spec: LevelSpec) -> int:
+        return self.of if spec.concurrency is None else spec.concurrency
+
+    def _places(self, spec: LevelSpec) -> range:
+        return range(self.index, self._round(spec), self.of)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True, slots=True)
+class LevelPart:
+    """What one process left of a level; its records count their times from the common start."""
+
+    records: tuple[RequestRecord, ...]
+    signals: ReceiveSignals
+    lags_s: tuple[float, ...]
+    cpu_share: float
+    virtual: bool
+    stopped_by: str | None
+
+
+def merge_parts(
+    spec: LevelSpec, attempt: int, parts: Sequence[LevelPart], *, max_error_share: float | None
+) -> LevelRun:
+    """One level of its parts: all records in request order, judged as a whole.
+
+    max_error_share  share of failed requests above which the level counts as stopped by errors
+    """
+    records = tuple(
+        sorted(
+            (record for part in parts for record in part.records),
+            key=lambda record: record.request_id,
+        )
+    )
+    signals = functools.reduce(operator.add, (part.signals for part in parts))
+    watch = LoopWatch()
+    watch.lags_s = [lag_s for part in parts for lag_s in part.lags_s]
+    watch.cpu_share = max(part.cpu_share for part in parts)
+    watch.virtual = all(part.virtual for part in parts)
+    stopped_by = next((part.stopped_by for part in parts if part.stopped_by), None)
+    if stopped_by == "decided" and len(records) == spec.num_requests:
+        stopped_by = None  # the verdict fell when all had been sent: nothing was cut
+    errors = sum(not record.ok for record in records)
+    if (
+        stopped_by is None
+        and max_error_share is not None
+        and errors > max_error_share * len(records)
+    ):
+        stopped_by = "errors"
+    run = LevelRun(
+        spec=spec,
+        attempt=attempt,
+        records=records,
+        stopped_by=stopped_by or _cut_by_duration(spec, len(records)),
+        connect_s=tuple(signals.connect_s),
+        tls_s=tuple(signals.tls_s),
+    )
+    return replace(run, check=check_level(spec, records, watch, signals, workers=len(parts)))
+
+
+def _cut_by_duration(spec: LevelSpec, sent: int) -> str | None:
+    both = spec.num_requests is not None and spec.duration_s is not None
+    return "duration" if both and sent < (spec.num_requests or 0) else None

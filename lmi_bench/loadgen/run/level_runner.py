@@ -1,0 +1,425 @@
+"""One level: its requests made and its connections opened, then warm-up, clock, loop and judgement.
+
+Garbage collection rests while the clock runs, and nothing is retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
+from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
+from lmi_bench.loadgen.prompts.prompts import Prompts
+from lmi_bench.loadgen.run.closed_loop import run_closed_loop
+from lmi_bench.loadgen.run.in_flight import InFlightCap
+from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
+from lmi_bench.loadgen.run.measure import Measured
+from lmi_bench.loadgen.run.open_loop import run_open_loop
+from lmi_bench.loadgen.run.self_check import LoopWatch
+from lmi_bench.loadgen.run.session_loop import PlannedSession, SessionLoop
+from lmi_bench.loadgen.run.stall_guard import StallGuard
+from lmi_bench.loadgen.run.target import Target
+
+PREPARED_REQUESTS = 16_384
+PREPARED_TOKENS = 4_000_000
+"""Most requests, and prompt tokens, that are made before a level starts; the rest are made as they
+are sent, which keeps the loop from its sockets for a while each."""
+REPORT_EVERY_S = 0.05
+OPEN_LOOP_CONNECTIONS = 64
+"""Connections opened before an open-loop level; more are opened as they are needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What ends a level early, and the sweep after it.
+
+    first_timeout    a request that timed out: the target is past its limit
+    max_error_share  share of failed requests that a level may have. Failures come back sooner than
+                     answers, so a level of a known number of requests is only cut short when the
+                     share is certain; one of a fixed duration from `min_requests` ended ones on
+    ends_sweep       False: the next level is picked by the rule of levels all the same
+    watch            what looks at a level's answers as they end (they are decoded for it, on the
+                     loop) and says when nothing more need be sent: `stopped_by` is then "decided"
+    """
+
+    first_timeout: bool = True
+    max_error_share: float | None = 0.5
+    min_requests: int = 10
+    ends_sweep: bool = True
+    watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a level is: plain values for whoever shows them.
+
+    total     requests of the level, None when only its duration is fixed
+    tokens    that came so far; reads instead, where answers are decoded later
+    state     "warm-up", "running" or "finished"
+    stopped_by  the rule that was met, when one was
+    """
+
+    level: int
+    label: str
+    state: str
+    done: int
+    total: int | None
+    errors: int
+    elapsed_s: float
+    tokens: int
+    stopped_by: str | None = None
+
+
+@runtime_checkable
+class LevelAware(Protocol):
+    """A target that prepares for a level and says afterwards what its receiver saw."""
+
+    async def open_level(self, connections: int) -> None:
+        """Have this many connections open before the level's clock starts."""
+        ...
+
+    def end_level(self) -> ReceiveSignals:
+        """What was seen since `open_level`; asked when all answers are decoded."""
+        ...
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """A target that may have a limited number of connections."""
+
+    @property
+    def max_connections(self) -> int | None:
+        """As many requests can be under way at once; the others wait. None: no limit."""
+        ...
+
+
+@runtime_checkable
+class EngineWatched(Protocol):
+    """A target whose engine can be looked into."""
+
+    def engine_stats(self) -> EngineStats:
+        """The engine's counts at this moment."""
+        ...
+
+
+class LevelRunner:
+    """One level: its requests, its loop, and the rules that cut it short."""
+
+    def __init__(
+        self,
+        spec: LevelSpec,
+        target: Target,
+        prompts: Prompts,
+        rules: StopRules,
+        on_progress: Callable[[Progress], None],
+        timeout_s: float | None,
+        *,
+        share: Share = WHOLE,
+    ) -> None:
+        self._spec = spec
+        self._target = target
+        self._prompts = prompts
+        self._rules = rules
+        self._is_decided = rules.watch(spec)
+        self._on_progress = on_progress
+        self._timeout_s = timeout_s
+        self._guard = StallGuard() if timeout_s is None else None
+        most = spec.max_in_flight or math.inf
+        if isinstance(target, Connected) and target.max_connections is not None:
+            most = min(most, target.max_connections)
+        self._most = None if math.isinf(most) else int(most)
+        self._cap = None if self._most is None else InFlightCap(self._most)
+        self._share = share
+        self._num_requests = share.num_requests(spec)
+        self._users = share.users(spec)
+        self._reported_s = -math.inf
+        self._prepared: dict[int, PlannedRequest] = {}
+        self._start_s = 0.0
+        self._done = 0
+        self._errors = 0
+        self._tokens = 0
+        self._stopped_by: str | None = None
+        self._engine: Mapping[str, float | None] | None = None
+        self._stop: Callable[[], None] = lambda: None
+
+    async def run(
+        self,
+        attempt: int,
+        *,
+        spacing_s: float,
+        seed: int,
+        before_start: Callable[[], Awaitable[None]] | None = None,
+    ) -> LevelRun:
+        """Send the whole level; `before_start` is waited for when all is ready."""
+
+        async def start() -> float:
+            if before_start is not None:
+                await before_start()
+            return asyncio.get_running_loop().time()
+
+        part = await self.run_part(spacing_s=spacing_s, seed=seed, start=start)
+        run = merge_parts(self._spec, attempt, [part], max_error_share=self._rules.max_error_share)
+        return replace(run, engine=self._engine)
+
+    async def run_part(
+        self, *, spacing_s: float, seed: int, start: Callable[[], Awaitable[float]]
+    ) -> LevelPart:
+        """Send this process's share of the level.
+
+        start  waited for when all is ready; gives the level's start on the loop's clock
+        """
+        target = self._target
+        self._prepare()
+        if isinstance(target, LevelAware):
+            await target.open_level(self._connections())
+        await self._warm_up()
+        before = target.engine_stats() if isinstance(target, EngineWatched) else None
+        watch = LoopWatch()
+        with _no_collections():
+            self._start_s = await start()
+            with watch.watching():
+                self._report("running")
+                if self._spec.sessions:
+                    measured = await self._sessions(spacing_s, seed)
+                elif self._spec.concurrency is not None:
+                    measured = await self._closed(spacing_s)
+                else:
+                    measured = await self._open(seed)
+        records = tuple(item.record().shifted(self._start_s) for item in measured)
+        signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
+        self._errors = sum(not record.ok for record in records)
+        self._tokens = sum(record.output_tokens for record in records)
+        self._report("finished")
+        self._engine = _engine_change(target, before)
+        return LevelPart(
+            records=records,
+            signals=signals,
+            lags_s=tuple(watch.lags_s),
+            cpu_share=watch.cpu_share,
+            virtual=watch.virtual,
+            stopped_by=self._stopped_by,
+        )
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more; what is in flight ends as it may."""
+        if self._stopped_by is None:
+            self._stopped_by = reason
+        self._stop()
+
+    def _prepare(self) -> None:
+        if self._spec.sessions:
+            return  # what a turn says depends on the answers before it
+        known = self._num_requests or 2 * self._users
+        tokens = 0
+        for index in range(min(known, PREPARED_REQUESTS)):
+            number = self._share.number(self._spec, index)
+            request = self._prompts.request(self._spec, number)
+            self._prepared[number] = request
+            tokens += request.input_tokens
+            if tokens > PREPARED_TOKENS:
+                break
+
+    def _request(self, number: int) -> PlannedRequest:
+        prepared = self._prepared.pop(number, None)
+        return prepared or self._prompts.request(self._spec, number)
+
+    def _connections(self) -> int:
+        most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users
+        most = min(most, self._most or most)
+        return most if self._num_requests is None else min(most, self._num_requests)
+
+    async def _warm_up(self) -> None:
+        numbers = range(self._share.index, self._spec.warmup_requests, self._share.of)
+        if not numbers:
+            return
+        self._report("warm-up")
+        await run_closed_loop(
+            self._target,
+            ClosedLoop(
+                concurrency=max(1, min(self._connections(), len(numbers))),
+                num_requests=len(numbers),
+            ),
+            lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
+            start_s=asyncio.get_running_loop().time(),
+            timeout_s=self._timeout_s,
+            guard=self._guard,
+        )
+
+    async def _closed(self, spacing_s: float) -> list[Measured]:
+        users = ClosedLoop(
+            concurrency=self._users,
+            num_requests=self._num_requests,
+            duration_s=self._spec.duration_s,
+        )
+        self._stop = users.stop
+        return await run_closed_loop(
+            self._target,
+            users,
+            lambda index: self._request(self._share.number(self._spec, index)),
+            start_s=self._start_s + self._share.index * spacing_s,
+            spacing_s=self._share.of * spacing_s,
+            timeout_s=self._timeout_s,
+            guard=self._guard,
+            cap=self._cap,
+            on_ended=self._ended,
+        )
+
+    async def _open(self, seed: int) -> list[Measured]:
+        stop = asyncio.Event()
+        self._stop = stop.set
+        return await run_open_loop(
+            self._target,
+            self._arrivals(seed),
+            start_s=self._start_s,
+            timeout_s=self._timeout_s,
+            guard=self._guard,
+            cap=self._cap,
+            on_ended=self._ended,
+            stop=stop,
+        )
+
+    async def _sessions(self, spacing_s: float, seed: int) -> list[Measured]:
+        """This process's conversations: every `of`-th of them, whole."""
+        spec, source, share = self._spec, self._prompts, self._share
+        if not isinstance(source, Dialogues):
+            raise ValueError("a level of conversations needs dialogues, not single prompts")
+        loop = SessionLoop(
+            self._target,
+            start_s=self._start_s,
+            timeout_s=self._timeout_s,
+            guard=self._guard,
+            cap=self._cap,
+            duration_s=spec.duration_s,
+            on_ended=self._ended,
+        )
+        self._stop = loop.stop
+        numbers = first_numbers(source.num_turns, spec.num_sessions)
+        closed = spec.concurrency is not None
+        times = itertools.repeat(0.0) if closed else self._times(seed, spec.num_sessions)
+        planned = (
+            PlannedSession(functools.partial(source.begin, spec, session, first), at_s)
+            for (session, first), at_s in zip(numbers, times, strict=False)
+            if session % share.of == share.index
+        )
+        if closed:
+            return await loop.run_closed(
+                planned,
+                self._users,
+                first_s=share.index * spacing_s,
+                spacing_s=share.of * spacing_s,
+            )
+        return await loop.run_open(planned, max_sessions=spec.max_sessions)
+
+    def _arrivals(self, seed: int) -> Iterator[PlannedRequest]:
+        if self._spec.arrivals == "trace":
+            yield from self._recorded()
+            return
+        for number, arrival_s in enumerate(self._times(seed, self._spec.num_requests)):
+            if number % self._share.of != self._share.index:
+                continue
+            yield replace(self._request(number), arrival_s=arrival_s)
+
+    def _times(self, seed: int, count: int | None) -> Iterator[float]:
+        """When an open loop's requests or conversations are due, after the level's start."""
+        spec = self._spec
+        if spec.rate_per_s is None:
+            raise ValueError("an open loop needs a rate")
+        return arrival_times_s(
+            spec.rate_per_s,
+            process=spec.arrivals,
+            seed=seed + spec.repeat,
+            num_requests=count,
+            duration_s=spec.duration_s,
+            burstiness=spec.burstiness,
+            ramp_s=spec.ramp_s,
+        )
+
+    def _recorded(self) -> Iterator[PlannedRequest]:
+        """The trace's requests, each due when its prompt says."""
+        if self._spec.num_requests is None:
+            return
+        for number in self._share.numbers(self._spec):
+            request = self._request(number)
+            limit_s = self._spec.duration_s
+            if limit_s is not None and request.arrival_s >= limit_s:
+                return
+            yield request
+
+    def _ended(self, measured: Measured) -> bool:
+        """Count a request that ended; False when a rule ends the level."""
+        self._done += 1
+        self._tokens += measured.num_tokens
+        status = measured.known_status
+        self._errors += status != "ok"
+        if self._stopped_by is None:
+            if status == "timeout" and self._rules.first_timeout:
+                self._stopped_by = "timeout"
+            elif self._too_many_errors(self._done):
+                self._stopped_by = "errors"
+        if self._is_decided is not None and self._is_decided(measured.record()):
+            self._stopped_by = self._stopped_by or "decided"
+        self._report("running")
+        return self._stopped_by is None
+
+    def _too_many_errors(self, ended: int) -> bool:
+        limit = self._rules.max_error_share
+        if limit is None:
+            return False
+        if self._num_requests is None:
+            return ended >= self._rules.min_requests and self._errors > limit * ended
+        return self._errors > limit * self._num_requests
+
+    def _report(self, state: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        soon = now_s - self._reported_s < REPORT_EVERY_S and self._stopped_by is None
+        if state == "running" and self._done and soon:
+            return  # whoever draws it takes longer than a request does here
+        self._reported_s = now_s
+        self._on_progress(
+            Progress(
+                level=self._spec.index,
+                label=self._spec.label,
+                state=state,
+                done=self._done,
+                total=self._num_requests,
+                errors=self._errors,
+                elapsed_s=0.0 if state == "warm-up" else now_s - self._start_s,
+                tokens=self._tokens,
+                stopped_by=self._stopped_by,
+            )
+        )
+
+
+def _engine_change(target: Target, before: EngineStats | None) -> Mapping[str, float | None] | None:
+    if before is None or not isinstance(target, EngineWatched):
+        return None
+    return target.engine_stats().since(before)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """No garbage collection while the clock runs: a pause of one would land in the latencies.
+
+    Freezing alone would not do, since the collector walks what was made since.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,147 @@
+"""One request, measured: what came back, or why nothing did.
+
+Times are the running loop's clock. A target may hand over an answer still undecoded, so that the
+meaning of its bytes is worked out when the level is over and the loop stays free for sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from lmi_bench.core.errors import TargetError, timeout_message
+from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.run.stall_guard import StallGuard
+from lmi_bench.loadgen.run.target import Target
+
+Decoder = Callable[[], Exchange]
+"""Gives the exchange of an answer that has ended, or raises TargetError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that has ended and is not decoded yet.
+
+    ended_s     when its last byte came
+    num_events  reads that it took, a stand-in for its tokens while the level runs
+    """
+
+    ended_s: float
+    num_events: int
+    decode: Decoder
+
+
+SendUndecoded = Callable[[PlannedRequest], Awaitable[Answer]]
+"""A target that can leave decoding for later has a method `send_undecoded` of this type. It is like
+`send` and raises TargetError for what is known before decoding."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """A request that ended: its record, made at once or on first use.
+
+    ended_s     when its user was free again; never before it was due
+    held_s      part of its dispatch delay that a cap asked for
+    num_tokens  tokens that came, or the number of reads where nothing is decoded yet
+    """
+
+    request: PlannedRequest
+    due_s: float
+    ended_s: float
+    num_tokens: int
+    outcome: RequestRecord | Answer
+    held_s: float = 0.0
+
+    def hold(self, seconds: float) -> None:
+        """A cap made the request wait so long before it was sent."""
+        self.held_s += seconds
+
+    @property
+    def known_status(self) -> str:
+        """Status as far as it is known without decoding."""
+        return self.outcome.status if isinstance(self.outcome, RequestRecord) else "ok"
+
+    def record(self) -> RequestRecord:
+        """The record; decodes the answer if that has not been done."""
+        if isinstance(self.outcome, Answer):
+            try:
+                exchange = self.outcome.decode()
+            except TargetError as exc:
+                self.outcome = RequestRecord.failed(self.request, self.due_s, exc)
+            else:
+                self.outcome = RequestRecord.completed(self.request, self.due_s, exchange)
+        if not self.held_s:
+            return self.outcome
+        return replace(self.outcome, held_s=self.outcome.held_s + self.held_s)
+
+
+def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
+    """Attach what had arrived to a cancellation, so that a time-out's record can keep it."""
+    exc.__dict__["exchange"] = exchange
+
+
+async def measure(
+    target: Target,
+    request: PlannedRequest,
+    due_s: float,
+    *,
+    timeout_s: float | None = 60.0,
+    guard: StallGuard | None = None,
+) -> Measured:
+    """Send one request; a failure is a result, a cancellation from outside passes through.
+
+    timeout_s  seconds from sending to the end of the answer; None waits for ever
+    guard      gives up what the whole level waits for
+    """
+    loop = asyncio.get_running_loop()
+    # Not isinstance: a runtime protocol check takes longer than all else here.
+    send_undecoded: SendUndecoded | None = getattr(target, "send_undecoded", None)
+    sent_s = loop.time()
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            if guard is not None:
+                guard.began(limit, request.output_tokens)
+            if send_undecoded is not None:
+                answer = await send_undecoded(request)
+                return Measured(
+                    request, due_s, max(answer.ended_s, due_s), answer.num_events, answer
+                )
+            exchange = await target.send(request)
+    except TimeoutError as exc:
+        partial = getattr(exc.__cause__, "exchange", None)
+        error = TargetError("timeout", _why_late(timeout_s, guard, partial), exchange=partial)
+        record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
+    except TargetError as exc:
+        record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
+    else:
+        record = RequestRecord.completed(request, due_s, exchange)
+    finally:
+        if guard is not None:
+            guard.ended(limit, loop.time() - sent_s)
+    if record.status == "timeout":  # it had its place until now, whenever its last byte came
+        record = replace(record, ended_s=loop.time())
+    return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
+
+
+def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchange | None) -> str:
+    """Which deadline was missed: the first token's, or that of the whole answer."""
+    came = 0 if partial is None else sum(partial.token_counts)
+    if guard is not None and guard.gave_up_after_s is not None:
+        return (
+            f"stuck after {came} tokens: no answer of the level ended for "
+            f"{guard.gave_up_after_s:g} s; --timeout sets a limit of one's own"
+        )
+    assert timeout_s is not None  # or nothing was late
+    return timeout_message(timeout_s, came)
+
+
+def _free_s(record: RequestRecord, now_s: float) -> float:
+    """When the user of a request was free: at the answer's end, or now if it failed."""
+    if not record.ok:
+        return now_s
+    if record.ended_s is not None:
+        return record.ended_s
+    return record.token_times_s[-1] if record.token_times_s else now_s

@@ -1,0 +1,156 @@
+"""Retries as AWS's SDKs do them in standard mode: an option, never the default.
+
+A benchmark that retries in silence hides the failures it should count. Here each retry is counted,
+and the latency runs from the first send, as the application behind the SDK would see it.
+
+Source: botocore/retries/standard.py (1.40): three attempts, back-off random(0, 1) * 2 ** (attempt
+- 1) of at most 20 s, and a quota of 500 that a retry takes 5 from and a success gives back to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self, TypeVar
+
+from lmi_bench.core.errors import TargetError
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.loadgen.run.measure import Answer, keep_partial
+
+AWS_STANDARD = "aws-standard"
+MAX_ATTEMPTS = 3
+MAX_BACK_OFF_S = 20.0
+_QUOTA, _RETRY_COST, _SUCCESS_GAIN = 500, 5, 1
+_TRANSIENT_KINDS = ("connect", "throttled", "overloaded")
+_TRANSIENT_STATUS = re.compile(r"HTTP (500|502|504)\b")
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Quota:
+    """How much may still be retried: a server that fails everyone is not asked thrice by each."""
+
+    left: int = _QUOTA
+
+    def take(self) -> bool:
+        if self.left < _RETRY_COST:
+            return False
+        self.left -= _RETRY_COST
+        return True
+
+    def give(self, retries: int) -> None:
+        """After a success: what its last retry took, or 1 where there was none."""
+        self.left = min(_QUOTA, self.left + (_RETRY_COST if retries else _SUCCESS_GAIN))
+
+
+class RetryingTarget:
+    """A target whose transient failures are tried again; an async context manager, as it is.
+
+    draw  random numbers from 0 to 1
+    """
+
+    def __init__(self, target: HttpTarget, draw: Callable[[], float] = random.random) -> None:
+        self._target = target
+        self._draw = draw
+        self._quota = _Quota()
+
+    @property
+    def max_connections(self) -> int | None:
+        """As many requests can be under way at once; None: no limit."""
+        return self._target.max_connections
+
+    async def send(self, request: PlannedRequest) -> Exchange:
+        """Send a request until it is answered, or may not be tried again. Raises TargetError."""
+        exchange, first_s, retries = await self._retried(lambda: self._target.send(request))
+        return _from_first(exchange, first_s, retries)
+
+    async def send_undecoded(self, request: PlannedRequest) -> Answer:
+        """Likewise, decoding left for later."""
+        answer, first_s, retries = await self._retried(lambda: self._target.send_undecoded(request))
+        if not retries:
+            return answer
+
+        def decode() -> Exchange:
+            try:
+                return _from_first(answer.decode(), first_s, retries)
+            except TargetError as exc:
+                _mark(exc, first_s, retries)
+                raise
+
+        return replace(answer, decode=decode)
+
+    async def open_level(self, connections: int) -> None:
+        """Prepare for a level."""
+        await self._target.open_level(connections)
+
+    def end_level(self) -> ReceiveSignals:
+        """What the receiver saw."""
+        return self._target.end_level()
+
+    async def __aenter__(self) -> Self:
+        await self._target.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._target.__aexit__(kind, exc, tb)
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, float, int]:
+        """What an attempt gave, when the first one was sent, and how many followed it."""
+        first_s = asyncio.get_running_loop().time()
+        retries = 0
+        while True:
+            try:
+                result = await attempt()
+            except asyncio.CancelledError as exc:
+                _keep_retries(exc, first_s, retries)
+                raise
+            except TargetError as exc:
+                if not retries and isinstance(exc.exchange, Exchange):
+                    first_s = exc.exchange.sent_s
+                last = retries + 1 >= MAX_ATTEMPTS
+                if last or not _is_transient(exc) or not self._quota.take():
+                    _mark(exc, first_s, retries)
+                    raise
+            else:
+                self._quota.give(retries)
+                return result, first_s, retries
+            try:
+                await asyncio.sleep(min(self._draw() * 2**retries, MAX_BACK_OFF_S))
+            except asyncio.CancelledError as exc:
+                _keep_retries(exc, first_s, retries)
+                raise
+            retries += 1
+
+
+def _is_transient(exc: TargetError) -> bool:
+    """Whether another attempt may succeed; an answer that has begun is not asked for again."""
+    if isinstance(exc.exchange, Exchange) and exc.exchange.token_times_s:
+        return False
+    return exc.kind in _TRANSIENT_KINDS or _TRANSIENT_STATUS.match(str(exc)) is not None
+
+
+def _from_first(exchange: Exchange, first_s: float, retries: int) -> Exchange:
+    return replace(exchange, sent_s=first_s, retries=retries) if retries else exchange
+
+
+def _keep_retries(exc: asyncio.CancelledError, first_s: float, retries: int) -> None:
+    """Let the record of a request that is given up count its retries, too."""
+    if retries:
+        known = getattr(exc, "exchange", None) or Exchange(first_s)
+        keep_partial(exc, _from_first(known, first_s, retries))
+
+
+def _mark(exc: TargetError, first_s: float, retries: int) -> None:
+    if retries:
+        known = exc.exchange if isinstance(exc.exchange, Exchange) else Exchange(first_s)
+        exc.exchange = _from_first(known, first_s, retries)

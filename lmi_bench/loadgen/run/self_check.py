@@ -1,0 +1,298 @@
+"""What the load generator says of itself: was the load that was asked for really offered?
+
+A level that the generator could not hold is marked invalid, with who is to blame and what to do,
+and is never reported in silence. In virtual time nothing can be late, so only the plan is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmi_bench.core.clock import is_virtual
+from lmi_bench.core.records import GeneratorCheck, RequestRecord
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.run.error_bound import (
+    gaps,
+    mean_bound,
+    supported_quantile,
+    ttft_bound,
+    unsure_shares,
+)
+
+HEARTBEAT_S = 0.01
+MAX_DELAY_SHARE = 0.05
+"""Dispatch delay p99, as a share of the median latency, above which a level is invalid: what the
+generator adds to the latency is then no longer small beside the latency."""
+MIN_DELAY_S = 0.005
+"""Delays below this are never held against the generator, however short the answers."""
+MIN_ACHIEVED_SHARE = 0.95
+"""Share of the asked rate that an open-loop level must have sent."""
+MAX_UNSURE_FIRST_SHARE = 0.001
+"""Share of the first tokens that a late read hid among later ones, above which TTFT is unknown."""
+MAX_UNSURE_FIRSTS = 2
+"""So few hidden first tokens say nothing of a share: they count by what they may do to TTFT."""
+MAX_BOUND_SHARE = 0.05
+"""Error bound of a TTFT figure, as a share of it, above which a level is the generator's own."""
+MAX_TAIL_BOUND_SHARE = 0.25
+"""The same of a p99 that the level has too few requests to report: it is nearly their maximum."""
+MIN_BOUND_S = 0.001
+"""Bounds below this are never held against the generator."""
+
+
+class LoopWatch:
+    """Lag of the loop's heartbeat and share of a core that its thread took."""
+
+    def __init__(self) -> None:
+        self.lags_s: list[float] = []
+        self.cpu_share = 0.0
+        self.virtual = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the running loop while the block runs; nothing to watch in virtual time."""
+        self.virtual = is_virtual()
+        if self.virtual:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        cpu_s, start_s = time.thread_time(), loop.time()
+        beat = asyncio.create_task(self._beat())
+        try:
+            yield
+        finally:
+            beat.cancel()
+            elapsed_s = loop.time() - start_s
+            if elapsed_s > 0:
+                self.cpu_share = (time.thread_time() - cpu_s) / elapsed_s
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + HEARTBEAT_S
+            await asyncio.sleep(HEARTBEAT_S)
+            self.lags_s.append(max(0.0, loop.time() - due_s))
+
+
+def check_level(
+    spec: LevelSpec,
+    records: Sequence[RequestRecord],
+    watch: LoopWatch,
+    signals: ReceiveSignals,
+    *,
+    workers: int = 1,
+) -> GeneratorCheck:
+    """Judge a level by what it left; records in any order, times on one clock.
+
+    watch  of the busiest worker, where there are several
+    """
+    delays_s = sorted(max(0.0, record.sent_s - record.due_s - record.held_s) for record in records)
+    asked, achieved = _loads(spec, records)
+    check = GeneratorCheck(
+        dispatch_delay_p50_s=quantile(delays_s, 0.5),
+        dispatch_delay_p99_s=quantile(delays_s, 0.99),
+        dispatch_delay_max_s=delays_s[-1] if delays_s else 0.0,
+        loop_lag_p99_s=quantile(sorted(watch.lags_s), 0.99),
+        cpu_share=watch.cpu_share,
+        timestamps=signals.timestamps,
+        receiver=signals.receiver,
+        token_counts=", ".join(name for name, n in signals.counted_by.most_common() if n),
+        asked_load=asked,
+        achieved_load=achieved,
+        workers=workers,
+        **_receive_facts(records, signals, virtual=watch.virtual),
+    )
+    hidden = round(check.unsure_first_share * sum(count > 0 for count in signals.events))
+    reason = (
+        _plan_too_small(spec)
+        or _late(records, check)
+        or _missed_rate(spec, records, check)
+        or _limited(check, hidden, _ttft_doubt(records, virtual=watch.virtual))
+    )
+    return replace(check, valid=reason is None, reason=reason)
+
+
+def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | None, float | None]:
+    """What was asked for and what was reached: req/s, or users in flight while all were at it.
+
+    All users are at it from the last one's first send to the last send of all.
+    """
+    if spec.sessions:  # how many are in flight is left to think times and answers
+        return spec.rate_per_s or float(spec.concurrency or 1), None
+    sent_s = sorted(record.sent_s for record in records)
+    if spec.rate_per_s is not None:
+        due_s = [record.due_s for record in records]
+        if len(records) < 2 or sent_s[-1] <= sent_s[0]:
+            return spec.rate_per_s, None
+        stretch = (max(due_s) - min(due_s)) / (sent_s[-1] - sent_s[0])
+        return spec.rate_per_s, spec.rate_per_s * stretch
+    users = spec.concurrency or 1
+    if len(records) <= users or sent_s[-1] <= sent_s[users - 1]:
+        return float(users), None
+    start_s, end_s = sent_s[users - 1], sent_s[-1]
+    busy_s = sum(
+        max(0.0, min(_ended_s(record), end_s) - max(record.sent_s, start_s)) for record in records
+    )
+    return float(users), busy_s / (end_s - start_s)
+
+
+def _ended_s(record: RequestRecord) -> float:
+    if record.ended_s is not None:
+        return record.ended_s
+    return record.token_times_s[-1] if record.token_times_s else record.sent_s
+
+
+def _receive_facts(
+    records: Sequence[RequestRecord], signals: ReceiveSignals, *, virtual: bool
+) -> dict[str, Any]:
+    """The fields that tell how true the times are."""
+    delays_s = sorted(delay for delay in signals.delays_s if math.isfinite(delay))
+    facts: dict[str, Any] = {
+        "receive_delay_p99_s": quantile(delays_s, 0.99),
+        "clock_steps": signals.clock_steps,
+    }
+    if signals.delays_s:
+        facts["unstamped_share"] = signals.without_stamp / len(signals.delays_s)
+    ttft_s, answered_bounds = _ttfts(records, virtual=virtual)
+    known_gaps = gaps(signals)
+    for name, bound in (
+        ("ttft", lambda q: ttft_bound(ttft_s, answered_bounds, q)),
+        ("itl", known_gaps.bound),
+    ):
+        p50, p99 = bound(0.50), bound(0.99)
+        if p50 is not None:
+            facts[f"{name}_p50_error_bound_s"] = p50.error_s
+        if p99 is not None:
+            facts[f"{name}_error_bound_s"] = p99.error_s
+            facts[f"{name}_error_bound_frac"] = p99.error_frac
+            if name == "itl":
+                facts["itl_p99_interval_s"] = (p99.low_s, p99.high_s)
+    if signals.tokens:
+        facts["merged_share"] = signals.merged / signals.tokens
+        facts["unsure_share"], facts["unsure_first_share"] = unsure_shares(signals)
+    return facts
+
+
+def _ttfts(
+    records: Sequence[RequestRecord], *, virtual: bool
+) -> tuple[list[float], list[float | None]]:
+    """TTFT of each answer, and by how much it may be too long; None: not known. Seconds."""
+    answered = [record for record in records if record.ok and record.token_times_s]
+    ttft_s = [record.token_times_s[0] - record.sent_s for record in answered]
+    return ttft_s, [0.0 if virtual else record.ttft_bound_s for record in answered]
+
+
+def _plan_too_small(spec: LevelSpec) -> str | None:
+    if spec.concurrency is None or spec.num_requests is None:
+        return None
+    if spec.sessions:
+        if spec.num_sessions is None or spec.num_sessions >= spec.concurrency:
+            return None
+        return (
+            f"plan: {spec.num_sessions} conversations cannot keep {spec.concurrency} users busy; "
+            f"hold at least {spec.concurrency} a level"
+        )
+    if spec.num_requests >= spec.concurrency:
+        return None
+    return (
+        f"plan: {spec.num_requests} requests cannot keep {spec.concurrency} users busy; send at "
+        f"least {spec.concurrency} a level"
+    )
+
+
+def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None:
+    latencies_s = sorted(
+        record.token_times_s[-1] - record.sent_s for record in records if record.token_times_s
+    )
+    median_s = quantile(latencies_s, 0.5)
+    limit_s = max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s)
+    if check.dispatch_delay_p99_s <= limit_s:
+        return None
+    late = f"requests left {s_to_ms(check.dispatch_delay_p99_s):.1f} ms late (p99; median latency "
+    late += f"{s_to_ms(median_s):.1f} ms"
+    own_s = sorted(max(0.0, r.sent_s - r.due_s - r.held_s - (r.connect_s or 0.0)) for r in records)
+    if quantile(own_s, 0.99) <= limit_s:
+        return (
+            f"server: {late}) because it took so long to accept their connections; raise its "
+            "backlog or put less load on it"
+        )
+    return (
+        f"client: {late}, share of a core {check.cpu_share:.2f}); run the generator on an idle "
+        "core, give it more --workers, or ask for less load"
+    )
+
+
+def _missed_rate(
+    spec: LevelSpec, records: Sequence[RequestRecord], check: GeneratorCheck
+) -> str | None:
+    if spec.rate_per_s is None or check.achieved_load is None:
+        return None
+    if any(record.held_s for record in records):
+        return None  # a cap held requests back, as it was told to: the checks say so
+    if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
+        return None
+    return (
+        f"client: {check.achieved_load:.4g} req/s sent of the {spec.rate_per_s:g} asked for (share "
+        f"of a core {check.cpu_share:.2f}); lower the rate, or give the generator a faster core or "
+        "more --workers"
+    )
+
+
+def _limited(check: GeneratorCheck, hidden: int, ttft_doubt: str | None) -> str | None:
+    """Whether the times are the generator's rather than the server's.
+
+    hidden      first tokens that a late read hid
+    ttft_doubt  a figure of TTFT that may be far off
+    """
+    if hidden > MAX_UNSURE_FIRSTS and check.unsure_first_share > MAX_UNSURE_FIRST_SHARE:
+        what = (
+            f"{check.unsure_first_share:.1%} of the first tokens were read together with later ones"
+        )
+    elif ttft_doubt is not None:
+        what = f"{ttft_doubt} too long by {check.timestamps} time"
+    else:
+        return None
+    return (
+        f"client: generator-limited: {what} (share of a core {check.cpu_share:.2f}); lower the "
+        "load, or give the generator a core of its own or more --workers"
+    )
+
+
+def _ttft_doubt(records: Sequence[RequestRecord], *, virtual: bool) -> str | None:
+    """The figure of TTFT that may be furthest off, if one may be by too much.
+
+    Looked at are the mean, the p50 and the highest quantile that so many answers can support; and
+    the p99 in any case, by a wider limit where it is as good as their maximum.
+    """
+    ttft_s, bounds_s = _ttfts(records, virtual=virtual)
+    tail = supported_quantile(len(ttft_s))
+    figures = [("mean", mean_bound(ttft_s, bounds_s), MAX_BOUND_SHARE)]
+    for q in sorted({0.5, tail, 0.99}):
+        limit = MAX_BOUND_SHARE if q <= tail else MAX_TAIL_BOUND_SHARE
+        figures.append((f"p{100 * q:.0f}", ttft_bound(ttft_s, bounds_s, q), limit))
+    doubts = [
+        (bound.error_frac, name, bound.error_s)
+        for name, bound, limit in figures
+        if bound is not None and bound.error_s > MIN_BOUND_S and bound.error_frac > limit
+    ]
+    if not doubts:
+        return None
+    error_frac, name, error_s = max(doubts)
+    return f"TTFT {name} may be {s_to_ms(error_s):.1f} ms ({error_frac:.0%})"
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear quantile of ordered values; 0.0 of none."""
+    if not ordered:
+        return 0.0
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

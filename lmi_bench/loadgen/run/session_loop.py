@@ -1,0 +1,172 @@
+"""Conversations: a turn is due a pause after the answer before it, never sooner.
+
+Closed loop: users that hold one conversation after the other. Open loop: conversations that begin
+when they are due, however many are under way. Latency counts from when a turn was due; what a cap
+made it wait is kept beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.prompts.dialogues import Dialogue
+from lmi_bench.loadgen.run.in_flight import InFlightCap
+from lmi_bench.loadgen.run.measure import Measured, measure
+from lmi_bench.loadgen.run.open_loop import stopped_before
+from lmi_bench.loadgen.run.stall_guard import StallGuard
+from lmi_bench.loadgen.run.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSession:
+    """A conversation that may begin `arrival_s` after the level's start."""
+
+    begin: Callable[[], Dialogue]
+    arrival_s: float = 0.0
+
+
+class SessionLoop:
+    """The conversations of one level.
+
+    cap         on requests in flight, if any
+    duration_s  no turn is sent that would be due later
+    on_ended    called as each request ends; False: send no more
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        start_s: float,
+        timeout_s: float | None,
+        guard: StallGuard | None = None,
+        cap: InFlightCap | None = None,
+        duration_s: float | None = None,
+        on_ended: Callable[[Measured], bool] = lambda _: True,
+    ) -> None:
+        self._target = _Keeping(target)
+        self._start_s = start_s
+        self._timeout_s = timeout_s
+        self._guard = guard
+        self._cap = cap
+        self._end_s = float("inf") if duration_s is None else start_s + duration_s
+        self._on_ended = on_ended
+        self._stop = asyncio.Event()
+        self._ended: list[Measured] = []
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stop.set()
+
+    async def run_closed(
+        self,
+        sessions: Iterable[PlannedSession],
+        users: int,
+        *,
+        first_s: float = 0.0,
+        spacing_s: float = 0.0,
+    ) -> list[Measured]:
+        """Let the users hold the conversations, one after the other each; the first begins first.
+
+        first_s, spacing_s  when the first user begins after the level's start, and each next one
+        """
+        supply = iter(sessions)
+
+        async def user(number: int) -> None:
+            due_s = self._start_s + first_s + number * spacing_s
+            while not self._stop.is_set() and due_s < self._end_s:
+                planned = next(supply, None)
+                if planned is None:
+                    return
+                due_s = await self._hold(planned.begin(), due_s)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(users):
+                group.create_task(user(number))
+        return self._in_order()
+
+    async def run_open(
+        self, sessions: Iterable[PlannedSession], *, max_sessions: int | None = None
+    ) -> list[Measured]:
+        """Begin each conversation when it is due, at most `max_sessions` at once."""
+        loop = asyncio.get_running_loop()
+        gate = contextlib.nullcontext() if max_sessions is None else asyncio.Semaphore(max_sessions)
+
+        async def one(planned: PlannedSession, due_s: float) -> None:
+            async with gate:
+                await self._hold(planned.begin(), due_s, held_s=max(0.0, loop.time() - due_s))
+
+        async with asyncio.TaskGroup() as group:
+            for planned in sessions:
+                due_s = self._start_s + planned.arrival_s
+                if await stopped_before(self._stop, due_s - loop.time()):
+                    break
+                group.create_task(one(planned, due_s))
+        return self._in_order()
+
+    async def _hold(self, dialogue: Dialogue, due_s: float, *, held_s: float = 0.0) -> float:
+        """One conversation, to its end or its first failure; when its user was free again."""
+        loop = asyncio.get_running_loop()
+        reply: Exchange | None = None
+        while due_s < self._end_s:
+            if await stopped_before(self._stop, due_s - loop.time()):
+                break
+            request = dialogue.next(reply)
+            if request is None:
+                break
+            measured = await self._ask(request, due_s, held_s)
+            if measured is None:
+                break
+            held_s = 0.0
+            self._ended.append(measured)
+            if not self._on_ended(measured):
+                self._stop.set()
+            reply = self._target.take_reply(request.request_id)
+            due_s = measured.ended_s
+            if not measured.record().ok:
+                break
+            due_s += dialogue.pause_s
+        return due_s
+
+    async def _ask(self, request: PlannedRequest, due_s: float, held_s: float) -> Measured | None:
+        measured: Measured | None
+        if self._cap is None:
+            measured = await measure(
+                self._target, request, due_s, timeout_s=self._timeout_s, guard=self._guard
+            )
+        else:
+            measured = await self._cap.measure(
+                self._target,
+                request,
+                due_s,
+                timeout_s=self._timeout_s,
+                guard=self._guard,
+                stopped=self._stop.is_set,
+            )
+        if measured is not None:
+            measured.hold(held_s)
+        return measured
+
+    def _in_order(self) -> list[Measured]:
+        return sorted(self._ended, key=lambda measured: measured.request.request_id)
+
+
+class _Keeping:
+    """A target that keeps each answer until the next turn has taken it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._replies: dict[int, Exchange] = {}
+
+    async def send(self, request: PlannedRequest) -> Exchange:
+        exchange = await self._target.send(request)
+        self._replies[request.request_id] = exchange
+        return exchange
+
+    def take_reply(self, request_id: int) -> Exchange | None:
+        return self._replies.pop(request_id, None)

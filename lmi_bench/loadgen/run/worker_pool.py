@@ -1,0 +1,244 @@
+"""Worker processes: one level's plan over several cores, its samples merged exactly.
+
+One core carries some 80,000 token events a second. Beyond it the plan is split by number
+(`level_parts.Share`); all workers begin at one time of CLOCK_MONOTONIC, which is one clock for the
+whole machine, so their times need no conversion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import multiprocessing
+import os
+import pickle
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
+from lmi_bench.loadgen.run.level_runner import Progress, StopRules
+from lmi_bench.loadgen.run.worker import (
+    Answer,
+    Failed,
+    LevelOrder,
+    Ready,
+    Start,
+    Stop,
+    WorkerJob,
+    worker_main,
+)
+
+MAX_CORE_SHARE = 0.6
+"""Share of a core above which `auto` takes another worker: beyond some 0.8 times become late."""
+START_DELAY_S = 0.05
+"""Seconds from the last worker's being ready to the level's start: the news must reach all."""
+_JOIN_S = 2.0
+
+
+class _Worker:
+    """One process and our end of its pipe."""
+
+    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+
+    def receive(self) -> None:
+        """Take what the worker said; None when it is gone."""
+        try:
+            self.answers.put_nowait(self.pipe.recv())
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self.pipe.fileno())
+            self.answers.put_nowait(None)
+
+
+class WorkerPool:
+    """Processes that send levels together; an async context manager.
+
+    count  workers of every level, or "auto": as many as the level before shows to be needed. A
+           level has at most one a user, and auto at most one a core
+    """
+
+    def __init__(self, job: WorkerJob, count: int | Literal["auto"] = "auto") -> None:
+        if count != "auto" and count < 1:
+            raise InputError(f"--workers must be at least 1 or auto, got {count}")
+        try:
+            pickle.dumps(job)
+        except (pickle.PicklingError, TypeError, AttributeError) as exc:
+            raise InputError(
+                f"this target cannot be handed to worker processes ({exc}): leave --workers out"
+            ) from exc
+        self._job = job
+        self._count = count
+        self._workers: list[_Worker] = []
+
+    def count_for(self, spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> int:
+        """Workers that a level should have, after the finished levels' lines."""
+        most = spec.concurrency or spec.num_requests or 2**31
+        if self._count != "auto":
+            return min(self._count, most)
+        return min(_needed(spec, finished), _cores(), most)
+
+    async def run_level(
+        self,
+        spec: LevelSpec,
+        attempt: int,
+        count: int,
+        *,
+        rules: StopRules,
+        on_progress: Callable[[Progress], None],
+        timeout_s: float | None,
+        spacing_s: float,
+        seed: int,
+        before_start: Callable[[], Awaitable[None]] | None = None,
+    ) -> LevelRun:
+        """Send a level with `count` workers.
+
+        Raises LmiBenchError when a worker dies: the level is then lost, and the pool begins anew.
+        """
+        order = LevelOrder(
+            spec=spec,
+            share=Share(),
+            first_timeout=rules.first_timeout,
+            max_error_share=rules.max_error_share,
+            min_requests=rules.min_requests,
+            timeout_s=timeout_s,
+            spacing_s=spacing_s,
+            seed=seed,
+        )
+        try:
+            self._spawn(count)
+            parts = await self._collect(self._workers[:count], order, on_progress, before_start)
+        except BaseException:
+            self.close()
+            raise
+        return merge_parts(spec, attempt, parts, max_error_share=rules.max_error_share)
+
+    async def _collect(
+        self,
+        workers: Sequence[_Worker],
+        order: LevelOrder,
+        on_progress: Callable[[Progress], None],
+        before_start: Callable[[], Awaitable[None]] | None,
+    ) -> list[LevelPart]:
+        count = len(workers)
+        for index, worker in enumerate(workers):
+            worker.pipe.send(replace(order, share=Share(index, count)))
+        for worker in workers:
+            await self._expect(worker, Ready)
+        if before_start is not None:
+            await before_start()
+        start = Start(asyncio.get_running_loop().time() + START_DELAY_S)
+        for worker in workers:
+            worker.pipe.send(start)
+        states: dict[int, Progress] = {}
+        stopped = False
+
+        async def part_of(index: int, worker: _Worker) -> LevelPart:
+            nonlocal stopped
+            while True:
+                answer = await self._expect(worker, Progress, LevelPart)
+                if isinstance(answer, LevelPart):
+                    return answer
+                assert isinstance(answer, Progress)
+                states[index] = answer
+                on_progress(_sum(states.values(), order.spec))
+                if answer.stopped_by is not None and not stopped:
+                    stopped = True
+                    for other in workers:
+                        other.pipe.send(Stop(answer.stopped_by))
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part_of(i, worker)) for i, worker in enumerate(workers)]
+        return [task.result() for task in tasks]
+
+    async def _expect(self, worker: _Worker, *kinds: type[Answer]) -> Answer:
+        answer = await worker.answers.get()
+        if answer is None:
+            worker.process.join(_JOIN_S)
+            raise LmiBenchError(
+                f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}): "
+                "the level in flight is lost; continue with --resume"
+            )
+        if isinstance(answer, Failed):
+            raise LmiBenchError(answer.message)
+        if not isinstance(answer, kinds):
+            raise LmiBenchError(f"a worker said {type(answer).__name__} out of turn")
+        return answer
+
+    def _spawn(self, count: int) -> None:
+        """Have this many processes. Spawned, not forked: a fork would copy the loop and its
+        sockets."""
+        context = multiprocessing.get_context("spawn")
+        loop = asyncio.get_running_loop()
+        while len(self._workers) < count:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=worker_main, args=(theirs, self._job), daemon=True)
+            process.start()
+            theirs.close()
+            worker = _Worker(process, ours)
+            self._workers.append(worker)
+            loop.add_reader(ours.fileno(), worker.receive)
+
+    def close(self) -> None:
+        """End the workers: their pipes close, and who does not go by itself is terminated."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
+            worker.pipe.close()
+        for worker in workers:
+            worker.process.join(0.2)
+            if worker.process.is_alive():
+                worker.process.terminate()
+                worker.process.join(_JOIN_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _needed(spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> int:
+    """Workers that keep each core's share below the limit, going by the last level."""
+    if not finished:
+        return 1
+    last = finished[-1]
+    check = last.get("generator") or {}
+    share, workers = check.get("cpu_share") or 0.0, check.get("workers") or 1
+    load = spec.concurrency if spec.concurrency is not None else spec.rate_per_s
+    before = last.get("concurrency") if spec.concurrency is not None else last.get("rate_per_s")
+    grown = (load or 0.0) / before if before else 1.0
+    return max(1, math.ceil(share * workers * grown / MAX_CORE_SHARE))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _sum(states: Any, spec: LevelSpec) -> Progress:
+    """What all workers have done."""
+    states = list(states)
+    return Progress(
+        level=spec.index,
+        label=spec.label,
+        state="running",
+        done=sum(state.done for state in states),
+        total=spec.num_requests,
+        errors=sum(state.errors for state in states),
+        elapsed_s=max(state.elapsed_s for state in states),
+        tokens=sum(state.tokens for state in states),
+    )

@@ -1,0 +1,79 @@
+"""What a server says of itself on `/metrics`, under the names of vLLM, TGI and our own engine.
+
+A page becomes a `ServerSample`: gauges at a moment, and counters that only grow. Names change from
+version to version, so each quantity has a list of them; the first that a page has is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmi_bench.loadgen.watch.prometheus import SampleReader, total
+
+# vLLM: vllm/v1/metrics/loggers.py (0.10, and the older names of 0.6); our engine has vLLM's names.
+# TGI: router/src/infer and backends/v3/src (2.x and 3.x).
+_GAUGES: Mapping[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "tgi_batch_current_size"),
+    "waiting": ("vllm:num_requests_waiting", "tgi_queue_size"),
+    "kv_usage_frac": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+}
+_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "requests": ("vllm:request_success_total", "tgi_request_success"),
+    "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    "prefix_cache_hits": (
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_hits",
+        "vllm:gpu_prefix_cache_hits_total",
+        "vllm:gpu_prefix_cache_hits",
+    ),
+    "prefix_cache_queries": (
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_queries",
+        "vllm:gpu_prefix_cache_queries_total",
+        "vllm:gpu_prefix_cache_queries",
+    ),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "tgi_request_input_length_sum"),
+    "generation_tokens": ("vllm:generation_tokens_total", "tgi_request_generated_tokens_sum"),
+    "ttft_sum_s": ("vllm:time_to_first_token_seconds_sum",),
+    "ttft_count": ("vllm:time_to_first_token_seconds_count",),
+}
+_READER = SampleReader(
+    [name for names in (*_GAUGES.values(), *_COUNTERS.values()) for name in names]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSample:
+    """One page: gauges of the moment and counters since the server's start, by our names."""
+
+    gauges: Mapping[str, float]
+    counters: Mapping[str, float]
+
+
+def read_page(text: str) -> ServerSample:
+    """What a page holds of what is known; both empty where it holds nothing of it."""
+    samples = list(_READER.read(text))
+
+    def present(known: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+        found = ((name, total(samples, names)) for name, names in known.items())
+        return {name: value for name, value in found if value is not None}
+
+    return ServerSample(present(_GAUGES), present(_COUNTERS))
+
+
+def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:
+    """By how much each counter grew; one that fell is left out: its server was started anew.
+
+    Servers show some counters only once they have counted: what was not there was 0.
+    """
+    grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
+    return {name: value for name, value in grown.items() if value >= 0}
+
+
+def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of what all replicas have."""
+    if not parts:
+        return {}
+    names = set(parts[0]).intersection(*parts[1:])
+    return {name: sum(part[name] for part in parts) for name in sorted(names)}

@@ -1,0 +1,253 @@
+"""The server's own view of a level beside the client's: scraped before, during and after it.
+
+A thread of its own asks, so the loop that sends and receives never waits for it: soon after the
+level begins, then less and less often down to every second, so that short levels are seen as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import statistics
+import threading
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.units import MS_PER_S
+from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
+
+EVERY_S = 1.0
+FIRST_S = 0.05
+"""Seconds to the first look within a level; each further one is twice as far away, to EVERY_S."""
+TIMEOUT_S = 2.0
+MAX_PAGE_BYTES = 8 * 2**20
+MAX_PREFIX_HIT_RATE = 0.01
+"""Share of the prompt tokens that a prefix cache may have known before: more flatters the TTFT."""
+MAX_SKEW = 1.2
+"""Requests of the busiest replica over the mean, above which the load was not shared evenly."""
+
+
+class PowerMeter(Protocol):
+    """What accelerators drew, read at each scrape."""
+
+    def read(self) -> None:
+        """Take a reading."""
+        ...
+
+    def summary(self, output_tokens: int) -> dict[str, Any]:
+        """Energy since the first reading, and joules per token."""
+        ...
+
+    def reset(self) -> None:
+        """Begin anew."""
+        ...
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One server and what it said in a level.
+
+    during  each look within it, and the seconds since the one before, for which it stands
+    """
+
+    url: str
+    before: ServerSample | None = None
+    during: list[tuple[float, ServerSample]] = field(default_factory=list)
+    after: ServerSample | None = None
+
+    @property
+    def grown(self) -> dict[str, float]:
+        if self.before is None or self.after is None:
+            return {}
+        return growth(self.before, self.after)
+
+
+class ServerWatch:
+    """Watches `/metrics` of one server or of each replica, level after level.
+
+    urls     of the metrics pages; may be empty where only power is read
+    headers  that a page wants to see
+    power    of accelerators in this machine
+    shares_prefixes  prompts begin alike on purpose, so hits of a prefix cache are no surprise
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        headers: Mapping[str, str] | None = None,
+        every_s: float = EVERY_S,
+        power: PowerMeter | None = None,
+        shares_prefixes: bool = False,
+    ) -> None:
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise InputError(f"{url!r} is no metrics page: write http://host:port/metrics")
+        self._urls = tuple(urls)
+        self._headers = dict(headers or {})
+        self._every_s = every_s
+        self._power = power
+        self._shares_prefixes = shares_prefixes
+        self._replicas: list[_Replica] = []
+        self._failed: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def begin(self) -> None:
+        """Scrape once, then again and again until `end`."""
+        self._replicas = [_Replica(url) for url in self._urls]
+        self._failed = {}
+        self._stop = threading.Event()
+        if self._power is not None:
+            self._power.reset()
+        first = await asyncio.to_thread(self._scrape)
+        for replica, sample in zip(self._replicas, first, strict=True):
+            replica.before = sample
+        self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True)
+        self._thread.start()
+
+    async def end(self) -> None:
+        """Scrape for the last time; also after a level that failed."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stop.set()
+        await asyncio.to_thread(thread.join)
+        last = await asyncio.to_thread(self._scrape)
+        for replica, sample in zip(self._replicas, last, strict=True):
+            replica.after = sample
+
+    def abandon(self) -> None:
+        """Stop without a last look: the level was cancelled."""
+        self._stop.set()
+        self._thread = None
+
+    def summary(self, records: Sequence[RequestRecord]) -> dict[str, Any] | None:
+        """The level's `server` field; None where no server said anything."""
+        found: dict[str, Any] = {}
+        heard = [replica for replica in self._replicas if replica.before and replica.after]
+        if heard:
+            found |= _of_servers(heard, records, surprised=not self._shares_prefixes)
+        if self._failed:
+            found["unreachable"] = dict(self._failed)
+        if self._power is not None:
+            tokens = sum(record.output_tokens for record in records if record.ok)
+            found["power"] = self._power.summary(tokens)
+        return found or None
+
+    def _watch(self, stop: threading.Event) -> None:
+        wait_s = min(FIRST_S, self._every_s)
+        while not stop.wait(wait_s):
+            for replica, sample in zip(self._replicas, self._scrape(), strict=True):
+                if sample is not None:
+                    replica.during.append((wait_s, sample))
+            wait_s = min(2 * wait_s, self._every_s)
+
+    def _scrape(self) -> list[ServerSample | None]:
+        if self._power is not None:
+            self._power.read()
+        return [self._page(url) for url in self._urls]
+
+    def _page(self, url: str) -> ServerSample | None:
+        try:
+            return _fetch(url, self._headers)
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            reason = getattr(exc, "reason", None) or exc
+            self._failed[url] = str(reason)[:200]
+            return None
+
+
+def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
+    """Why a page that was asked for tells nothing; None where it tells something."""
+    try:
+        sample = _fetch(url, headers)
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        reason = getattr(exc, "reason", None) or exc
+        return str(getattr(reason, "strerror", None) or reason)
+    if sample.gauges or sample.counters:
+        return None
+    return "it holds no metric that is known here (vLLM's, TGI's, LMI's or lmi-bench's names)"
+
+
+def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page is there and says anything that is known here."""
+    return why_unreadable(url, headers) is None
+
+
+def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
+    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
+        return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
+
+
+def _of_servers(
+    replicas: Sequence[_Replica], records: Sequence[RequestRecord], *, surprised: bool
+) -> dict[str, Any]:
+    grown = add_up([replica.grown for replica in replicas])
+    found: dict[str, Any] = {"sources": [replica.url for replica in replicas]}
+    for name in ("running", "waiting", "kv_usage_frac"):
+        means, peaks = [], []
+        for replica in replicas:
+            seen = [(s.gauges[name], wait_s) for wait_s, s in replica.during if name in s.gauges]
+            if seen:
+                values, weights = zip(*seen, strict=True)
+                means.append(statistics.fmean(values, weights))
+                peaks.append(max(values))
+        if means:
+            share = name == "kv_usage_frac"
+            found[name] = {
+                "mean": statistics.fmean(means) if share else sum(means),
+                "max": max(peaks) if share else sum(peaks),
+            }
+    for name in ("requests", "preemptions", "prompt_tokens", "generation_tokens"):
+        if name in grown:
+            found[name] = grown[name]
+    warnings = []
+    if grown.get("prefix_cache_queries"):
+        rate = grown.get("prefix_cache_hits", 0.0) / grown["prefix_cache_queries"]
+        found["prefix_cache_hit_rate"] = rate
+        if surprised and rate > MAX_PREFIX_HIT_RATE:
+            warnings.append(
+                f"{rate:.1%} of the prompt tokens came from the server's prefix cache: TTFT is "
+                "lower than with prompts it has not seen; leave --reuse-prompts out"
+            )
+    found |= _ttft(grown, records)
+    if len(replicas) > 1:
+        found |= _sharing(replicas, warnings)
+    found["warnings"] = warnings
+    return found
+
+
+def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """The server's mean TTFT beside the client's: what lies between is network and HTTP."""
+    client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
+    if not grown.get("ttft_count") or not client_s:
+        return {}
+    server_ms = grown["ttft_sum_s"] / grown["ttft_count"] * MS_PER_S
+    client_ms = statistics.fmean(client_s) * MS_PER_S
+    return {
+        "ttft_mean_ms": server_ms,
+        "client_ttft_mean_ms": client_ms,
+        "client_minus_server_ttft_ms": client_ms - server_ms,
+    }
+
+
+def _sharing(replicas: Sequence[_Replica], warnings: list[str]) -> dict[str, Any]:
+    """Requests of each replica; one that was asked nothing may not show the counter yet."""
+    none_yet = 0.0 if any("requests" in replica.grown for replica in replicas) else None
+    requests = {replica.url: replica.grown.get("requests", none_yet) for replica in replicas}
+    counts = [count for count in requests.values() if count is not None]
+    if len(counts) < len(replicas) or not sum(counts):
+        return {"requests_by_replica": requests}
+    skew = max(counts) / statistics.fmean(counts)
+    if skew > MAX_SKEW:
+        shares = ", ".join(f"{count:g}" for count in counts)
+        warnings.append(
+            f"the replicas got unequal shares of the requests ({shares}): the busiest has "
+            f"{skew:.2f} times the mean; look at the load balancer"
+        )
+    return {"requests_by_replica": requests, "skew": skew}

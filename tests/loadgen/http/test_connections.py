@@ -1,0 +1,138 @@
+"""How connections are used: kept, opened for each request, or a limited number of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.wire.format import find_format
+from tests.faults.misbehaving import REQUEST, good_answer, serving
+
+ANSWER_S = 0.1
+
+
+def at_once(connections, *, requests):
+    """Records of requests sent together, and the server that answers each after 0.1 s."""
+
+    async def main():
+        async with serving(lambda _: [ANSWER_S, good_answer()]) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            target = HttpTarget(url, find_format("openai"), model="m", connections=connections)
+            async with target:
+                await target.open_level(requests)
+                opened = server.connections
+                now_s = asyncio.get_running_loop().time()
+                found = await asyncio.gather(
+                    *(measure(target, REQUEST, now_s) for _ in range(requests))
+                )
+                again = await measure(target, REQUEST, now_s)
+                records = [each.record() for each in (*found, again)]
+        return records, server, opened
+
+    return run_on_sockets(main())
+
+
+def test_kept_connections_are_opened_ahead_and_used_again():
+    records, server, opened = at_once("reuse", requests=4)
+    assert [record.status for record in records] == ["ok"] * 5
+    assert server.connections == 4
+    assert opened <= 4
+    assert not any(record.held_s for record in records)
+
+
+def test_a_new_connection_for_each_request_is_timed_and_not_held_against_anyone():
+    records, server, opened = at_once("per-request", requests=4)
+    assert opened == 0
+    assert server.connections == 5
+    for record in records:
+        assert record.connect_s is not None
+        assert record.held_s == pytest.approx(record.connect_s)
+
+
+def test_of_two_connections_the_third_request_waits_for_one():
+    records, server, _ = at_once(2, requests=4)
+    assert server.connections == 2
+    held = sorted(record.held_s for record in records[:4])
+    assert held[1] < ANSWER_S / 2
+    assert held[2] >= ANSWER_S * 0.9
+
+
+def test_the_address_is_looked_up_once_for_all_connections():
+    """A look-up may try several addresses of a host: not with every connection at once."""
+
+    class Counting(HttpTarget):
+        looked_up = 0
+
+        async def _resolve(self):
+            self.looked_up += 1
+            return await super()._resolve()
+
+    async def main():
+        async with serving(lambda _: [good_answer()]) as server:
+            url = f"http://localhost:{server.port}"
+            async with Counting(url, find_format("openai"), model="m") as target:
+                await target.open_level(16)
+                return target.looked_up
+
+    assert run_on_sockets(main()) == 1
+
+
+def _hanging_up(listener, opened, hang_up, hung_up):
+    """Answers each connection once; the first two are closed when they are told to be."""
+
+    def serve(sock, number):
+        with sock:
+            data = b""
+            while b"\r\n\r\n" not in data or not data.endswith(b"}"):
+                if not (part := sock.recv(65536)):
+                    return
+                data += part
+            sock.sendall(good_answer())
+            (hang_up if number < 2 else ended).wait(10)
+        hung_up.release()
+
+    ended = threading.Event()
+    threads = []
+    with contextlib.suppress(OSError):  # the listener is closed
+        while True:
+            sock, _ = listener.accept()
+            threads.append(threading.Thread(target=serve, args=(sock, len(opened))))
+            opened.append(sock)
+            threads[-1].start()
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_connections_that_the_server_gave_up_between_levels_are_replaced_before_the_next():
+    """As uvicorn does after five idle seconds, while this process is busy with its summary."""
+    opened, hang_up, hung_up = [], threading.Event(), threading.Semaphore(0)
+
+    async def main(url):
+        async with HttpTarget(url, find_format("openai"), model="m") as target:
+            await target.open_level(2)
+            await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
+            hang_up.set()
+            for _ in range(2):
+                hung_up.acquire(timeout=10)  # blocks: the loop does not look at its sockets
+            await target.open_level(2)
+            return await asyncio.gather(*(target.send(REQUEST) for _ in range(2)))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        arguments = (listener, opened, hang_up, hung_up)
+        server = threading.Thread(target=_hanging_up, args=arguments)
+        server.start()
+        try:
+            exchanges = run_on_sockets(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            server.join()
+    assert len(opened) == 4
+    assert all(exchange.connect_s is None for exchange in exchanges), "opened within the level"

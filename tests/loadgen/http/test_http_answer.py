@@ -1,0 +1,179 @@
+"""Decoding: however the reads were cut, the answer is one, each token with its read's time."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_bench.core.errors import TargetError
+from lmi_bench.loadgen.http.answer import decode_answer
+from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.wire.format import find_format
+from tests.faults.misbehaving import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    chunk,
+    event,
+    good_answer,
+    usage,
+)
+
+OPENAI = find_format("openai")
+TEXTS = (" a", " é☃", " c")
+ANSWER = (
+    STREAM_HEAD
+    + b"".join(chunk(event(text)) for text in TEXTS[:-1])
+    + chunk(event(TEXTS[-1], "length"))
+    + chunk(usage(4, 3))
+    + chunk(DONE)
+    + LAST_CHUNK
+)
+# Each token is there with the last byte of its frame, which two bytes of the chunk's end follow.
+TOKEN_ENDS = [ANSWER.index(event(text)) + len(event(text)) for text in TEXTS[:-1]]
+TOKEN_ENDS.append(ANSWER.index(event(TEXTS[-1], "length")) + len(event(TEXTS[-1], "length")))
+
+
+def _decode(reads, *, kernel_time=None, signals=None, whole=True):
+    return decode_answer(
+        OPENAI,
+        reads,
+        sent_ns=0,
+        connect_s=None,
+        kernel_time=kernel_time,
+        signals=signals or ReceiveSignals(),
+        whole=whole,
+    )
+
+
+@given(st.sets(st.integers(1, len(ANSWER) - 1)))
+def test_any_cut_gives_the_same_answer_with_the_times_of_the_completing_reads(cuts):
+    edges = [0, *sorted(cuts), len(ANSWER)]
+    reads = [
+        (second * 10**9, None, ANSWER[start:end], 0)
+        for second, (start, end) in enumerate(pairwise(edges), start=1)
+    ]
+    signals = ReceiveSignals()
+    exchange = _decode(reads, signals=signals)
+    assert exchange.text == "".join(TEXTS)
+    assert (exchange.input_tokens, exchange.output_tokens) == (4, 3)
+    expected = [next(i for i, edge in enumerate(edges) if edge >= end) for end in TOKEN_ENDS]
+    assert exchange.token_times_s == tuple(float(second) for second in expected)
+    assert signals.tokens == 3
+    assert signals.merged == 3 - len(set(expected))
+
+
+@given(st.integers(0, len(ANSWER) - 1))
+def test_what_broke_off_anywhere_keeps_the_tokens_that_were_there(cut):
+    """A last frame counts without its blank line: the end of the stream ends it, too."""
+    exchange = _decode([(10**9, None, ANSWER[:cut], 0)], whole=False)
+    assert len(exchange.token_times_s) == sum(end - len(b"\n\n") <= cut for end in TOKEN_ENDS)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_end_in_a_target_error_and_never_in_another(noise):
+    """None of these is a whole answer: a frame of the protocol does not come by chance."""
+    with pytest.raises(TargetError) as caught:
+        _decode([(10**9, None, STREAM_HEAD + chunk(noise + b"\n\n") + LAST_CHUNK, 0)])
+    assert caught.value.exchange is not None
+
+
+def test_kernel_times_replace_user_times_and_the_difference_is_noted():
+    reads = [(2_000_000_000, b"k", good_answer(), 0)]
+    signals = ReceiveSignals()
+    exchange = _decode(
+        reads, kernel_time=lambda control, user_ns: user_ns - 500_000_000, signals=signals
+    )
+    assert exchange.token_times_s == (1.5, 1.5, 1.5)
+    assert list(signals.delays_s) == [0.5]
+    assert signals.without_stamp == 0
+
+
+def test_a_read_without_a_stamp_keeps_its_user_time_and_its_bound():
+    reads = [(2_000_000_000, None, good_answer(), 1_900_000_000)]
+    signals = ReceiveSignals()
+    exchange = _decode(reads, kernel_time=lambda control, user_ns: None, signals=signals)
+    assert exchange.token_times_s == (2.0, 2.0, 2.0)
+    assert list(signals.delays_s) == pytest.approx([0.1])
+    assert signals.without_stamp == 1
+
+
+def test_nothing_after_the_end_counts():
+    answer = STREAM_HEAD + chunk(event(" a", "length")) + chunk(DONE) + chunk(event(" x"))
+    exchange = _decode([(10**9, None, answer + LAST_CHUNK, 0)])
+    assert exchange.text == " a"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("error", "server_error"), ("abort", "cancelled"), ("cancelled", "cancelled")],
+)
+def test_an_answer_that_the_server_gave_up_is_a_failure(reason, kind):
+    answer = STREAM_HEAD + chunk(event(" a", reason)) + chunk(DONE) + LAST_CHUNK
+    with pytest.raises(TargetError, match=reason) as caught:
+        _decode([(10**9, None, answer, 0)])
+    assert caught.value.kind == kind
+
+
+def _chat_stream(*deltas):
+    chunks = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+        for delta, reason in deltas
+    ]
+    frames = [b"data: " + json.dumps(part).encode() + b"\n\n" for part in chunks] + [DONE]
+    return [STREAM_HEAD] + [chunk(frame) for frame in frames] + [LAST_CHUNK]
+
+
+def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
+    """Role at 2 s, thoughts at 3 and 4 s, the answer from 5 s on: two first tokens."""
+    parts = _chat_stream(
+        ({"role": "assistant", "content": ""}, None),
+        ({"reasoning_content": "hm"}, None),
+        ({"reasoning": "so"}, None),
+        ({"content": "Yes"}, None),
+        ({"content": "."}, "stop"),
+    )
+    reads = [(i * 10**9, None, part, 0) for i, part in enumerate(parts, start=1)]
+    exchange = decode_answer(
+        find_format("openai-chat"),
+        reads,
+        sent_ns=0,
+        connect_s=None,
+        kernel_time=None,
+        signals=ReceiveSignals(),
+    )
+    assert exchange.token_times_s == (3.0, 4.0, 5.0, 6.0)
+    assert exchange.first_answer_s == 5.0
+    assert exchange.reasoning_tokens == 2
+    assert exchange.text[exchange.thought_chars :] == "Yes."
+
+
+def test_an_answer_without_thoughts_has_one_first_token():
+    exchange = _decode([(10**9, None, ANSWER, 0)])
+    assert exchange.first_answer_s is None
+    assert exchange.streamed
+
+
+def test_a_web_page_is_called_one_and_not_a_broken_stream():
+    page = b"<html><body>Welcome to nginx</body></html>"
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: 42\r\n\r\n"
+    )
+    with pytest.raises(TargetError, match=r"a web page came .*Welcome to nginx") as caught:
+        _decode([(1_000, None, head + page, 0)])
+    assert caught.value.kind == "malformed_frame"
+
+
+def test_a_redirect_says_that_it_is_not_followed_and_a_page_is_one_short_line():
+    body = b"<html>\n <h1>Moved</h1>\n" + b"x" * 900
+    head = b"HTTP/1.1 302 Found\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+    with pytest.raises(TargetError, match="HTTP 302: a redirect, which is not followed") as caught:
+        _decode([(1_000, None, head + body, 0)])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300

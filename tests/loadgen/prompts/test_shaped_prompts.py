@@ -1,0 +1,115 @@
+"""Drawn lengths and recorded traffic, through the load generator in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+
+import pytest
+
+from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import parse_lengths
+from lmi_bench.core.records import Exchange
+from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.traces import read_trace
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.loadgen.prompts.prompts import NoText
+from lmi_bench.loadgen.prompts.shaped_prompts import DrawnPrompts, TracePrompts
+from lmi_bench.loadgen.run.levels import levels_of
+from lmi_bench.loadgen.run.sweep import run_sweep
+
+TRACE = "".join(
+    f'{{"timestamp": {ms}, "input_length": {size}, "output_length": 2}}\n'
+    for ms, size in ((0, 5), (1000, 6), (1500, 7), (4000, 8))
+)
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE)
+    return path
+
+
+class Instant:
+    """Answers a second after it was asked."""
+
+    async def send(self, request):
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
+        await asyncio.sleep(1.0)
+        return Exchange(sent_s, (loop.time(),), (request.output_tokens,))
+
+
+def test_lengths_are_drawn_alike_at_every_level():
+    prompts = DrawnPrompts(
+        parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)"), NoText(), seed=1
+    )
+    low, high = (
+        LevelSpec(0, concurrency=1, num_requests=1),
+        LevelSpec(1, rate_per_s=2, num_requests=1),
+    )
+    requests = [prompts.request(low, number) for number in range(4000)]
+    assert [prompts.request(high, n) for n in range(20)] == requests[:20]
+    assert statistics.fmean(r.input_tokens for r in requests) == pytest.approx(622, rel=0.01)
+    assert statistics.pstdev(r.input_tokens for r in requests) == pytest.approx(50, rel=0.05)
+    assert {r.output_tokens for r in requests} == set(range(1, 10))
+
+
+@pytest.mark.parametrize(("speed", "due"), [(1.0, [0, 1, 1.5, 4]), (2.0, [0, 0.5, 0.75, 2])])
+def test_a_trace_is_replayed_at_its_own_times(trace_file, tmp_path, speed, due):
+    scenario = parse_scenario(
+        {"workload": {"trace": str(trace_file)}, "load": {"speed": speed, "warmup_requests": 0}}
+    )
+    prompts = TracePrompts(read_trace(trace_file), NoText(), seed=0)
+    manifest = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
+    with RunStore.create(tmp_path / "run", manifest) as store:
+        run_virtual(
+            run_sweep(
+                levels_of(scenario), Instant(), store, prompts=prompts, summarise=summarise_level
+            )
+        )
+    (records,) = load_run(tmp_path / "run").records
+    assert [r.due_s for r in records] == pytest.approx(due)
+    assert [r.sent_s for r in records] == pytest.approx(due)
+    assert [r.input_tokens for r in records] == [5, 6, 7, 8]
+
+
+def test_the_simulator_replays_a_trace_at_the_same_times(trace_file):
+    class Step:
+        def step_time_s(self, shape):
+            return 0.01
+
+    prompts = TracePrompts(read_trace(trace_file), NoText(), seed=0)
+    (spec,) = levels_of(parse_scenario({"workload": {"trace": str(trace_file)}}))
+    config = SchedulerConfig(num_blocks=64, block_size=16, max_model_len=128)
+    run = simulate_level(spec, lambda n: prompts.request(spec, n), config, Step())
+    assert [record.due_s for record in run.records] == pytest.approx([0, 1, 1.5, 4])
+
+
+def test_sources_of_lengths_exclude_each_other():
+    with pytest.raises(InputError, match="give either mix or input_lengths or output_lengths"):
+        parse_scenario(
+            {"workload": {"input_lengths": "fixed(3)",
+                          "mix": [{"input_tokens": 1, "output_tokens": 1}]}}
+        )  # fmt: skip
+    with pytest.raises(InputError, match="not understood"):
+        parse_scenario({"workload": {"input_lengths": "zipf(3)"}})
+    with pytest.raises(InputError, match="speed is that of a trace"):
+        parse_scenario({"load": {"speed": 2}})
+
+
+def test_a_trace_counts_with_its_bytes(trace_file):
+    before = parse_scenario({"workload": {"trace": str(trace_file)}}).hash()
+    trace_file.write_text(TRACE.replace("5", "9"))
+    assert parse_scenario({"workload": {"trace": str(trace_file)}}).hash() != before
+
+
+def test_a_length_on_the_command_line_replaces_a_distribution():
+    drawn = parse_scenario({"workload": {"input_lengths": "normal(622,50)"}})
+    assert drawn.with_overrides({"workload.input_tokens": 8}).workload.input_lengths is None

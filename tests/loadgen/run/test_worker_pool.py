@@ -1,0 +1,219 @@
+"""Worker processes against a real server: nothing lost, nothing twice, and no one left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import operator
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.lengths import parse_seconds
+from lmi_bench.core.workload import LevelSpec, of_sessions
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues
+from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.run.sweep import run_sweep
+from lmi_bench.loadgen.run.worker import WorkerJob
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.wire.format import find_format
+
+SUPPORT = Path(__file__).parents[3] / "benchmarks" / "support"
+TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16
+PROMPTS = SyntheticPrompts([Lengths(16, TOKENS)], CommonWords(), seed=0)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the truth server needs epoll")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for the truth server")
+    binary = tmp_path_factory.mktemp("truth") / "truth_server"
+    subprocess.run([compiler, "-O2", "-w", "-o", binary, SUPPORT / "truth_server.c"], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [binary, str(port), str(TTFT_MS), str(ITL_MS), str(TOKENS)]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _job(url, prompts=PROMPTS):
+    chat = find_format("openai-chat")
+    return WorkerJob(functools.partial(HttpTarget, url, chat, model="m"), prompts)
+
+
+def _sweep(url, levels, count, prompts=PROMPTS, **options):
+    runs, states = [], []
+
+    async def main():
+        job = _job(url, prompts)
+        async with job.open_target() as target, WorkerPool(job, count) as pool:
+            await run_sweep(
+                levels,
+                target,
+                None,
+                prompts=prompts,
+                summarise=lambda run: {},
+                on_level=lambda run, _: runs.append(run),
+                on_progress=states.append,
+                spacing_s=SPACING_S,
+                workers=pool,
+                **options,
+            )
+
+    run_on_sockets(main())
+    return runs, states
+
+
+def test_two_workers_measure_what_the_server_did(url):
+    spec = LevelSpec(0, concurrency=16, num_requests=80, warmup_requests=2)
+    (run,), states = _sweep(url, [spec], 2)
+    assert run.check.workers == 2
+    assert [record.request_id for record in run.records] == list(range(80))
+    assert all(record.ok and record.output_tokens == TOKENS for record in run.records)
+    ttft_ms = [1e3 * (r.token_times_s[0] - r.sent_s) for r in run.records]
+    gaps_ms = np.concatenate([1e3 * np.diff(r.token_times_s) for r in run.records])
+    assert np.median(ttft_ms) == pytest.approx(TTFT_MS, rel=0.05)
+    assert np.median(gaps_ms) == pytest.approx(ITL_MS, rel=0.05)
+    assert max(state.done for state in states) > 0
+    sent = sorted(r.sent_s for r in run.records)[:16]
+    assert 0 <= sent[0] < 0.02  # both began at the common start, one user after the other
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_stated_bound_meets_the_truth_however_busy_the_machine_is(url, count):
+    """Both p99 are known within an interval: ours by the self-check, the server's by its writes."""
+    urllib.request.urlopen(urllib.request.Request(f"{url}/truth/reset", method="POST", data=b"{}"))
+    spec = LevelSpec(0, concurrency=32, num_requests=160, warmup_requests=0)
+    (run,), _ = _sweep(url, [spec], count)
+    with urllib.request.urlopen(f"{url}/truth/stats") as reply:
+        truth = json.load(reply)
+    assert truth["completed"] == 160
+    ttft_ms = [1e3 * (r.token_times_s[0] - r.sent_s) for r in run.records]
+    gaps_ms = np.concatenate([1e3 * np.diff(r.token_times_s) for r in run.records])
+    printed_ms = 0.001
+    for values_ms, bound_s, stated in (
+        (ttft_ms, run.check.ttft_error_bound_s, truth["ttft_from_arrival"]),
+        (gaps_ms, run.check.itl_error_bound_s, truth["itl"]),
+    ):
+        assert stated["p99_low_ms"] <= stated["p99_ms"] <= stated["p99_high_ms"]
+        reported_ms = np.percentile(values_ms, 99)
+        reach_ms = 1e3 * bound_s + printed_ms
+        assert reported_ms - reach_ms <= stated["p99_high_ms"]
+        assert reported_ms + reach_ms >= stated["p99_low_ms"]
+
+
+def test_an_open_loop_is_split_request_by_request(url):
+    spec = LevelSpec(0, rate_per_s=100.0, arrivals="constant", num_requests=41)
+    (run,), _ = _sweep(url, [spec], 2)
+    assert [round(record.due_s, 6) for record in run.records] == [i / 100 for i in range(41)]
+    assert all(record.ok for record in run.records)
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate_per_s": 20.0}])
+def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
+    """Nine of three turns: all 27 requests once, turn after turn with the pause between them."""
+    first, later = (SyntheticPrompts([Lengths(8, TOKENS)], CommonWords(), seed=n) for n in (1, 2))
+    turns_of = functools.partial(operator.getitem, [3] * 9)  # workers get it by name
+    source = MadeUpDialogues(first, later, turns_of, parse_seconds("0.05"), seed=0)
+    spec = LevelSpec(0, num_requests=1, arrivals="constant", warmup_requests=0, **load)
+    spec = of_sessions(spec, turns_of, num_sessions=9)
+    (run,), _ = _sweep(url, [spec], 2, source)
+    assert run.check.workers == 2
+    assert [record.request_id for record in run.records] == list(range(27))
+    assert all(record.ok for record in run.records)
+    for begin in range(0, 27, 3):
+        turns = run.records[begin : begin + 3]
+        for before, after in pairwise(turns):
+            assert after.sent_s - before.ended_s > 0.04
+            assert (after.session, after.turn) == (before.session, before.turn + 1)
+
+
+async def _endless(url, pool):
+    """A level that only its end from outside ends."""
+    async with _job(url).open_target() as target:
+        await run_sweep(
+            [LevelSpec(0, concurrency=4, duration_s=60.0)],
+            target,
+            None,
+            prompts=PROMPTS,
+            summarise=lambda run: {},
+            workers=pool,
+        )
+
+
+def test_a_worker_that_dies_ends_the_level_with_its_exit_code(url):
+    async def main():
+        async with WorkerPool(_job(url), 2) as pool:
+
+            async def kill():
+                while len(pool._workers) < 2:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(1.0)
+                os.kill(pool._workers[1].process.pid, signal.SIGKILL)
+
+            killing = asyncio.create_task(kill())
+            try:
+                await _endless(url, pool)
+            finally:
+                await killing
+
+    with pytest.raises(LmiBenchError, match=r"died \(exit code -9\)"):
+        run_on_sockets(main())
+
+
+def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capfd):
+    async def main():
+        pool = WorkerPool(_job(url), 2)
+        task = asyncio.create_task(_endless(url, pool))
+        while len(pool._workers) < 2:
+            await asyncio.sleep(0.01)
+        processes = [worker.process for worker in pool._workers]
+        await asyncio.sleep(1.0)  # both are at work
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return [(process.is_alive(), process.exitcode) for process in processes]
+
+    assert run_on_sockets(main()) == [(False, 0), (False, 0)]
+    assert capfd.readouterr().err == ""
+
+
+def test_auto_takes_another_worker_when_a_core_is_nearly_full():
+    pool = WorkerPool(_job("http://127.0.0.1:1"))
+    line = {"concurrency": 512, "generator": {"cpu_share": 0.4, "workers": 1}}
+    assert pool.count_for(LevelSpec(0, concurrency=512, num_requests=9), []) == 1
+    assert pool.count_for(LevelSpec(1, concurrency=640, num_requests=640), [line]) == 1
+    most = len(os.sched_getaffinity(0))
+    assert pool.count_for(LevelSpec(1, concurrency=2048, num_requests=2048), [line]) == min(3, most)
+
+
+def test_a_target_that_cannot_be_handed_over_is_refused():
+    with pytest.raises(InputError, match="leave --workers out"):
+        WorkerPool(WorkerJob(lambda: None, PROMPTS), 2)

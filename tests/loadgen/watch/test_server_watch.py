@@ -1,0 +1,214 @@
+"""The server's own view: read from real pages over real HTTP, set beside the client's."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import threading
+
+import pytest
+
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.loadgen.watch.gpu_power import GpuPower
+from lmi_bench.loadgen.watch.prometheus import Sample, SampleReader
+from lmi_bench.loadgen.watch.server_metrics import read_page
+from lmi_bench.loadgen.watch.server_watch import ServerWatch
+
+# As vLLM 0.10 prints them, shortened.
+VLLM_PAGE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="a {{}}, \\"b\\""}} {running}
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 3.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25
+vllm:num_preemptions_total{{engine="0",model_name="m"}} {preemptions}
+vllm:num_preemptions_created{{engine="0",model_name="m"}} 1.7e+09
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {queries}
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {hits}
+vllm:request_success_total{{finished_reason="stop",model_name="m"}} {requests}
+vllm:request_success_total{{finished_reason="length",model_name="m"}} 5.0
+vllm:time_to_first_token_seconds_bucket{{le="0.001",model_name="m"}} 0.0
+vllm:time_to_first_token_seconds_count{{model_name="m"}} {requests}
+vllm:time_to_first_token_seconds_sum{{model_name="m"}} {ttft_sum_s}
+"""
+RECORDS = [RequestRecord(i, float(i), float(i), (i + 0.3, i + 0.4)) for i in range(4)]
+
+
+def test_a_sample_has_its_name_its_labels_and_its_value():
+    text = (
+        '# TYPE a gauge\na{x="1"} 2 1700000000\nab 3\na 4e-1\n'
+        'a{y="}\\"{"} +Inf\na{z="1"} nonsense\na\n'
+    )
+    read = list(SampleReader(["a"]).read(text))
+    assert read == [
+        Sample("a", '{x="1"}', 2.0),
+        Sample("a", "", 0.4),
+        Sample("a", '{y="}\\"{"}', float("inf")),
+    ]
+
+
+def test_a_page_is_summed_over_its_labels_and_longer_names_are_others():
+    page = VLLM_PAGE.format(
+        running=7, preemptions=2, queries=100, hits=1, requests=9, ttft_sum_s=1.5
+    )
+    sample = read_page(page)
+    assert sample.gauges == {"running": 7.0, "waiting": 3.0, "kv_usage_frac": 0.25}
+    assert sample.counters["requests"] == 14.0
+    assert sample.counters["preemptions"] == 2.0
+    assert sample.counters["ttft_sum_s"] == 1.5
+
+
+def test_tgi_and_older_vllm_names_are_known():
+    sample = read_page("tgi_batch_current_size 4\ntgi_queue_size 2\ntgi_request_success 8\n")
+    assert sample.gauges == {"running": 4.0, "waiting": 2.0}
+    assert sample.counters == {"requests": 8.0}
+    assert read_page("vllm:gpu_cache_usage_perc 0.5\n").gauges == {"kv_usage_frac": 0.5}
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    """Answers each request with the next of its server's pages; the last one stays."""
+
+    def do_GET(self):
+        pages = self.server.pages
+        body = (pages.pop(0) if len(pages) > 1 else pages[0]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(*pages):
+        server = http.server.HTTPServer(("127.0.0.1", 0), Pages)
+        server.pages = list(pages)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/metrics"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def _page(requests=0, running=0, hits=0, ttft_s=0.25, preemptions=0):
+    return VLLM_PAGE.format(
+        running=running,
+        preemptions=preemptions,
+        queries=requests * 100,
+        hits=hits,
+        requests=requests,
+        ttft_sum_s=requests * ttft_s,
+    )
+
+
+def _watch(*urls, every_s=0.02, level_s=0.3, **options):
+    async def main():
+        watch = ServerWatch(urls, every_s=every_s, **options)
+        await watch.begin()
+        await asyncio.sleep(level_s)
+        await watch.end()
+        return watch.summary(RECORDS)
+
+    return asyncio.run(main())
+
+
+def test_counters_are_those_of_the_level_and_the_injected_delay_is_the_difference(serve):
+    """The server says 250 ms, the client saw 300: 50 ms lie between them."""
+    url = serve(_page(10), _page(12, running=4), _page(14, running=2, preemptions=3, hits=2))
+    seen = _watch(url)
+    assert seen["requests"] == 4.0
+    assert seen["preemptions"] == 3.0
+    assert seen["running"]["max"] == 4.0
+    assert seen["kv_usage_frac"]["mean"] == pytest.approx(0.25)
+    assert seen["ttft_mean_ms"] == pytest.approx(250.0)
+    assert seen["client_minus_server_ttft_ms"] == pytest.approx(50.0)
+    assert seen["prefix_cache_hit_rate"] == pytest.approx(2 / 400)
+    assert seen["warnings"] == []
+
+
+def test_a_level_shorter_than_the_usual_second_is_seen_and_each_look_stands_for_its_time(serve):
+    """Looks after 50 and 150 ms, of 1 and 4 running: (1 * 50 + 4 * 100) / 150 = 3."""
+    url = serve(_page(10), _page(11, running=1), _page(12, running=4), _page(14))
+    seen = _watch(url, every_s=1.0, level_s=0.25)
+    assert seen["running"] == {"mean": pytest.approx(3.0), "max": 4.0}
+
+
+def test_a_warm_prefix_cache_is_warned_of(serve):
+    (warning,) = _watch(serve(_page(10), _page(14, hits=40)))["warnings"]
+    assert warning.startswith("10.0% of the prompt tokens came from the server's prefix cache")
+
+
+def test_replicas_are_added_up_and_an_uneven_share_is_named(serve):
+    busy, idle = serve(_page(0), _page(30, running=2)), serve(_page(0), _page(10, running=1))
+    seen = _watch(busy, idle)
+    assert seen["requests"] == 40.0
+    assert seen["running"]["max"] == 3.0
+    assert seen["skew"] == pytest.approx(1.5)
+    assert "unequal shares of the requests (30, 10)" in seen["warnings"][0]
+
+
+def test_a_replica_that_was_asked_nothing_counts_although_its_counters_are_not_there_yet(serve):
+    """All thirty went to one of two: twice the mean."""
+    fresh = "vllm:num_requests_running 0\n"
+    seen = _watch(serve(fresh, fresh + "vllm:request_success_total 30\n"), serve(fresh))
+    assert list(seen["requests_by_replica"].values()) == [30.0, 0.0]
+    assert seen["skew"] == pytest.approx(2.0)
+    assert "(30, 0)" in seen["warnings"][0]
+
+
+def test_a_page_that_is_not_there_is_named_and_breaks_nothing():
+    seen = _watch("http://127.0.0.1:1/metrics")
+    assert list(seen) == ["unreachable"]
+    assert "refused" in seen["unreachable"]["http://127.0.0.1:1/metrics"]
+
+
+class Nvml:
+    """A GPU of 300 W at 80 %, with an energy counter or without."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, clock, *, counter):
+        self.clock, self.counter = clock, counter
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 300_000
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return type("Rates", (), {"gpu": 80})()
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if not self.counter:
+            raise self.NVMLError("not supported")
+        return int(self.clock() * 300_000)
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_constant_power_gives_watts_times_seconds(counter):
+    """300 W for 10 s are 3,000 J; over 6,000 tokens half a joule each."""
+    now = [0.0]
+    meter = GpuPower(Nvml(lambda: now[0], counter=counter), ["gpu"], clock=lambda: now[0])
+    for second in range(11):
+        now[0] = float(second)
+        meter.read()
+    seen = meter.summary(6000)
+    assert seen["energy_j"] == pytest.approx(3000.0)
+    assert seen["joules_per_output_token"] == pytest.approx(0.5)
+    assert seen["gpu_use_frac"] == pytest.approx(0.8)
+    assert seen["valid"]
+
+
+def test_energy_of_a_short_level_is_not_valid():
+    now = [0.0]
+    meter = GpuPower(Nvml(lambda: now[0], counter=True), ["gpu"], clock=lambda: now[0])
+    for second in (0.0, 1.0):
+        now[0] = second
+        meter.read()
+    assert not meter.summary(10)["valid"]
