@@ -253,7 +253,7 @@ def measure(
 @contextmanager
 def vllm_server(python: str, model: str, dtype: str) -> Iterator[tuple[str, int]]:
     """vLLM's server on a folder, its URL and its process; stopped at the end."""
-    from lmi_bench.cli.compose import model_folder  # the demo models are made on first use
+    from lmi_bench.targets.bundled import model_folder  # the demo models are made on first use
 
     folder = model_folder(model)
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}

@@ -29,11 +29,11 @@ from pathlib import Path
 
 from real_engine import PORT, vllm_server
 
-from lmi_bench.cli.compose import model_folder
 from lmi_bench.core.host import host_facts
 from lmi_bench.core.run_store import load_run
 from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.targets.bundled import model_folder
 
 MODEL, TOKENS = "demo-15m", 64
 TOOLS = {"ours": "lmi-bench sweep", "vllm": "vllm bench serve"}

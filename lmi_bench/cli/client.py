@@ -6,13 +6,13 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Literal
 
-from lmi_bench.cli.bench import Bench
 from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker import WorkerJob
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, has_known_metrics, why_unreadable
+from lmi_bench.targets.bench import Bench
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 

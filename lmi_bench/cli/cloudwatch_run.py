@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmi_bench.cli.bench import Bench
 from lmi_bench.cli.console import note
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
+from lmi_bench.targets.bench import Bench
 
 DEFAULT_WAIT_S = 120.0
 """Values of a minute come one to two minutes after it."""

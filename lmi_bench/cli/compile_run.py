@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, print_table, say
-from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.targets.bundled import open_torch_engine
+from lmi_bench.targets.parts import close_all
 
 
 def run(model: str, settings: EngineSection, out: Path) -> None:

@@ -9,7 +9,6 @@ from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
-from lmi_bench.cli.profile_files import find_profile
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.backend_choice import (
     CHOSEN,
@@ -24,6 +23,7 @@ from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
 from lmi_bench.models.shape import tensor_parallel_problem
+from lmi_bench.targets.profiles import find_profile
 
 _ROPE_BACKENDS = (
     "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lmi_bench.analysis.results.confidence import calibration_table, confidence, shares
 from lmi_bench.cli.console import print_table, progress, say
-from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.core.errors import CapacityError, InputError, file_reason
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.targets.parts import EngineParts, close_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmi_bench.analysis.results.confidence import confidence
-from lmi_bench.cli.compose import open_torch_engine
 from lmi_bench.cli.console import note, warn
-from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
-from lmi_bench.cli.idle_settings import idle_in_engine
-from lmi_bench.cli.launching import follow_launcher
-from lmi_bench.cli.quantizing import quantize_notes
 from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.replicas import ServingEngine
@@ -24,6 +19,11 @@ from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.targets.bundled import open_torch_engine
+from lmi_bench.targets.idle_settings import idle_in_engine
+from lmi_bench.targets.launching import follow_launcher
+from lmi_bench.targets.parts import EngineParts
+from lmi_bench.targets.quantizing import quantize_notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
-from lmi_bench.cli.access import Access
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.matrix import Cell, read_matrix
@@ -24,6 +23,7 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.formats import MISSING, load_name, number
 from lmi_bench.report.slo_text import highest_meeting
+from lmi_bench.targets.access import Access
 
 MATRIX_FILE, REPORT_FILE = "matrix.json", "report.html"
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_bench.cli.engine_parts import EngineParts, close_all
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.targets.parts import EngineParts, close_all
 
 _WINDOW_TOKENS: Final = 256
 

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
-from lmi_bench.cli.compose import (
-    measure_layer_errors,
-    open_torch_engine,
-    save_quantized,
-)
 from lmi_bench.cli.console import note, print_table, say
-from lmi_bench.cli.engine_parts import EngineParts
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.optimize_quality import (
     Prompted,
@@ -28,7 +22,6 @@ from lmi_bench.cli.optimize_quality import (
     score_shift,
 )
 from lmi_bench.cli.sweep_run import measure_into
-from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
@@ -41,6 +34,13 @@ from lmi_bench.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe,
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import optimization_tables
 from lmi_bench.report.view import build_view
+from lmi_bench.targets.bundled import (
+    measure_layer_errors,
+    open_torch_engine,
+    save_quantized,
+)
+from lmi_bench.targets.parts import EngineParts
+from lmi_bench.targets.tokenizers import find_tokenizer
 
 TECHNIQUES: Final = (
     ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.cli.compose import model_folder, open_torch_engine
 from lmi_bench.cli.console import note, print_table, progress
-from lmi_bench.cli.engine_parts import close_all
 from lmi_bench.cli.files import write_text
-from lmi_bench.cli.tokenizers import find_tokenizer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.quantization import parse_scheme
@@ -22,6 +19,9 @@ from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.models.folder import shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling
 from lmi_bench.report.formats import MISSING, number
+from lmi_bench.targets.bundled import model_folder, open_torch_engine
+from lmi_bench.targets.parts import close_all
+from lmi_bench.targets.tokenizers import find_tokenizer
 
 _AS_TRAINED: Final = "as it is"
 _MOST_LENGTH: Final = 131_072

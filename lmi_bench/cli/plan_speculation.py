@@ -8,9 +8,9 @@ from typing import Any
 
 from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.speculation import NGRAM_DRAFT
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import load_run
+from lmi_bench.targets.drafting import NGRAM_DRAFT
 
 _DRAFT_TOKENS = 4
 

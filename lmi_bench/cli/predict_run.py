@@ -23,11 +23,11 @@ from lmi_bench.cli.console import note, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
-from lmi_bench.cli.profile_files import default_note, find_profile
 from lmi_bench.cli.sweep_options import parse_mix
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.core.units import format_figure
+from lmi_bench.targets.profiles import default_note, find_profile
 
 _REQUESTS_PER_USER = 10
 _LENGTH_SPREAD = 0.1  # real answers end at different lengths, which breaks up their queues

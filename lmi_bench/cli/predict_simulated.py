@@ -20,13 +20,13 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.cli.engine_parts import make_router
-from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts.prompts import NoText
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.models.shape import ModelShape
+from lmi_bench.targets.parts import make_router
+from lmi_bench.targets.prompts import longest_request, make_prompts
 
 Line = Mapping[str, Any]
 _DRAWS = 8

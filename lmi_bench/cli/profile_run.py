@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce
-from lmi_bench.cli.compose import time_all_reduces
 from lmi_bench.cli.console import note, print_table, say
 from lmi_bench.core.durable import write_whole
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import host_facts
+from lmi_bench.targets.bundled import time_all_reduces
 
 SCHEMA: Final = 1
 SIZES_BYTES: Final = tuple(4**n * 1024 for n in range(8))  # 1 KiB to 16 MiB

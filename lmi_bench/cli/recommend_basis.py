@@ -29,10 +29,10 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note
 from lmi_bench.cli.money import Money
 from lmi_bench.cli.planned_workload import read_workload
-from lmi_bench.cli.profile_files import default_note, find_profile
 from lmi_bench.cli.recommend_axes import AxisFlags
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run, load_run
+from lmi_bench.targets.profiles import default_note, find_profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,8 +100,8 @@ def serve(
     from lmi_bench.cli.console import note
     from lmi_bench.cli.serve_run import run
     from lmi_bench.cli.serving_file import is_lmi_environment, model_py_of, read_serving_file
-    from lmi_bench.cli.tgi_env import limits_from_environment
     from lmi_bench.core.scenario import DEFAULT_MODEL, parse_scenario
+    from lmi_bench.targets.tgi_env import limits_from_environment
 
     if executor not in EXECUTORS:
         raise InputError(f"--executor {executor}: use one of {', '.join(EXECUTORS)}")

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.compiling import count_notes
-from lmi_bench.cli.compose import open_torch_engine
-from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.cli.console import note, say, warn
-from lmi_bench.cli.engine_parts import EngineParts
-from lmi_bench.cli.launching import follow_launcher
-from lmi_bench.cli.loading_deadline import loading_deadline
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.chat_template import ChatTemplate
@@ -36,6 +30,12 @@ from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.targets.bundled import open_torch_engine
+from lmi_bench.targets.launching import follow_launcher
+from lmi_bench.targets.loading_deadline import loading_deadline
+from lmi_bench.targets.parts import EngineParts
+from lmi_bench.targets.prepared_steps import count_notes
+from lmi_bench.targets.simulated import open_simulated_engine
 
 
 def run(

@@ -243,7 +243,6 @@ def sweep(
 
     Flags win over the scenario file, which wins over the defaults.
     """
-    from lmi_bench.cli.access import Access, read_headers
     from lmi_bench.cli.client import Client, read_workers
     from lmi_bench.cli.spend import Budget
     from lmi_bench.cli.sweep_run import (
@@ -254,6 +253,7 @@ def sweep(
         run,
     )
     from lmi_bench.cli.termination import termination_as_interrupt
+    from lmi_bench.targets.access import Access, read_headers
 
     overrides: dict[str, Any] = {
         "name": name,

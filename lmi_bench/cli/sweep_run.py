@@ -15,15 +15,12 @@ from lmi_bench.analysis.results.checks import check_levels, has_failed, level_na
 from lmi_bench.analysis.results.knee import Knee, find_knees
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
-from lmi_bench.cli.access import NO_ACCESS, Access
-from lmi_bench.cli.bench import SIMULATED_PREFIX, Bench, open_bench
 from lmi_bench.cli.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.cli.cloudwatch_run import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
 from lmi_bench.cli.engine_options import check_policy_flags
 from lmi_bench.cli.finished_run import finished_run
 from lmi_bench.cli.gate_run import read_failures, read_share
-from lmi_bench.cli.idle_options import refuse_idle_options
 from lmi_bench.cli.level_rule import LevelRule, level_rule
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.cli.spend import NO_BUDGET, Budget, Spend, cheapest, cost_at
@@ -55,6 +52,9 @@ from lmi_bench.report.text import (
     session_rows,
     token_counts_line,
 )
+from lmi_bench.targets.access import NO_ACCESS, Access
+from lmi_bench.targets.bench import SIMULATED_PREFIX, Bench, open_bench
+from lmi_bench.targets.idle_options import refuse_idle_options
 
 if TYPE_CHECKING:
     from lmi_bench.engine.step_trace import StepTrace

@@ -13,7 +13,6 @@ from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo
 from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli import sweep_run
-from lmi_bench.cli.access import Access
 from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.saved_recommendation import load_recommendation
@@ -23,6 +22,7 @@ from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import AUTO, is_endpoint
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.units import format_figure
+from lmi_bench.targets.access import Access
 
 _FEWEST_REQUESTS = 300
 _ENGINE_DTYPES = ("float32", "bfloat16", "float16")

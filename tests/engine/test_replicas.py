@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.scenario import EngineSection
@@ -17,6 +16,7 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.targets.simulated import open_simulated_engine
 
 
 class Tenth:

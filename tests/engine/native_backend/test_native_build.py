@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.cli.back_end import choose_back_end
 from lmi_bench.core.native_build import library as build_library
 from lmi_bench.core.native_build import shipped_name
 from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.native_backend.build import SOURCE, NativeUnavailableError, library
+from lmi_bench.targets.back_ends import choose_back_end
 
 FAKE = """#!/bin/sh
 if [ "$1" = --version ]; then echo fake $VERSION; exit 0; fi

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.cli.back_end import BackEnd
-from lmi_bench.cli.compiling import step_settings
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
@@ -24,6 +22,8 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 )
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes
+from lmi_bench.targets.back_ends import BackEnd
+from lmi_bench.targets.prepared_steps import step_settings
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 KEY = ArtefactKey(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.cli.back_end import BackEnd
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import DEFAULT_ROLLING_BATCH_SIZE
+from lmi_bench.targets.back_ends import BackEnd
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps, StepSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.cli.compose_simulated import open_simulated_engine
-from lmi_bench.cli.idle_settings import idle_at_endpoint, idle_in_engine, idle_in_simulation
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.targets.idle_settings import idle_at_endpoint, idle_in_engine, idle_in_simulation
+from lmi_bench.targets.simulated import open_simulated_engine
 
 WORDS = "engine settings without effect here: "
 

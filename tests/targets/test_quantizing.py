@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.cli.quantizing import quantize_notes, quantize_settings
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, Scheme
+from lmi_bench.targets.quantizing import quantize_notes, quantize_settings
 
 
 @pytest.mark.parametrize(

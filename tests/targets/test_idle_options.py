@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.cli.idle_options import refuse_idle_options
 from lmi_bench.core.errors import InputError
+from lmi_bench.targets.idle_options import refuse_idle_options
 
 URL, SIMULATED, SAGEMAKER = "http://127.0.0.1:8000", "sim:ml.g5.2xlarge", "sagemaker:mine"
 

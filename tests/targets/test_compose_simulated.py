@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.cli.compose_simulated import open_simulated_engine
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.targets.simulated import open_simulated_engine
 
 MIB = 2**20
 

@@ -14,31 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
-from lmi_bench.cli.back_end import BackEnd, choose_back_end
-from lmi_bench.cli.compiling import step_facts, step_notes, step_settings
 from lmi_bench.cli.console import Reporter, note, progress
-from lmi_bench.cli.engine_parts import (
-    EngineParts,
-    close_all,
-    config_facts,
-    degree_of,
-    replica_facts,
-    replica_note,
-    scheduler_config,
-)
-from lmi_bench.cli.idle_settings import idle_in_engine
-from lmi_bench.cli.launching import launched_degree, refuse_to_follow
-from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
-from lmi_bench.cli.quantizing import quantize_facts, quantize_notes, quantize_settings
-from lmi_bench.cli.speculation import (
-    NGRAM_DRAFT,
-    check_same_vocabulary,
-    drafter_for,
-    speculation_facts,
-    speculation_notes,
-)
-from lmi_bench.cli.tokenizers import DEMO_NAMES
-from lmi_bench.cli.torch_threads import wait_briefly
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.scenario import EngineSection
@@ -52,7 +28,31 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.models.folder import folder_name, read_config, shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.sagemaker_draft import refuse_sagemaker_draft
+from lmi_bench.targets.back_ends import BackEnd, choose_back_end
+from lmi_bench.targets.drafting import (
+    NGRAM_DRAFT,
+    check_same_vocabulary,
+    drafter_for,
+    speculation_facts,
+    speculation_notes,
+)
+from lmi_bench.targets.idle_settings import idle_in_engine
+from lmi_bench.targets.launching import launched_degree, refuse_to_follow
+from lmi_bench.targets.parts import (
+    EngineParts,
+    close_all,
+    config_facts,
+    degree_of,
+    replica_facts,
+    replica_note,
+    scheduler_config,
+)
+from lmi_bench.targets.placement import copies_a_device, first_device, gpu_count
+from lmi_bench.targets.prepared_steps import step_facts, step_notes, step_settings
+from lmi_bench.targets.quantizing import quantize_facts, quantize_notes, quantize_settings
+from lmi_bench.targets.sagemaker_draft import refuse_sagemaker_draft
+from lmi_bench.targets.tokenizers import DEMO_NAMES
+from lmi_bench.targets.torch_threads import wait_briefly
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings

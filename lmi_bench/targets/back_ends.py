@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.cli.console import note, progress
-from lmi_bench.cli.quantizing import quantize_settings
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.targets.quantizing import quantize_settings
 
 if TYPE_CHECKING:
     from lmi_bench.engine.native_backend.binding import StepLibrary

@@ -11,7 +11,20 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.engine_parts import (
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.scenario import EngineSection
+from lmi_bench.engine.drafting import DraftingExecutor
+from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.scheduling.step_shape import StepTime
+from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.targets.drafting import (
+    NGRAM_DRAFT,
+    drafter_for,
+    speculation_facts,
+    speculation_notes,
+)
+from lmi_bench.targets.idle_settings import idle_in_simulation
+from lmi_bench.targets.parts import (
     EngineParts,
     config_facts,
     degree_of,
@@ -19,19 +32,6 @@ from lmi_bench.cli.engine_parts import (
     replica_note,
     scheduler_config,
 )
-from lmi_bench.cli.idle_settings import idle_in_simulation
-from lmi_bench.cli.speculation import (
-    NGRAM_DRAFT,
-    drafter_for,
-    speculation_facts,
-    speculation_notes,
-)
-from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.core.scenario import EngineSection
-from lmi_bench.engine.drafting import DraftingExecutor
-from lmi_bench.engine.executor import Executor
-from lmi_bench.engine.scheduling.step_shape import StepTime
-from lmi_bench.engine.simulated import SimulatedExecutor
 
 
 def open_simulated_engine(

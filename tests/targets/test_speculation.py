@@ -9,13 +9,13 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
-from lmi_bench.cli.compose import open_torch_engine
-from lmi_bench.cli.compose_simulated import open_simulated_engine
-from lmi_bench.cli.speculation import check_same_vocabulary, drafter_for
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter
 from lmi_bench.engine.scheduling.drafting import NgramDrafter
+from lmi_bench.targets.bundled import open_torch_engine
+from lmi_bench.targets.drafting import check_same_vocabulary, drafter_for
+from lmi_bench.targets.simulated import open_simulated_engine
 from tests.end_to_end.commands import lmi_bench
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmi_bench.cli.bench import SIMULATED_PREFIX
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import SAGEMAKER_PREFIX, is_endpoint
+from lmi_bench.targets.bench import SIMULATED_PREFIX
 
 _OF_ENDPOINTS = {
     "protocol": "--protocol",

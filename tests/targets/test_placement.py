@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.cli.back_end import BackEnd
-from lmi_bench.cli.compiling import step_settings
-from lmi_bench.cli.placement import copies_a_device, first_device, gpu_count
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.targets.back_ends import BackEnd
+from lmi_bench.targets.placement import copies_a_device, first_device, gpu_count
+from lmi_bench.targets.prepared_steps import step_settings
 
 
 @pytest.mark.parametrize(

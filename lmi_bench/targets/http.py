@@ -10,13 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
-from lmi_bench.cli.access import Access
-from lmi_bench.cli.bench import Bench, Main
 from lmi_bench.cli.console import note
-from lmi_bench.cli.idle_settings import idle_at_endpoint
 from lmi_bench.cli.level_rule import with_levels_found
-from lmi_bench.cli.tokenizers import find_tokenizer
-from lmi_bench.cli.workload_source import longest_request, make_prompts
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
@@ -30,6 +25,11 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.prompts import CommonWords, ExactText, PromptText, TextCounter
 from lmi_bench.loadgen.run.retry import RetryingTarget
+from lmi_bench.targets.access import Access
+from lmi_bench.targets.bench import Bench, Main
+from lmi_bench.targets.idle_settings import idle_at_endpoint
+from lmi_bench.targets.prompts import longest_request, make_prompts
+from lmi_bench.targets.tokenizers import find_tokenizer
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
 

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.cli.access import NO_ACCESS, Access
 from lmi_bench.cli.level_rule import with_levels_found
-from lmi_bench.cli.workload_source import lengths_of, longest_request, make_prompts
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import SAGEMAKER_PREFIX, Scenario
@@ -30,10 +28,12 @@ from lmi_bench.loadgen.prompts.prompts import (
     TokenIds,
 )
 from lmi_bench.loadgen.run.target import Target
+from lmi_bench.targets.access import NO_ACCESS, Access
+from lmi_bench.targets.prompts import lengths_of, longest_request, make_prompts
 
 if TYPE_CHECKING:
-    from lmi_bench.cli.engine_parts import EngineParts
     from lmi_bench.engine.step_trace import StepTrace
+    from lmi_bench.targets.parts import EngineParts
 
 Main = Callable[[Target], Awaitable[Any]]
 SIMULATED_PREFIX = "sim:"
@@ -85,7 +85,7 @@ def open_bench(
     access  what an endpoint wants to see before it answers
     trace   written by the engine, where it runs in this process
     """
-    from lmi_bench.cli.remote import http_bench, sagemaker_bench
+    from lmi_bench.targets.http import http_bench, sagemaker_bench
 
     target = scenario.target
     if target == ENGINE_TARGET:
@@ -109,10 +109,10 @@ def open_bench(
 
 
 def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
-    from lmi_bench.cli.compose import open_torch_engine
-    from lmi_bench.cli.engine_parts import close_all
-    from lmi_bench.cli.quantizing import refuse_emulated
     from lmi_bench.loadgen.run.in_process_target import InProcessTarget
+    from lmi_bench.targets.bundled import open_torch_engine
+    from lmi_bench.targets.parts import close_all
+    from lmi_bench.targets.quantizing import refuse_emulated
 
     parts = open_torch_engine(scenario.model, scenario.engine)
     try:
@@ -143,9 +143,9 @@ def _engine_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
 
 
 def _simulated_bench(scenario: Scenario, instance_type: str, trace: StepTrace | None) -> Bench:
-    from lmi_bench.cli.compose_simulated import open_simulated_engine
-    from lmi_bench.cli.profile_files import find_profile
     from lmi_bench.loadgen.run.in_process_target import InProcessTarget
+    from lmi_bench.targets.profiles import find_profile
+    from lmi_bench.targets.simulated import open_simulated_engine
 
     if scenario.workload.dataset is not None:
         raise InputError(
