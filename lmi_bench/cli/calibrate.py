@@ -42,7 +42,7 @@ def calibrate(
     ] = 0,
 ) -> None:
     """Fit a profile to measured levels: named parameters, their uncertainty, what they miss."""
-    from lmi_bench.cli.calibrate_run import Order, run
+    from lmi_bench.jobs.calibrate import Order, run
 
     run(
         Order(

@@ -19,6 +19,6 @@ def compare(
 
     Intervals are 95 % by paired bootstrap over requests. Unlike workloads are refused.
     """
-    from lmi_bench.cli.compare_run import run_compare
+    from lmi_bench.jobs.compare import run_compare
 
     run_compare(a, b, json_file=json_file)

@@ -45,8 +45,8 @@ def compare_accelerators(
 
     The predictions are the engine profile's until you measure: `sweep`, then `recommend RUN_DIR`.
     """
-    from lmi_bench.cli.compare_accelerators_run import run
-    from lmi_bench.cli.money import Money
+    from lmi_bench.jobs.accelerators import run
+    from lmi_bench.jobs.money import Money
 
     if platform not in ("sagemaker", "ec2"):
         raise InputError(f"--platform {platform}: use sagemaker or ec2")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
-from lmi_bench.cli.option_groups import spread_options
+from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions, stated_settings
+from lmi_bench.cli.options.spread import spread_options
 
 
 @spread_options
@@ -36,8 +36,8 @@ def compile_steps(
     GPU, and version of torch; not one set of weights. Steps of sizes between the shapes are padded
     to the next one; larger ones, and prompts, run as they do without it.
     """
-    from lmi_bench.cli.compile_run import run
     from lmi_bench.core.scenario import parse_scenario
+    from lmi_bench.jobs.compile import run
 
     stated = stated_settings(model_options, batching) | {"compile": True}
     if shapes is not None:

@@ -17,6 +17,6 @@ def convert(
     The pickle is read by torch's restricted unpickler: tensors alone, no code. Both folders'
     weights are hashed and compared.
     """
-    from lmi_bench.cli.convert_run import run_convert
+    from lmi_bench.jobs.convert import run_convert
 
     run_convert(folder, out)

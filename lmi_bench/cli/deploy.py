@@ -158,10 +158,10 @@ def write(
     """Write the files of a recommended or a stated layout, checked: serving.properties or the
     variables, SageMaker's requests, a CloudFormation template and a boto3 script.
     """
-    from lmi_bench.cli.deploy_run import Layout, write_deployment
     from lmi_bench.deploy.bundle import Target
     from lmi_bench.deploy.images import ACCOUNT
     from lmi_bench.deploy.sagemaker import Wishes
+    from lmi_bench.jobs.deploy import Layout, write_deployment
 
     layout = Layout(
         model=model,
@@ -213,7 +213,7 @@ def check(
     """Say what an LMI container would make of a file and of this environment; exit 2 if it would
     refuse them.
     """
-    from lmi_bench.cli.deploy_run import check_file
+    from lmi_bench.jobs.deploy import check_file
 
     check_file(path, djl_version, tuple(allow or ()))
 
@@ -290,7 +290,7 @@ def presets(
     ] = None,
 ) -> None:
     """Measured configurations: for each model one for lower cost, one for lower latency."""
-    from lmi_bench.cli.presets_run import print_presets
+    from lmi_bench.jobs.presets import print_presets
 
     print_presets(model)
 
@@ -323,7 +323,7 @@ def package(
     out: Annotated[Path, typer.Option("--out", "-o", help="New archive.")] = Path("model.tar.gz"),
 ) -> None:
     """Pack serving.properties, model.py and requirements.txt at the root of a model.tar.gz."""
-    from lmi_bench.cli.deploy_run import pack
+    from lmi_bench.jobs.deploy import pack
 
     pack(folder, out)
 
@@ -334,6 +334,6 @@ def probe(
     timeout: Annotated[float, typer.Option(help="Seconds until it has to be healthy.")] = 1800.0,
 ) -> None:
     """Wait until a container answers /ping with 200, as SageMaker does; exit 1 at the deadline."""
-    from lmi_bench.cli.deploy_run import wait_until_healthy
+    from lmi_bench.jobs.deploy import wait_until_healthy
 
     raise typer.Exit(wait_until_healthy(url, timeout))

@@ -39,7 +39,7 @@ def gate(
     markdown: Annotated[Path | None, typer.Option(help="Write a Markdown summary here.")] = None,
 ) -> None:
     """Exit 0 if every level meets every SLO and none got slower than the baseline, else 99."""
-    from lmi_bench.cli.gate_run import run_gate
+    from lmi_bench.jobs.gate import run_gate
 
     passed = run_gate(
         run,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.cli.engine_options import ModelOptions, stated_settings
-from lmi_bench.cli.option_groups import spread_options
+from lmi_bench.cli.options.engine import ModelOptions, stated_settings
+from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.errors import InputError
 
 _SAMPLING, _SCORES = "Sampling", "Scores and checks"
@@ -126,9 +126,9 @@ def generate(
     model_options: ModelOptions,
 ) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
-    from lmi_bench.cli.generate_run import Wish, run
     from lmi_bench.core.scenario import parse_scenario
     from lmi_bench.engine.scheduling.sampling import SamplingParams
+    from lmi_bench.jobs.generate import Wish, run
 
     if choices is not None and len(choices) < 2:
         raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")

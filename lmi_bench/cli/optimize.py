@@ -45,7 +45,7 @@ def optimize(
     the folder gets optimize.json, report.html, a run folder for each variant, and the quantized
     weights of variants that say `save: true`, ready for `lmi-bench serve --model`.
     """
-    from lmi_bench.cli.optimize_run import print_techniques, run
+    from lmi_bench.jobs.optimize.run import print_techniques, run
 
     if listed:
         print_techniques()
@@ -53,7 +53,7 @@ def optimize(
     if recipe is None:
         raise InputError("name a recipe file, or --list for the techniques that it may combine")
     if plan:
-        from lmi_bench.cli.optimize_plan import run_plan
+        from lmi_bench.jobs.optimize.plan import run_plan
 
         run_plan(recipe, model)
         return

@@ -40,7 +40,7 @@ def perplexity(
     knows its positions gets better with length; one that is stretched beyond what it was trained
     on may get worse, which its speed does not show.
     """
-    from lmi_bench.cli.perplexity_run import run_perplexity
+    from lmi_bench.jobs.perplexity import run_perplexity
 
     run_perplexity(
         model,

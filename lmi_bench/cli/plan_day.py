@@ -55,7 +55,7 @@ def plan_day(
     A machine costs from its launch and serves only after its start-up. Where scaling cannot keep
     the SLOs over the ramps, the flat fleet wins.
     """
-    from lmi_bench.cli.plan_day_run import DayQuestion, run
+    from lmi_bench.jobs.day import DayQuestion, run
 
     run(
         DayQuestion(

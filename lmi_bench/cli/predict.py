@@ -133,7 +133,7 @@ def predict(
     Beyond 80 % of the predicted capacity an open loop of equal requests gets its capacity and no
     latency. Unequal requests, traces and routers are simulated over the engine's own scheduler.
     """
-    from lmi_bench.cli.predict_run import Question, run
+    from lmi_bench.jobs.predict import Question, run
 
     run(
         Question(

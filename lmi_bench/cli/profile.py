@@ -27,7 +27,7 @@ def collectives(
     ] = None,
 ) -> None:
     """Time the all-reduce of tensor parallelism by size, and fit latency + bytes / rate."""
-    from lmi_bench.cli.profile_run import run_collectives
+    from lmi_bench.jobs.profile import run_collectives
 
     run_collectives(ranks, transport or [], rounds, out)
 
@@ -43,6 +43,6 @@ def attention(
     rounds: Annotated[int, typer.Option(help="Rounds of each way; the median counts.")] = 5,
 ) -> None:
     """Time a prompt's attention with its whole score matrix and in tiles, and count the bytes."""
-    from lmi_bench.cli.profile_attention_run import run_attention
+    from lmi_bench.jobs.profile_attention import run_attention
 
     run_attention(tokens or (256, 1024, 4096), heads, head_dim, rounds)

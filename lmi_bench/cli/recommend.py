@@ -279,11 +279,11 @@ def recommend(
     Without a load: one machine, as full as the limits allow. With a run, its levels calibrate
     the step-time model first.
     """
-    from lmi_bench.cli.money import Money
-    from lmi_bench.cli.recommend_axes import AxisFlags
-    from lmi_bench.cli.recommend_basis import Question
-    from lmi_bench.cli.recommend_portfolio import run as run_portfolio
-    from lmi_bench.cli.recommend_run import run
+    from lmi_bench.jobs.basis import Question
+    from lmi_bench.jobs.money import Money
+    from lmi_bench.jobs.portfolio import run as run_portfolio
+    from lmi_bench.jobs.recommend import run
+    from lmi_bench.jobs.recommend_axes import AxisFlags
 
     if objective not in ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"):
         raise InputError(

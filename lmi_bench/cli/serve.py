@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
-from lmi_bench.cli.option_groups import spread_options
+from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions, stated_settings
+from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.errors import InputError
 
 _ENGINE = "Engine"
@@ -98,9 +98,9 @@ def serve(
     container reads them instead: a flag first, then the file, then the environment.
     """
     from lmi_bench.cli.console import note
-    from lmi_bench.cli.serve_run import run
-    from lmi_bench.cli.serving_file import is_lmi_environment, model_py_of, read_serving_file
     from lmi_bench.core.scenario import DEFAULT_MODEL, parse_scenario
+    from lmi_bench.jobs.serve import run
+    from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
     from lmi_bench.targets.tgi_env import limits_from_environment
 
     if executor not in EXECUTORS:

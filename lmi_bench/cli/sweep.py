@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions, stated_settings
-from lmi_bench.cli.option_groups import spread_options
-from lmi_bench.cli.sweep_options import LoadOptions, SessionOptions, WorkloadOptions
+from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions, stated_settings
+from lmi_bench.cli.options.load import LoadOptions, SessionOptions, WorkloadOptions
+from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -243,16 +243,16 @@ def sweep(
 
     Flags win over the scenario file, which wins over the defaults.
     """
-    from lmi_bench.cli.client import Client, read_workers
-    from lmi_bench.cli.spend import Budget
-    from lmi_bench.cli.sweep_run import (
+    from lmi_bench.jobs.sweep.client import Client, read_workers
+    from lmi_bench.jobs.sweep.run import (
         SweepOptions,
         read_max_errors,
         read_slo_options,
         read_timeout,
         run,
     )
-    from lmi_bench.cli.termination import termination_as_interrupt
+    from lmi_bench.jobs.sweep.spend import Budget
+    from lmi_bench.jobs.sweep.termination import termination_as_interrupt
     from lmi_bench.targets.access import Access, read_headers
 
     overrides: dict[str, Any] = {
@@ -294,7 +294,7 @@ def sweep(
     with termination_as_interrupt() as is_terminated:
         try:
             if matrix is not None:
-                from lmi_bench.cli.matrix_run import run_matrix
+                from lmi_bench.jobs.matrix import run_matrix
 
                 outcome = run_matrix(matrix, overrides, options, out=out, resume=resume)
             else:

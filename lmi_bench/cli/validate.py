@@ -57,10 +57,10 @@ def validate(
     Without calibration or profile: by the shipped profile of the table's engine. Without a table:
     the errors of the shipped profiles themselves.
     """
-    from lmi_bench.cli.validate_run import Order, run
+    from lmi_bench.jobs.validate import Order, run
 
     if not sources:
-        from lmi_bench.cli.validate_profiles import validate_profiles
+        from lmi_bench.jobs.validate_profiles import validate_profiles
 
         if calibrate_cells or calibrate_on or profile or instance or dtype or slo or seed:
             raise InputError(

@@ -47,7 +47,7 @@ def verify(
 
     Exit 99 if a measured SLO is missed.
     """
-    from lmi_bench.cli.verify_run import Replay, run
+    from lmi_bench.jobs.verify import Replay, run
 
     code = run(
         Replay(

@@ -43,6 +43,6 @@ def from_source(
     A daily curve, where the source has one, is written beside it for `plan-day --load`. What the
     source cannot tell is listed.
     """
-    from lmi_bench.cli.workload_run import run
+    from lmi_bench.jobs.workload import run
 
     run(source, out, model=model, hours=hours, growth=speed)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
+from lmi_bench.jobs.sweep.levels import with_levels_found
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
 from lmi_bench.loadgen.prompts.prompts import (
     NoText,

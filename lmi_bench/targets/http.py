@@ -11,11 +11,11 @@ from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.cli.console import note
-from lmi_bench.cli.level_rule import with_levels_found
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.sweep.levels import with_levels_found
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan

@@ -12,7 +12,6 @@ from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.recommend_answer import answer_lines
-from lmi_bench.cli.recommend_axes import AxisFlags
 from lmi_bench.cli.recommend_table import (
     candidate_rows,
     distinct_layouts,
@@ -21,6 +20,7 @@ from lmi_bench.cli.recommend_table import (
 )
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import Slo
+from lmi_bench.jobs.recommend_axes import AxisFlags
 
 REQUEST = RecommendRequest(
     Workload(find_model("llama-2-7b"), "float16", 128, 16),

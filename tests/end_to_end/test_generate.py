@@ -12,7 +12,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_bench.analysis.results.confidence import confidence
-from lmi_bench.cli.generate_choices import continuation_ids
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -21,6 +20,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
     VOCAB_SIZE,
     demo_tokenizer_json,
 )
+from lmi_bench.jobs.choices import continuation_ids
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
 from tests.end_to_end.commands import lmi_bench

@@ -8,8 +8,8 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup, TyperOption
 
-from lmi_bench.cli.engine_options import BatchingOptions, ModelOptions
 from lmi_bench.cli.main import app
+from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions
 from lmi_bench.core.scenario import EngineSection
 from tests.end_to_end.commands import lmi_bench, modules_loaded_by
 

@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from lmi_bench.cli.serve_run import run
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.async_engine import AsyncEngine
@@ -23,6 +22,7 @@ from lmi_bench.engine.server.app import (
     serve,
 )
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
+from lmi_bench.jobs.serve import run
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,11 +10,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from lmi_bench.cli.serve_run import chat_encoder
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.serve import chat_encoder
 
 CHATML = (
     "{%- if messages[0]['role'] != 'system' %}"

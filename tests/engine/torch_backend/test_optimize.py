@@ -11,12 +11,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from lmi_bench.cli.optimize_quality import agreement_frac, score_shift
-from lmi_bench.cli.optimize_run import run
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.quantization.export import export_quantized
+from lmi_bench.jobs.optimize.quality import agreement_frac, score_shift
+from lmi_bench.jobs.optimize.run import run
 from tests.end_to_end.commands import lmi_bench
 from tests.engine.torch_backend.scores import scores
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import botocore.session
 import pytest
 
-from lmi_bench.cli.cloudwatch_run import read_cloudwatch
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.run_store import load_run
+from lmi_bench.jobs.sweep.cloudwatch import read_cloudwatch
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans, open_cloudwatch, read_levels
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench

@@ -19,7 +19,6 @@ from lmi_bench.catalog.instances import all_instances
 from lmi_bench.cli.console import STDOUT, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
 from lmi_bench.cli.recommend_answer import answer_lines
-from lmi_bench.cli.recommend_basis import Basis, Question, basis_of
 from lmi_bench.cli.recommend_extras import Extras, unpriced_lines
 from lmi_bench.cli.recommend_table import (
     candidate_rows,
@@ -28,6 +27,7 @@ from lmi_bench.cli.recommend_table import (
     rejection_lines,
 )
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.jobs.basis import Basis, Question, basis_of
 
 _SHOWN_CANDIDATES = 12
 _SHOWN_REASONS = 6

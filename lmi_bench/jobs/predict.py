@@ -21,12 +21,12 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn
 from lmi_bench.cli.files import write_text
-from lmi_bench.cli.plan_speculation import planned_speculation
-from lmi_bench.cli.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
-from lmi_bench.cli.sweep_options import parse_mix
+from lmi_bench.cli.options.load import parse_mix
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.core.units import format_figure
+from lmi_bench.jobs.plan_speculation import planned_speculation
+from lmi_bench.jobs.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
 from lmi_bench.targets.profiles import default_note, find_profile
 
 _REQUESTS_PER_USER = 10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.cli.sweep_options import LoadOptions, WorkloadOptions
+from lmi_bench.cli.options.load import LoadOptions, WorkloadOptions
 from lmi_bench.core.errors import InputError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.weights import weight_format
-from lmi_bench.cli.plan_speculation import planned_speculation
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.plan_speculation import planned_speculation
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import bytes_to_gib
+from lmi_bench.jobs.recipe import BASELINE, Recipe, load_recipe
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.recipe import BASELINE, Recipe, load_recipe
 
 USABLE_FRAC: Final = 0.9
 """Of an accelerator's memory; the rest is the runtime's and activations'."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from lmi_bench.analysis.results.knee import Knee
 from lmi_bench.analysis.search.slo_boundary import SloAnswer
-from lmi_bench.cli.level_rule import level_rule, with_levels_found
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
+from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
 from lmi_bench.targets.bench import SIMULATED_PREFIX
 
 

@@ -12,16 +12,16 @@ from lmi_bench.analysis.fleet.availability import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
 from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.cli import sweep_run
 from lmi_bench.cli.console import print_table, say, warn
 from lmi_bench.cli.files import write_text
-from lmi_bench.cli.saved_recommendation import load_recommendation
-from lmi_bench.cli.verify_profile import check_learnable, known_profile, update
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import AUTO, is_endpoint
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.units import format_figure
+from lmi_bench.jobs.saved_recommendation import load_recommendation
+from lmi_bench.jobs.sweep import run as sweep_run
+from lmi_bench.jobs.verify_profile import check_learnable, known_profile, update
 from lmi_bench.targets.access import Access
 
 _FEWEST_REQUESTS = 300

@@ -13,14 +13,14 @@ from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.cli.files import write_text
-from lmi_bench.cli.matrix import Cell, read_matrix
-from lmi_bench.cli.spend import Budget
-from lmi_bench.cli.sweep_run import SweepOptions, SweepOutcome, run_scenario
 from lmi_bench.core.durable import write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.jobs.matrix_plan import Cell, read_matrix
+from lmi_bench.jobs.sweep.run import SweepOptions, SweepOutcome, run_scenario
+from lmi_bench.jobs.sweep.spend import Budget
 from lmi_bench.report.formats import MISSING, load_name, number
 from lmi_bench.report.slo_text import highest_meeting
 from lmi_bench.targets.access import Access

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from lmi_bench.cli.finished_run import finished_run
-from lmi_bench.cli.sweep_run import SweepOptions, run_scenario
 from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.jobs.sweep.resume import finished_run
+from lmi_bench.jobs.sweep.run import SweepOptions, run_scenario
 from tests.loadgen.ask.test_discover import good_completions, playing, says
 
 ROUTES = {

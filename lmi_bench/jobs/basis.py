@@ -27,11 +27,11 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note
-from lmi_bench.cli.money import Money
-from lmi_bench.cli.planned_workload import read_workload
-from lmi_bench.cli.recommend_axes import AxisFlags
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run, load_run
+from lmi_bench.jobs.money import Money
+from lmi_bench.jobs.planned_workload import read_workload
+from lmi_bench.jobs.recommend_axes import AxisFlags
 from lmi_bench.targets.profiles import default_note, find_profile
 
 

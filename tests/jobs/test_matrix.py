@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmi_bench.cli.matrix import read_matrix
-from lmi_bench.cli.matrix_run import run_matrix
-from lmi_bench.cli.spend import Budget
-from lmi_bench.cli.sweep_run import SweepOptions
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.matrix import run_matrix
+from lmi_bench.jobs.matrix_plan import read_matrix
+from lmi_bench.jobs.sweep.run import SweepOptions
+from lmi_bench.jobs.sweep.spend import Budget
 
 SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}
 SHORT = {"name": "short", "workload": {"input_tokens": 16, "output_tokens": 4}}

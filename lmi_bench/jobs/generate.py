@@ -11,7 +11,6 @@ from pathlib import Path
 
 from lmi_bench.analysis.results.confidence import confidence
 from lmi_bench.cli.console import note, warn
-from lmi_bench.cli.generate_choices import calibrate, rank, read_questions
 from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.replicas import ServingEngine
@@ -19,6 +18,7 @@ from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.choices import calibrate, rank, read_questions
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.idle_settings import idle_in_engine
 from lmi_bench.targets.launching import follow_launcher

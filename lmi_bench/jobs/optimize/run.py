@@ -13,7 +13,13 @@ from typing import Any, Final
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.cli.console import note, print_table, say
 from lmi_bench.cli.files import write_text
-from lmi_bench.cli.optimize_quality import (
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
+from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
+from lmi_bench.engine.texts import EVALUATION, read_text
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.optimize.quality import (
     Prompted,
     Quality,
     agreement_frac,
@@ -21,16 +27,10 @@ from lmi_bench.cli.optimize_quality import (
     measure_quality,
     score_shift,
 )
-from lmi_bench.cli.sweep_run import measure_into
-from lmi_bench.core.errors import InputError
-from lmi_bench.core.run_store import Run
-from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
-from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
-from lmi_bench.engine.texts import EVALUATION, read_text
-from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
+from lmi_bench.jobs.sweep.run import measure_into
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
-from lmi_bench.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import optimization_tables
 from lmi_bench.report.view import build_view

@@ -12,11 +12,11 @@ from lmi_bench.analysis.results.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, START_USERS, SloSearch
-from lmi_bench.cli.time_box import TimeBox
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
+from lmi_bench.jobs.sweep.time_box import TimeBox
 from lmi_bench.loadgen.run.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.run.sweep import StopRules
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.cli.console import note, print_table, say, warn
-from lmi_bench.cli.saved_recommendation import load_recommendation
-from lmi_bench.cli.serving_file import load_properties
 from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, InputError
 from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
@@ -22,6 +20,8 @@ from lmi_bench.deploy.option_table import all_options
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.sagemaker import Wishes, needs_components
 from lmi_bench.deploy.server_settings import SERVERS
+from lmi_bench.jobs.saved_recommendation import load_recommendation
+from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.sagemaker_draft import refuse_sagemaker_draft
 
