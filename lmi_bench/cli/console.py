@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from lmi_bench.core.durable import write_text
 
 _FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
 _GAP, _EDGES = 3, 2  # spaces between two columns, and beside the table
@@ -108,6 +112,12 @@ def fail(text: str) -> None:
     STDERR.print(f"error: {text}", markup=False, style="red")
 
 
+def write_json(path: Path | None, content: Any) -> None:
+    """Write a result's file, where one was asked for; the folder is made, the old file replaced."""
+    if path is not None:
+        write_text(path, json.dumps(content, indent=2) + "\n")
+
+
 class Reporter(Protocol):
     """Takes the progress of one piece of work."""
 
@@ -134,3 +144,43 @@ def progress() -> Iterator[Reporter]:
             bar.update(task, description=description, completed=done, total=total or 1)
 
         yield report
+
+
+class Terminal:
+    """A job's listener: notes and warnings on stderr, and a progress line where it is a terminal.
+
+    A progress line that was begun ends with `close`.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._report: Reporter | None = None
+
+    def note(self, text: str) -> None:
+        """A dim line on stderr."""
+        note(text)
+
+    def warn(self, text: str) -> None:
+        """A yellow line on stderr."""
+        warn(text)
+
+    def progress(self, description: str, done: float, total: float | None) -> None:
+        """Move the progress line, which the first call draws."""
+        if self._report is None:
+            self._report = self._stack.enter_context(progress())
+        self._report(description, done, total)
+
+    def close(self) -> None:
+        """Remove the progress line."""
+        self._stack.close()
+        self._report = None
+
+
+@contextmanager
+def terminal() -> Iterator[Terminal]:
+    """A listener for the time of one job; its progress line is gone when the answer is printed."""
+    listener = Terminal()
+    try:
+        yield listener
+    finally:
+        listener.close()

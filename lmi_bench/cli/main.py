@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import math
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from lmi_bench import __version__
 from lmi_bench.cli.calibrate import calibrate
+from lmi_bench.cli.command import Command
 from lmi_bench.cli.compare import compare
 from lmi_bench.cli.compare_accelerators import compare_accelerators
 from lmi_bench.cli.compile import compile_steps
@@ -33,21 +32,8 @@ from lmi_bench.cli.sweep import sweep
 from lmi_bench.cli.validate import validate
 from lmi_bench.cli.verify import verify
 from lmi_bench.cli.workload import workload
-from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, LmiBenchError
+from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.core.slo import join_goodput
-
-
-class _FiniteCommand(TyperCommand):
-    """A command whose numbers are finite: `nan` and `inf` pass every check of a range."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run it, or raise InputError with the option and its value."""
-        for param in self.params:
-            value = ctx.params.get(param.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{param.opts[0]} {value}: give a finite number")
-        return super().invoke(ctx)
-
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -82,7 +68,7 @@ app.command()(calibrate)
 app.command()(validate)
 for _group in (app, workload, deploy, profile):
     for _command in _group.registered_commands:
-        _command.cls = _FiniteCommand
+        _command.cls = Command
 
 
 def _show_version(wanted: bool) -> None:

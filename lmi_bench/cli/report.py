@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Write one HTML page with curves, knees, levels and recommendations; it needs no network."""
     from lmi_bench.cli.console import say
-    from lmi_bench.cli.files import write_text
+    from lmi_bench.core.durable import write_text
     from lmi_bench.core.run_store import load_run
     from lmi_bench.jobs.saved_recommendation import read_recommendation
     from lmi_bench.report.html import render_html

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,19 @@ def drop_torn_tail(path: Path) -> None:
         if whole < size:
             file.truncate(whole)
             os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file at once, making its folder; a failure leaves the old one as it was.
+
+    Raises InputError where the path cannot be written.
+    """
+    unfinished = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as exc:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {exc.strerror}") from exc

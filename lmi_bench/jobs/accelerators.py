@@ -19,7 +19,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, say, warn
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.jobs.money import Money
 from lmi_bench.targets.profiles import find_profile
 

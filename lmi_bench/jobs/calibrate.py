@@ -33,7 +33,7 @@ from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, pr
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import print_table, say, warn
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.run_cells import cells_of_run_folder

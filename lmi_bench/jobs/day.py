@@ -12,7 +12,7 @@ from lmi_bench.analysis.fleet.day import STEP_S, DayPlan, DayResult, parse_start
 from lmi_bench.analysis.fleet.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
 from lmi_bench.analysis.fleet.purchase import best_commitment, cost_of_hours
 from lmi_bench.cli.console import print_table, say
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 from lmi_bench.jobs.saved_recommendation import load_recommendation

@@ -9,7 +9,7 @@ from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_values import FAILURE_RULES, FailureRule
 from lmi_bench.cli.console import print_table, say
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.slo import parse_slo

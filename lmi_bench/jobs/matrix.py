@@ -12,8 +12,7 @@ from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.cli.console import note, print_table, say, warn
-from lmi_bench.cli.files import write_text
-from lmi_bench.core.durable import write_whole
+from lmi_bench.core.durable import write_text, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import parse_scenario

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.cli.console import note, print_table, progress
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.quantization import parse_scheme

@@ -20,8 +20,8 @@ from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, progress, say, warn
-from lmi_bench.cli.files import write_text
 from lmi_bench.cli.options.load import parse_mix
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.core.units import format_figure

@@ -17,7 +17,6 @@ from lmi_bench.analysis.fleet.vary import parse_range, vary_rate
 from lmi_bench.analysis.model.profiles import profile_to_json
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.cli.console import STDOUT, print_table, progress, say, warn
-from lmi_bench.cli.files import write_text
 from lmi_bench.cli.recommend_answer import answer_lines
 from lmi_bench.cli.recommend_extras import Extras, unpriced_lines
 from lmi_bench.cli.recommend_table import (
@@ -26,6 +25,7 @@ from lmi_bench.cli.recommend_table import (
     left_out,
     rejection_lines,
 )
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs.basis import Basis, Question, basis_of
 

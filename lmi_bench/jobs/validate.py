@@ -14,7 +14,7 @@ from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import Cell
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.cli.console import note, print_table, say, warn
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs.run_cells import cells_of_run_folder

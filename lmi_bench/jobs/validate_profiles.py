@@ -15,7 +15,7 @@ from lmi_bench.analysis.fit.validation import FIGURES, Judged, validate_profile
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.published import published_table
 from lmi_bench.cli.console import note, print_table, progress, say
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.targets.profiles import SHIPPED
 
 _TABLES = "LMI_BENCH_TABLES"

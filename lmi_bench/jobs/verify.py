@@ -13,7 +13,7 @@ from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo
 from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.console import print_table, say, warn
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import AUTO, is_endpoint

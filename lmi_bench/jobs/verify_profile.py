@@ -21,7 +21,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, 
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import say, warn
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import load_run
 

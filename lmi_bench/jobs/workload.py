@@ -13,7 +13,7 @@ import yaml
 
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.cli.console import print_table, say
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
 from lmi_bench.interchange.traffic import Traffic, read_traffic

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.cli.console import note, print_table, say
-from lmi_bench.cli.files import write_text
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
