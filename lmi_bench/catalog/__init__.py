@@ -1,1 +1,1 @@
-"""Accelerators, instances with dated prices, models and published measurements."""
+"""Catalog of accelerators, instances with dated prices, models and published measurements."""

@@ -1,4 +1,4 @@
-"""Accelerators as their data sheets state them: dense figures, per device, base units."""
+"""Accelerators with their data sheets' figures: dense, per device, in base units."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins the devices of one machine.
+    """The interconnect between the devices of one machine.
 
-    bytes_per_s  of one device in one direction; None where no source states it
-    is_shared    of PCIe: all traffic between devices crosses one host bridge, as on the virtual
-                 machines that were measured; otherwise each device has its own way to the next
+    bytes_per_s  per device and direction; None if no source states it
+    is_shared    PCIe only: all traffic between devices crosses one host bridge, as on the virtual
+                 machines that were measured; otherwise each pair of neighbours has its own path
     """
 
     kind: LinkKind
@@ -37,10 +37,10 @@ NO_LINK = Link("none")
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One device. None is a figure that no source states; it is never guessed.
+    """One device. None means that no source states the figure; it is never guessed.
 
-    memory_bytes             as the device reports it, not as it is marketed
-    bandwidth_bytes_per_s    device memory
+    memory_bytes             as the device reports it, not the marketed size
+    bandwidth_bytes_per_s    bandwidth of the device memory
     *_flop_per_s             dense peak of the matrix units in that type (INT8: operations)
     device_link, pcie_link   between devices of a machine: NVLink or NeuronLink, and PCIe
     """
@@ -65,7 +65,7 @@ class Accelerator:
             raise InputError(f"accelerator {self.name!r}: memory_bytes must be at least 1")
 
     def peak_flop_per_s(self, compute_dtype: str) -> float | None:
-        """Dense peak in the type that the matrix products run in; None where it cannot."""
+        """Dense peak for matrix products in this type; None if unsupported or unknown."""
         peaks = {
             "float32": self.fp32_flop_per_s,
             "float16": self.fp16_flop_per_s,
@@ -112,7 +112,7 @@ def _from_row(row: Row) -> Accelerator:
 
 @cache
 def all_accelerators() -> tuple[Accelerator, ...]:
-    """Every accelerator of the catalog, in the table's order."""
+    """All accelerators in the catalog, in table order."""
     return tuple(_from_row(row) for row in read_rows("accelerators.csv"))
 
 
@@ -126,7 +126,7 @@ def _by_key() -> Mapping[str, Accelerator]:
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """The accelerator of a name or alias; raises InputError with the nearest names."""
+    """Find an accelerator by name or alias; raises InputError with the nearest names."""
     found = _by_key().get(plain_key(name))
     if found is None:
         known = [accelerator.name for accelerator in all_accelerators()]

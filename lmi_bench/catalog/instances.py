@@ -1,4 +1,4 @@
-"""Rentable machines: which accelerators they hold, and what an hour costs, where, since when."""
+"""Instance types: their accelerators, and their hourly price with its region and date."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lmi_bench.core.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One machine type. A price of None is unknown and is never guessed.
+    """One instance type. A price of None is unknown and is never guessed.
 
-    link                 between its accelerators, the fastest that all of them share
+    link                 the fastest interconnect that all its accelerators share
     host_memory_bytes    memory of the host, not of the accelerators
     price_usd_per_hour   on-demand price of one machine in `price_region`, as of `price_date`
-    price_component      what the price is of: Hosting, Training, BatchTransform, EC2
-    rates_usd_per_hour   price under other purchases, by kind, where they are known
-    neuron_cores         cores that a tensor-parallel degree counts on AWS silicon, else None
+    price_component      priced service: Hosting, Training, BatchTransform, EC2
+    rates_usd_per_hour   known prices of other purchase options, by kind
+    neuron_cores         AWS silicon: cores that the tensor-parallel degree counts; else None
     """
 
     instance_type: str
@@ -58,7 +58,7 @@ class Instance:
 
     @property
     def price_provenance(self) -> str | None:
-        """Where and since when the price holds, for people; None without a price."""
+        """Region, date and source of the price, as text for display; None without a price."""
         if self.price_usd_per_hour is None:
             return None
         component = f", {self.price_component}" if self.price_component else ""
@@ -69,10 +69,10 @@ _ONLY_VIRTUAL: Final = frozenset({"A10G"})
 
 
 def bare_machine(accelerator: Accelerator, count: int) -> Instance:
-    """A machine of which nothing is known but its accelerators, joined as they are at best.
+    """A machine of which only the accelerators are known, with their best interconnect.
 
-    PCIe devices are taken to reach each other without the host, but for those that are sold in
-    virtual machines alone.
+    PCIe devices are assumed to reach each other without crossing the host, except those that are
+    sold only in virtual machines.
     """
     link = accelerator.device_link
     if link.bytes_per_s is None:
@@ -95,7 +95,7 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
 
 
 def _component_of(row: Row) -> str:
-    """The part of the service that the price was published for, as far as its source says."""
+    """The service component that the price is for, if its source says so."""
     if not row["sagemaker_usd_per_hour"]:
         return ""
     for component in ("BatchTransform", "Training"):
@@ -128,7 +128,7 @@ def _from_row(row: Row) -> Instance:
 
 @cache
 def all_instances() -> tuple[Instance, ...]:
-    """Every machine type of the catalog, in the table's order."""
+    """All instance types in the catalog, in table order."""
     return tuple(_from_row(row) for row in read_rows("instances.csv"))
 
 
@@ -142,10 +142,7 @@ def _by_key() -> Mapping[str, Instance]:
 
 
 def find_instance(name: str) -> Instance:
-    """The machine type of a name, with or without `ml.`.
-
-    Raises InputError with the nearest names.
-    """
+    """Find an instance type, with or without `ml.`; raises InputError with the nearest names."""
     found = _by_key().get(plain_key(name))
     if found is None:
         known = [instance.instance_type for instance in all_instances()]

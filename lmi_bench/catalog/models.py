@@ -1,4 +1,4 @@
-"""Models by name: the shape that fixes their memory, reads and arithmetic."""
+"""Models by name: their shape and their checkpoint's dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmi_bench.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One row: the shape and what is known of the checkpoint."""
+    """One row: the model's shape and its checkpoint's facts."""
 
     shape: ModelShape
     hf_id: str
@@ -53,12 +53,12 @@ def _from_row(row: Row) -> CatalogModel:
 
 @cache
 def all_model_entries() -> tuple[CatalogModel, ...]:
-    """Every model of the catalog with its checkpoint's facts, in the table's order."""
+    """All models in the catalog with their checkpoints' facts, in table order."""
     return tuple(_from_row(row) for row in read_rows("models.csv"))
 
 
 def all_models() -> tuple[ModelShape, ...]:
-    """The shape of every model of the catalog, in the table's order."""
+    """The shapes of all models in the catalog, in table order."""
     return tuple(entry.shape for entry in all_model_entries())
 
 
@@ -73,7 +73,7 @@ def _by_key() -> Mapping[str, CatalogModel]:
 
 
 def find_model_entry(name: str) -> CatalogModel:
-    """The row of a model's name, Hugging Face id or alias; a variant has its base's shape.
+    """Find a row by model name, Hugging Face id or alias; variants map to their base model.
 
     Raises InputError with the nearest names.
     """
@@ -92,9 +92,9 @@ def find_model_entry(name: str) -> CatalogModel:
 
 
 def find_model(name: str) -> ModelShape:
-    """The shape of a model's name, Hugging Face id or alias, or of a folder with a config.json.
+    """The shape of a model, given its name, Hugging Face id, alias or folder with a config.json.
 
-    Raises InputError with the nearest names, or with what a folder lacks.
+    Raises InputError with the nearest names, or with what the folder lacks.
     """
     if is_model_folder(Path(name)):
         return shape_of_folder(Path(name))

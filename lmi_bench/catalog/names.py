@@ -1,4 +1,4 @@
-"""Finding a row by what people call it: case, separators, publisher and variant do not matter.
+"""Matches names to catalog rows, ignoring case, separators, publisher and variant.
 
 `meta-llama/Llama-2-7b-chat-hf`, `Llama 2 7B Chat` and `llama2-7b` are one architecture: chat,
 instruct and quantized variants have their base model's shape.
@@ -15,7 +15,7 @@ from lmi_bench.core.errors import InputError
 
 T = TypeVar("T")
 
-# Words of a model's name that do not change its shape.
+# Words in a model's name that do not change its shape.
 _VARIANT_WORD = re.compile(
     r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|fp\d+|bf16|int\d|\dbit|kv"
     r"|(quantized\.?)?(w\d+a\d+)?"
@@ -39,34 +39,34 @@ def model_key(name: str) -> str:
 
 
 def variant_words(name: str) -> frozenset[str]:
-    """Words of a model's name that tell which variant it is of one shape.
+    """Words in a model's name that distinguish variants of the same shape.
 
     >>> sorted(variant_words("meta-llama/Llama-3.1-8B-Instruct"))
     ['instruct']
     """
     words = re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
-    told = frozenset(word for word in words if word and _VARIANT_WORD.fullmatch(word))
-    return told - {"hf", "base", "meta"}
+    variant = frozenset(word for word in words if word and _VARIANT_WORD.fullmatch(word))
+    return variant - {"hf", "base", "meta"}
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three known names most like `name`, the best first."""
+    """Up to three known names most similar to `name`, best first."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=_NEAREST_SHOWN, cutoff=0.3)
     return [by_lower[candidate] for candidate in close]
 
 
 def unknown_name_error(what: str, name: str, known: Iterable[str], advice: str) -> InputError:
-    """The error of a name that no row has, with the names nearest to it."""
+    """The error for a name without a row, with the nearest names."""
     nearest = nearest_names(name, known)
     hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
     return InputError(f"{what} {name!r} is not in the catalog{hint}. {advice}")
 
 
 def index_by_key(entries: Iterable[tuple[str, T]]) -> Mapping[str, T]:
-    """Keys to values; raises ValueError where two different rows claim one key."""
+    """Map keys to values; raises ValueError if two different rows have the same key."""
     index: dict[str, T] = {}
     for key, value in entries:
         if index.setdefault(key, value) != value:
-            raise ValueError(f"two catalog rows answer to {key!r}")
+            raise ValueError(f"two catalog rows have the key {key!r}")
     return index

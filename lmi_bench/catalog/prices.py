@@ -1,6 +1,6 @@
-"""Which price counts: the catalog's, of SageMaker or EC2, or the user's own list over it.
+"""Chooses each instance's price: the user's price list first, else SageMaker's or EC2's.
 
-A list is YAML:
+A price list is YAML:
 
     prices:
       - instance: ml.g5.2xlarge
@@ -38,10 +38,7 @@ _EC2_REGION = "us-east-1"
 
 
 def load_price_list(path: Path) -> dict[str, Instance]:
-    """Machines of a user's list by type, each with its price; every fault names its entry.
-
-    Raises InputError.
-    """
+    """Read a user's price list: instances by type. Raises InputError that names the entry."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -58,7 +55,7 @@ def load_price_list(path: Path) -> dict[str, Instance]:
     for index, entry in enumerate(entries):
         instance = _from_entry(entry, f"{path}, entry {index + 1}", path)
         if instance.instance_type in priced:
-            raise InputError(f"{path}: {instance.instance_type} stands in it twice")
+            raise InputError(f"{path}: {instance.instance_type} is listed twice")
         priced[instance.instance_type] = instance
     return priced
 
@@ -93,7 +90,7 @@ def _price(entry: Mapping[Any, Any], key: str, where: str) -> float:
 
 
 def on_platform(instance: Instance, platform: Platform) -> Instance:
-    """The machine with its price on that platform; unpriced where the catalog has none."""
+    """The instance with its price on that platform; without a price if the catalog has none."""
     if platform == "sagemaker" or instance.accelerator.vendor == "cpu":
         return instance
     generated = re.search(r"generated (\d{4}-\d{2}-\d{2})", instance.ec2_price_source)
@@ -115,7 +112,7 @@ def reprice(
     platform: Platform = "sagemaker",
     price_list: Mapping[str, Instance] | None = None,
 ) -> tuple[Instance, ...]:
-    """The machines with the prices that count: the user's where given, else the platform's."""
+    """The instances, each with the user's price if given, else the platform's."""
     own = price_list or {}
     return tuple(
         own.get(instance.instance_type) or on_platform(instance, platform) for instance in instances

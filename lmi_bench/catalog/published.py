@@ -1,6 +1,6 @@
-"""Published measurements that ship with the program, as cells that a prediction can be judged on.
+"""Published measurements that ship with the program, for validating predictions.
 
-What the figures mean, and where they come from, is in `data/published/README.md`.
+`data/published/README.md` explains the figures and names their sources.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ JUMPSTART_REQUESTS_PER_USER = 3
 class PublishedCell:
     """One measured cell of the JumpStart tables.
 
-    replicas                 instances behind the endpoint, one copy of the model on each
-    latency_s_per_token      end-to-end time / output tokens, about the 90th percentile
+    replicas                 instances behind the endpoint, each with one copy of the model
+    latency_s_per_token      end-to-end latency / output tokens, about the 90th percentile
     """
 
     table: str
@@ -58,7 +58,7 @@ def _cells(name: str) -> tuple[PublishedCell, ...]:
 
 
 def published_table(name: str) -> Path:
-    """Where a table that ships lies, such as `jumpstart_concurrency.csv`."""
+    """The path of a bundled table such as `jumpstart_concurrency.csv`."""
     return Path(str(files("lmi_bench.catalog") / "data" / "published" / name))
 
 
@@ -70,5 +70,5 @@ def jumpstart_concurrency() -> tuple[PublishedCell, ...]:
 
 @cache
 def jumpstart_extremes() -> tuple[PublishedCell, ...]:
-    """Least latency and highest throughput of several models (26 cells)."""
+    """Lowest latency and highest throughput of several models (26 cells)."""
     return _cells("jumpstart_min_latency.csv") + _cells("jumpstart_max_throughput.csv")

@@ -1,7 +1,4 @@
-"""What a model folder says about itself: its config.json, read before any weight is touched.
-
-No code of a folder is ever run.
-"""
+"""Checks a model folder and reads its config.json; code in the folder is never run."""
 
 from __future__ import annotations
 
@@ -15,29 +12,31 @@ from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 
 _ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
-"""Published with code beside them that transformers and this engine have since had themselves."""
+"""Published with custom code, which transformers and this engine no longer need."""
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether there is a folder with a config.json."""
+    """True if the path is a folder with a config.json."""
     return (path / "config.json").is_file()
 
 
 def folder_name(folder: Path) -> str:
-    """What a model is called after its folder: the name it was given by, `.` and `..` resolved."""
+    """The model's name: its folder's name as given, with `.` and `..` resolved."""
     return folder.name if folder.name not in ("", "..") else folder.resolve().name
 
 
 def make_new_folder(path: Path) -> None:
-    """Make a folder and those above it; InputError where it exists or cannot be made."""
+    """Create a folder and its parents; InputError if it exists or cannot be created."""
     try:
         path.mkdir(parents=True)
     except OSError as exc:
-        raise InputError(f"{path} cannot be made: {file_reason(exc)}; name another folder") from exc
+        raise InputError(
+            f"{path} cannot be created: {file_reason(exc)}; name another folder"
+        ) from exc
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json; InputError where it is absent or broken."""
+    """The folder's config.json; InputError if it is missing or invalid."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give a model folder with a config.json")
     path = folder / "config.json"
@@ -47,7 +46,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; InputError where it holds none."""
+    """The JSON object in a file; InputError if the file holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as exc:
@@ -58,16 +57,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise InputError where the model needs code of its own."""
+    """Raise InputError if the model needs custom code."""
     named = config.get("architectures") or [""]
     needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_OF_ITS_OWN
     if needs_code or config.get("trust_remote_code"):
         raise InputError(
-            f"{folder / 'config.json'} asks for code of its own (auto_map, trust_remote_code): "
-            "lmi-bench runs no code from a model folder; use a model that transformers itself knows"
+            f"{folder / 'config.json'} needs custom code (auto_map, trust_remote_code), and "
+            "lmi-bench runs no code from a model folder: use a model that transformers supports"
         )
 
 
 def shape_of_folder(folder: Path) -> ModelShape:
-    """The shape of the model in a folder, named after it; InputError where it cannot be read."""
+    """The shape of the model in a folder, named after the folder; may raise InputError."""
     return shape_from_hf_config(folder.resolve().name, read_config(folder))

@@ -1,7 +1,7 @@
-"""Reads a Hugging Face config.json: which family a model is of, and what its layers are made of.
+"""Reads a model's family and layer structure from its Hugging Face config.json.
 
-Sizes must be there; a setting that published files leave out has the value that transformers
-gives it. What would change the arithmetic and is not supported is refused, never passed over.
+Sizes are required; other missing settings take transformers' default. An unsupported setting that
+changes the arithmetic is an error, never ignored.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Config = Mapping[str, Any]
 
 
 def shape_from_hf_config(name: str, config: Config) -> ModelShape:
-    """The shape of a model from its config.json; raises InputError as `spec_from_hf_config`."""
+    """The model's shape from its config.json; raises InputError like `spec_from_hf_config`."""
     return spec_from_hf_config(name, config).shape(name)
 
 
 def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
-    """What the model `name` is made of.
+    """The layer structure of the model `name`.
 
-    Raises InputError with the list of architectures where it is of none of them, and where a
-    needed number is absent or something asked for is not supported.
+    Raises InputError for an unknown architecture (listing the supported ones), a missing number
+    or an unsupported setting.
     """
     named = [str(architecture) for architecture in config.get("architectures") or []]
     for architecture in named:
@@ -38,43 +38,43 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
 
 
 class _Reader:
-    """One config.json with its model's name, for errors that say where they come from."""
+    """One config.json with its model's name, which error messages quote."""
 
     def __init__(self, name: str, config: Config) -> None:
         self.config = config
         self._where = f"model {name!r}: config.json"
 
     def need(self, *keys: str) -> int:
-        """The whole number under the first of these keys that is there."""
+        """The integer under the first of these keys that is present."""
         value = self.get(*keys)
         if value is None:
             raise InputError(f"{self._where} has none of {', '.join(keys)}")
         return self._whole(keys[0], value)
 
     def count(self, default: int, *keys: str) -> int:
-        """As `need`, with a value for where none is there."""
+        """Like `need`, with a default if no key is present."""
         value = self.get(*keys)
         return default if value is None else self._whole(keys[0], value)
 
     def get(self, *keys: str) -> Any:
-        """The value under the first of these keys that is there and not null."""
+        """The value under the first of these keys that is present and not null."""
         for key in keys:
             if self.config.get(key) is not None:
                 return self.config[key]
         return None
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """A yes or no."""
+        """The boolean under this key."""
         value = self.config.get(key)
         return default if value is None else bool(value)
 
     def refuse(self, wrong: bool, what: str) -> None:
-        """Stop where the model asks for what would be computed wrongly."""
+        """Raise InputError if `wrong`: the engine would compute this model incorrectly."""
         if wrong:
             raise InputError(f"{self._where}: {what}")
 
     def rope(self, max_positions: int, theta: float = 10000.0) -> dict[str, Any]:
-        """Settings of the rotary positions, whether they stand apart or at the top."""
+        """Rotary position settings, from their own object or the top level."""
         rope = dict(self.get("rope_parameters", "rope_scaling") or {})
         if rope.get("rope_theta") is None:
             rope["rope_theta"] = self.get("rope_theta") or theta
@@ -92,7 +92,7 @@ class _Reader:
 
 
 def _llama_like(read: _Reader, family: str, **facts: Any) -> DecoderSpec:
-    """What Llama and its kin have in common; `facts` are a family's own."""
+    """The structure that Llama-like families share; `facts` override it per family."""
     activation = read.get("hidden_act") or "silu"
     read.refuse(
         activation != "silu", f"activation {activation!r} is not supported; {family} needs silu"
@@ -118,8 +118,8 @@ def _llama_like(read: _Reader, family: str, **facts: Any) -> DecoderSpec:
 
 
 def _reach(positions: int, rope: Mapping[str, Any]) -> int:
-    """Positions that a model may see. Where a scaling stretches the trained length,
-    max_position_embeddings stays the trained one by transformers' convention; llama3 differs."""
+    """Maximum context length. With linear, dynamic or yarn scaling, max_position_embeddings is the
+    trained length by transformers' convention; with llama3 scaling it is the scaled length."""
     factor = rope.get("factor")
     stretches = rope["rope_type"] in ("linear", "dynamic", "yarn")
     if not stretches or not isinstance(factor, int | float):
@@ -139,7 +139,7 @@ def _llama(read: _Reader) -> DecoderSpec:
 
 
 def _mistral(read: _Reader) -> DecoderSpec:
-    window = read.config.get("sliding_window", 4096)  # transformers' value where it is not said
+    window = read.config.get("sliding_window", 4096)  # transformers' default
     return _llama_like(read, "mistral", windows=(window,) * read.need("num_hidden_layers"))
 
 
@@ -169,7 +169,7 @@ def _qwen3(read: _Reader, family: str = "qwen3", **facts: Any) -> DecoderSpec:
 
 def _qwen3_moe(read: _Reader) -> DecoderSpec:
     dense = read.get("mlp_only_layers") or read.count(1, "decoder_sparse_step") != 1
-    read.refuse(bool(dense), "layers without experts beside layers with them are not supported")
+    read.refuse(bool(dense), "mixing dense and expert layers is not supported")
     hidden, num_heads = read.need("hidden_size"), read.need("num_attention_heads")
     slides = read.flag("use_sliding_window", default=False)
     return _qwen3(
@@ -185,7 +185,7 @@ def _qwen3_moe(read: _Reader) -> DecoderSpec:
 
 
 def _qwen_windows(read: _Reader) -> tuple[int | None, ...]:
-    """Qwen's windows are off unless asked for, and then begin at a layer."""
+    """Qwen's sliding windows are off by default; when on, they start at max_window_layers."""
     num_layers = read.need("num_hidden_layers")
     window = read.get("sliding_window") if read.flag("use_sliding_window", default=False) else None
     kinds = read.get("layer_types")
@@ -196,10 +196,10 @@ def _qwen_windows(read: _Reader) -> tuple[int | None, ...]:
 
 
 def _falcon(read: _Reader) -> DecoderSpec:
-    """Falcon under its own keys and those of its first publication (RefinedWeb, n_head ...).
+    """Falcon, with its current keys or those of its first release (RefinedWeb, n_head ...).
 
-    There, 7B has one KV head (`multi_query`), 40B names its number (`n_head_kv`) and with it the
-    newer layer of two norms.
+    In the first release, 7B has one KV head (`multi_query`); 40B states `n_head_kv`, which also
+    implies the newer layer with two norms.
     """
     read.refuse(read.flag("alibi", default=False), "alibi positions are not supported")
     read.refuse(
@@ -255,4 +255,4 @@ ARCHITECTURES: Final[Mapping[str, Callable[[_Reader], DecoderSpec]]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }
-"""The architectures that config.json may name."""
+"""Supported values of config.json's `architectures`."""

@@ -1,5 +1,4 @@
-"""A model's positions stretched without training: its folder, with another rope scaling in its
-config.json and everything else by link."""
+"""Extends a model's context without training: links to its files, another rope scaling."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _TRAINED: Final = "original_max_position_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """factor  the length that the model is to see over the length it was trained on, above 1"""
+    """factor  wanted context length / trained context length, above 1"""
 
     kind: str
     factor: float
@@ -31,7 +30,7 @@ class RopeScaling:
 
 
 def parse_rope_scaling(text: str) -> RopeScaling:
-    """`linear:2` and the like; InputError for anything else."""
+    """Parse text such as `linear:2`; InputError for anything else."""
     kind, _, factor_text = text.partition(":")
     try:
         factor = float(factor_text)
@@ -46,14 +45,14 @@ def parse_rope_scaling(text: str) -> RopeScaling:
 
 
 def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[str, Any]:
-    """The config with this scaling instead of its own; max_position_embeddings is the trained
-    length then, by transformers' convention."""
+    """The config with this scaling instead of its own; by transformers' convention
+    max_position_embeddings is then the trained length."""
     changed = dict(config)
     own = dict(changed.pop("rope_parameters", None) or changed.pop("rope_scaling", None) or {})
     changed.pop("rope_scaling", None)
     trained = own.get(_TRAINED) or changed.get("max_position_embeddings")
     if not isinstance(trained, int):
-        raise InputError("config.json states no max_position_embeddings, so no length to stretch")
+        raise InputError("config.json has no max_position_embeddings: no length to scale")
     rope = {"rope_type": scaling.kind, "factor": scaling.factor, _TRAINED: trained}
     theta = own.get("rope_theta") or changed.get("rope_theta")
     if theta is not None:
@@ -64,7 +63,7 @@ def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[s
 
 
 def rope_scaled_folder(folder: Path, scaling: RopeScaling, cache_dir: Path | None = None) -> Path:
-    """The folder `NAME-linear-2` beside which every back end needs to know nothing.
+    """Make a folder `NAME-linear-2` that any back end loads like an ordinary model folder.
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/rope, or ~/.cache/lmi-bench/rope
     """
@@ -83,7 +82,7 @@ def rope_scaled_folder(folder: Path, scaling: RopeScaling, cache_dir: Path | Non
                 (draft / entry.name).symlink_to(entry)
         try:
             draft.rename(made)
-        except OSError:  # there already: the links may be of an older state of the folder
+        except OSError:  # it exists already, and its links may be outdated
             _replace_links(draft, made)
     return made
 

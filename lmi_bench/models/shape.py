@@ -1,7 +1,7 @@
-"""The numbers of a decoder that fix its memory, its reads and its arithmetic.
+"""A decoder's sizes, from which its memory, memory reads and FLOP follow.
 
-Read from a model's own config.json (`hf_config`) or from the catalog; parameter counts, not
-bytes: the dtype is chosen when the model is served.
+Read from a model's config.json (`hf_config`) or the catalog. Parameters are counted, not bytes:
+the dtype is chosen when the model is served.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from lmi_bench.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder's shape. Counts are whole numbers; `sliding_window` is in tokens.
+    """A decoder's shape.
 
-    full_attention_layers  layers whose cache grows with the context; the others stop at
-                           `sliding_window`
+    sliding_window         tokens
+    full_attention_layers  layers whose cache grows with the context; the cache of the others
+                           stops at `sliding_window`
     experts                0 for a dense model
-    latent_kv_dim          MLA: values cached a token and layer, once and on every rank;
+    latent_kv_dim          MLA: values cached per token and layer, replicated on every rank;
                            0 for attention with KV heads
-    params_total           all parameters; params_active: those that one token touches
-    parallel_branches      attention and feed-forward read the same input, so that ranks add both
-                           up at once: one all-reduce a layer instead of two
+    params_active          parameters used per token
+    parallel_branches      attention and MLP read the same input: one all-reduce per layer, not two
     """
 
     name: str
@@ -71,18 +71,18 @@ class ModelShape:
             )
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
             raise InputError(
-                f"model {self.name!r}: {self.experts_per_token} experts a token out of "
+                f"model {self.name!r}: {self.experts_per_token} experts per token out of "
                 f"{self.experts}"
             )
 
     @property
     def is_moe(self) -> bool:
-        """Whether layers hold several experts of which a token uses some."""
+        """True for a mixture-of-experts model."""
         return self.experts > 0
 
     @property
     def attention_window(self) -> int | None:
-        """Tokens that a position sees, itself included; None where a layer sees everything."""
+        """Tokens that a position attends to, itself included; None if a layer has no window."""
         return None if self.growing_layers else self.sliding_window
 
     @property
@@ -94,7 +94,7 @@ class ModelShape:
 
 
 def tensor_parallel_problem(shape: ModelShape, tensor_parallel: int) -> str | None:
-    """Why a model cannot be split over that many devices; None if it can."""
+    """Why the model cannot be split over this many devices; None if it can."""
     if tensor_parallel < 1:
         return f"a tensor-parallel degree of {tensor_parallel} is below 1"
     if shape.num_heads % tensor_parallel:

@@ -1,7 +1,6 @@
-"""What the layers of a decoder are made of: the facts that its shape, its parameters and its
-forward pass follow from.
+"""A decoder's layer structure, from which its shape and forward pass follow.
 
-One value a model; `hf_config` reads it from a model's own config.json.
+`hf_config` reads it from a model's config.json.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from lmi_bench.models.shape import ModelShape
 class NormKind(StrEnum):
     """How a layer's input is normalised."""
 
-    RMS = "rms"  # one weight a feature
-    LAYER = "layer"  # a weight and a bias a feature
+    RMS = "rms"  # one weight per feature
+    LAYER = "layer"  # a weight and a bias per feature
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A decoder, layer by layer the same but for the windows.
+    """A decoder whose layers are all alike except for their attention windows.
 
-    ffn_size           inner size of the MLP, of one expert where there are experts
+    ffn_size           inner size of the MLP, or of one expert
     gated_mlp          down(silu(gate(x)) * up(x)); else down(gelu(up(x)))
     parallel           attention and MLP read the same input and both are added to it
-    norms_per_layer    2, or 1 where a parallel layer's attention and MLP share one
-    qk_norm            queries and keys are RMS-normalised head by head before they are turned
-    windows            a layer: tokens that it sees, itself included, or None for all
-    experts            0 for a dense MLP; `experts_per_token` of them run for a token
-    renormalise        whether the weights of a token's chosen experts are scaled to sum to 1
-    rope               settings of the rotary positions, in Hugging Face's words (`rope_theta`,
+    norms_per_layer    2, or 1 if a parallel layer's attention and MLP share one
+    qk_norm            queries and keys are RMS-normalised per head before rotary positions
+    windows            per layer: tokens attended to, itself included, or None for all
+    experts            0 for a dense MLP; `experts_per_token` of them run for each token
+    renormalise        True to scale the weights of a token's chosen experts to sum to 1
+    rope               rotary position settings under Hugging Face's names (`rope_theta`,
                        `rope_type`, `factor`, ...)
     """
 
@@ -75,7 +74,7 @@ class DecoderSpec:
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The window of every layer."""
+        """The attention window of every layer."""
         return self.windows or (None,) * self.num_layers
 
     @property
@@ -85,7 +84,7 @@ class DecoderSpec:
 
     @property
     def params_active(self) -> int:
-        """Parameters that one token touches: those of its own experts, embedding and head."""
+        """Parameters used per token: of the experts, only the token's own."""
         return self._params(self.experts_per_token)
 
     def _params(self, experts: int) -> int:
@@ -104,7 +103,7 @@ class DecoderSpec:
         return self.num_layers * layer + norm + embeddings
 
     def shape(self, name: str) -> ModelShape:
-        """The numbers of it that fix memory, reads and arithmetic."""
+        """The sizes from which memory, reads and FLOP follow."""
         sliding = [window for window in self.layer_windows if window is not None]
         return ModelShape(
             name=name,

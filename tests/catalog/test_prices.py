@@ -71,7 +71,7 @@ def test_every_catalog_price_says_of_which_component_region_and_date_it_is():
         (LIST.replace("1.7", "cheap"), "above 0"),
         (LIST.replace("1.7", ".nan"), "above 0"),
         (LIST.replace("g5.2xlarge", "g5.3xlarge"), "ml.g5.2xlarge"),
-        (LIST + LIST.split("prices:")[1], "stands in it twice"),
+        (LIST + LIST.split("prices:")[1], "is listed twice"),
         ("prices: [", "is not YAML"),
         ("prices: !!python/object/apply:os.getcwd []", "is not YAML"),
     ],

@@ -164,7 +164,7 @@ def test_qwens_window_begins_where_max_window_layers_says():
         (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi positions are not supported"),
         (
             named("Qwen3Moe", sizes(2, 64, 4, 4, 96, 100, 512) | {"mlp_only_layers": [0]}),
-            "layers without experts beside layers with them are not supported",
+            "mixing dense and expert layers is not supported",
         ),
         (
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"partial_rotary_factor": 0.5}),

@@ -93,5 +93,5 @@ def test_a_pickle_of_more_than_tensors_is_refused_and_not_run(tmp_path, capsys, 
 
 def test_a_place_where_no_folder_can_be_made_is_one_line(stored, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match="cannot be made: Not a directory; name another folder"):
+    with pytest.raises(InputError, match="cannot be created: Not a directory; name another folder"):
         convert(stored / "single", tmp_path / "file" / "out")

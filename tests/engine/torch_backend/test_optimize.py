@@ -138,5 +138,5 @@ def test_a_place_where_no_folder_can_be_made_is_one_line(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model: demo-15m\nvariants: [{name: a, engine: {quantize: int8}}]\n")
     out = recipe / "out"
-    with pytest.raises(InputError, match="cannot be made: Not a directory; name another folder"):
+    with pytest.raises(InputError, match="cannot be created: Not a directory; name another folder"):
         run(recipe, model=None, dataset=None, text=None, out=out)
