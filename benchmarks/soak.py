@@ -48,7 +48,7 @@ CLIENTS = 32
 LIMIT_S = 120.0  # no answer for so long is a hang
 LENGTHS = Lengths(words=(1, 3, 3, 8, 20, 40, 2000), tokens=(1, 2, 3, 5, 8, 12, 30))
 CACHE = ("--num-blocks", "12", "--block-size", "16", "--max-model-len", "120")
-LIMITS = ("--max-concurrent-requests", "30", "--max-rolling-batch-prefill-tokens", "16")
+LIMITS = ("--max-concurrent-requests", "30", "--prefill-tokens", "16")
 TORCH = ("--model", "demo-15m", "--dtype", "float32", "--threads", "1")
 ROWS: dict[str, tuple[str, ...]] = {
     "bundled engine": (*TORCH, *CACHE, *LIMITS),

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.jobs.settings.compile import CompileSettings
 
 
 @spread_options
-def compile_steps(
-    *,
-    model: Annotated[str, typer.Argument(help="A demo model or a Hugging Face folder.")],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder; what it has of the same kind already is kept."),
-    ],
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            help="SEQUENCESxTOKENS of context, as in 1x512,8x512. (default: 1, 4 and 16 sequences "
-            "at a quarter and the whole of the model's length)"
-        ),
-    ] = None,
-    model_options: ModelOptions,
-    batching: BatchingOptions,
-) -> None:
+def compile_steps(settings: CompileSettings) -> None:
     """Compile a model's decode steps (torch.export, AOTInductor) and compare them with eager ones.
 
     `serve`, `sweep` and `generate` take the folder with --artefact and start without compiling.
     It fits one model shape, number formats, quantization, --tp, --block-size, kind of processor or
-    GPU, and version of torch; not one set of weights. Steps of sizes between the shapes are padded
-    to the next one; larger ones, and prompts, run as they do without it.
+    GPU, and version of torch, but any weights. A step between two shapes is padded to the larger
+    one; larger steps, and prompts, run as they do without it.
     """
-    from lmi_bench.core.scenario import parse_scenario
-    from lmi_bench.jobs.compile import run
+    from lmi_bench.cli.console import print_table, say, terminal
+    from lmi_bench.jobs.compile import compile_steps as run
 
-    stated = stated_settings(model_options, batching) | {"compile": True}
-    if shapes is not None:
-        stated["compile_shapes"] = shapes
-    run(model, parse_scenario({"engine": stated}, source="compile").engine, out)
+    with terminal() as listener:
+        compiled = run(settings, listener)
+    rows = [
+        {
+            "sequences": f"{each.sequences}",
+            "context tokens": f"{each.context_tokens:,}",
+            "largest logit difference": f"{each.largest:.2g}",
+            "of logits' spread": f"{each.largest / each.spread:.1%}" if each.spread else "",
+            "same likeliest token": f"{each.same_frac:.0%}",
+        }
+        for each in compiled.checks
+    ]
+    print_table("Compiled steps against eager ones, random contexts", rows)
+    say(f"compiled steps: {compiled.folder}   use them with: --artefact {compiled.folder}")

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.cli.options.engine import ModelOptions, stated_settings
 from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.settings.engine import ModelOptions, stated_settings
 
 _SAMPLING, _SCORES = "Sampling", "Scores and checks"
 _ENDS = ("eos_token", "stop_sequence", "length", "context_full")

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option
+from lmi_bench.jobs.settings.engine import BatchingOptions, ModelOptions, stated_settings
 
 _ENGINE = "Engine"
 EXECUTORS = ("torch", "simulated")
@@ -80,11 +81,10 @@ def serve(
     batching: BatchingOptions,
     step_trace: Annotated[
         Path | None,
-        typer.Option(
-            "--step-trace",
-            "--trace",
-            help="Chrome trace of the engine's steps and requests.",
-            rich_help_panel=_ENGINE,
+        Option(
+            "File for a Chrome trace of the engine's steps and requests.",
+            old_names=("--trace",),
+            group=_ENGINE,
         ),
     ] = None,
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.cli.options.load import LoadOptions, SessionOptions, WorkloadOptions
 from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.errors import (
@@ -17,6 +16,7 @@ from lmi_bench.core.errors import (
     EXIT_TERMINATED,
     InputError,
 )
+from lmi_bench.jobs.settings.engine import BatchingOptions, ModelOptions, stated_settings
 
 _TARGET, _LOAD, _CLIENT, _RUN = "Target", "Load", "Load generator", "Run"
 

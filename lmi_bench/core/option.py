@@ -17,7 +17,8 @@ class Option:
     help      starts with a noun that names the value and gives its unit; no default in it
     names     as typed, the first one is the name that messages use; none: made from the field's
               name, `--no-` put before it for the other value of a switch
-    old_names names of earlier releases: accepted with a note, never shown
+    old_names names of earlier releases: accepted with a note, never shown; `--old=value` where the
+              old name was a switch and the new option takes a value
     default   in words, where the default is worked out and the field's own says nothing
     group     heading under which help lists it
     rare      listed by --help-all only

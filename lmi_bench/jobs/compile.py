@@ -1,39 +1,67 @@
-"""One compilation, from the settings to its table."""
+"""Decode steps compiled ahead of time, and compared with eager ones."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.cli.console import note, print_table, say
-from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.jobs.settings.compile import CompileSettings
+from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.targets.bundled import open_torch_engine
-from lmi_bench.targets.parts import close_all
+from lmi_bench.targets.parts import EngineParts, close_all
 
 
-def run(model: str, settings: EngineSection, out: Path) -> None:
-    """Compile, compare, print. Raises InputError for what cannot be compiled."""
-    parts = open_torch_engine(model, settings, compile_into=out)
+@dataclass(frozen=True, slots=True)
+class StepCheck:
+    """A compiled step of one shape against the eager one, over random contexts.
+
+    largest    |difference| of any logit; spread: standard deviation of the eager logits
+    same_frac  share of rows with the same likeliest token
+    """
+
+    sequences: int
+    context_tokens: int
+    largest: float
+    spread: float
+    same_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSteps:
+    """The folder of the compiled steps, and how far each is from the eager one."""
+
+    folder: Path
+    checks: tuple[StepCheck, ...]
+
+
+def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> CompiledSteps:
+    """Compile and compare; raises InputError for a model or setting that cannot be compiled."""
+    stated = stated_settings(settings.steps) | {"compile": True}
+    if settings.shapes is not None:
+        stated["compile_shapes"] = settings.shapes
+    engine = parse_scenario({"engine": stated}, source="compile").engine
+    parts = open_torch_engine(settings.model, engine, compile_into=settings.out)
     for line in parts.notes:
-        note(line)
-    assert parts.compare is not None
+        listener.note(line)
+    return CompiledSteps(settings.out, asyncio.run(_compare(parts)))
 
-    async def compare() -> None:
-        try:
-            differences = await parts.compare()  # type: ignore[misc]
-        finally:
-            await close_all(parts.executors)
-        rows = [
-            {
-                "sequences": f"{each.shape.sequences}",
-                "context tokens": f"{each.shape.context_tokens:,}",
-                "largest logit difference": f"{each.largest:.2g}",
-                "of logits' spread": f"{each.largest / each.spread:.1%}" if each.spread else "",
-                "same likeliest token": f"{each.same_frac:.0%}",
-            }
-            for each in differences
-        ]
-        print_table("Compiled steps against eager ones, random contexts", rows)
 
-    asyncio.run(compare())
-    say(f"compiled steps: {out}   use them with: --artefact {out}")
+async def _compare(parts: EngineParts) -> tuple[StepCheck, ...]:
+    assert parts.compare is not None  # a torch engine with compiled steps has it
+    try:
+        differences = await parts.compare()
+    finally:
+        await close_all(parts.executors)
+    return tuple(
+        StepCheck(
+            each.shape.sequences,
+            each.shape.context_tokens,
+            each.largest,
+            each.spread,
+            each.same_frac,
+        )
+        for each in differences
+    )

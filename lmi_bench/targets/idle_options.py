@@ -30,7 +30,12 @@ _ENGINE = "engine."
 _OF_COMPUTING = ("engine.threads", "engine.backend", "engine.compile_shapes")
 _OF_ANY_ENGINE = ("engine.tensor_parallel", "engine.dtype")
 """What a server runs with: the run keeps it, and a calibration on the run reads it."""
-_SHORT_NAMES = {"tensor_parallel": "--tp"}
+_SHORT_NAMES = {
+    "tensor_parallel": "--tp",
+    "enforce_eager": "--graphs",
+    "max_rolling_batch_size": "--max-batch",
+    "max_rolling_batch_prefill_tokens": "--prefill-tokens",
+}
 
 
 def refuse_idle_options(target: str, flags: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ def runs(tmp_path_factory):
     """The same workload, and again with two slots of the batch instead of all."""
     folder = tmp_path_factory.mktemp("runs")
     lmi_bench(*SIM, *LEVELS, "--out", folder / "wide")
-    lmi_bench(*SIM, *LEVELS, "--max-rolling-batch-size", "2", "--out", folder / "narrow")
+    lmi_bench(*SIM, *LEVELS, "--max-batch", "2", "--out", folder / "narrow")
     return folder
 
 

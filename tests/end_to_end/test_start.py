@@ -9,8 +9,13 @@ from rich.text import Text
 from typer.core import TyperGroup, TyperOption
 
 from lmi_bench.cli.main import app
-from lmi_bench.cli.options.engine import BatchingOptions, ModelOptions
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.jobs.settings.engine import (
+    BatchingOptions,
+    CompiledOptions,
+    DraftOptions,
+    StepOptions,
+)
 from tests.end_to_end.commands import lmi_bench, modules_loaded_by
 
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "boto3", "aiohttp", "scipy", "plotly")
@@ -74,19 +79,40 @@ def test_no_two_options_of_a_command_share_a_name():
             for each in (*parameter.opts, *parameter.secondary_opts)
         ]
         assert len(names) == len(set(names)), name
-    of_serve = [parameter.opts for parameter in group.commands["serve"].params]
-    assert ["--step-trace", "--trace"] in of_serve
+
+
+def test_trace_is_recorded_traffic_and_step_trace_a_chrome_trace():
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    named = {
+        (name, option)
+        for name, command in group.commands.items()
+        for parameter in command.params
+        for option in parameter.opts
+        if option in ("--trace", "--step-trace")
+    }
+    assert named >= {("sweep", "--step-trace"), ("serve", "--step-trace"), ("sweep", "--trace")}
+    assert ("serve", "--trace") not in named
 
 
 def test_shared_options_reach_every_command_that_starts_an_engine():
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    held = {field.name for field in fields(ModelOptions)}
+    steps = {field.name for field in fields(StepOptions)}
+    held = {field.name for group in (CompiledOptions, DraftOptions) for field in fields(group)}
+    held |= steps
     batching = {field.name for field in fields(BatchingOptions)}
     for name, wanted in (
         ("sweep", held | batching),
         ("serve", held | batching),
         ("generate", held),
+        ("compile", steps),
     ):
         assert wanted <= {parameter.name for parameter in group.commands[name].params}
     assert held | batching == set(EngineSection.model_fields)
+
+
+def test_compile_takes_no_option_that_changes_nothing_of_a_compiled_step():
+    command = typer.main.get_command(app).commands["compile"]
+    taken = {parameter.name for parameter in command.params}
+    assert taken == {"model", "out", "shapes"} | {field.name for field in fields(StepOptions)}

@@ -55,7 +55,7 @@ def test_memory_that_is_left_holds_a_larger_batch_which_gives_more(tmp_path):
         lmi_bench(
             *("sweep", "--target", "sim:ml.g5.12xlarge", "--model", "llama-2-7b", "--tp", "4"),
             *("--concurrency", "16", "--input-tokens", "64", "--output-tokens", "64"),
-            *("--max-rolling-batch-size", batch, "--out", out),
+            *("--max-batch", batch, "--out", out),
         )
         levels = [json.loads(line) for line in (out / "levels.jsonl").read_text().splitlines()]
         speeds.append(levels[0]["throughput_tokens_per_s"])

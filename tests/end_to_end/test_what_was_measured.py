@@ -91,7 +91,7 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
         ),
         (
             ("sweep", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--batch-size", "8"),
-            "--batch-size is of dynamic batching, and the policy is rolling",
+            "--batch-size is for dynamic batching, and the policy is rolling",
         ),
         (
             ("predict", *LLAMA, "--instance", "ml.g5.2xlarge", "--concurrency", "4"),

@@ -46,7 +46,9 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     vars(spread)[RARE] = frozenset(name for name, mark in marks.items() if mark.rare)
     vars(spread)[OLD_NAMES] = {
-        old: _names(name, mark)[0] for name, mark in marks.items() for old in mark.old_names
+        old: _names(name, mark)[0] + equals + value
+        for name, mark in marks.items()
+        for old, equals, value in (each.partition("=") for each in mark.old_names)
     }
     return spread
 

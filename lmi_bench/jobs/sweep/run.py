@@ -16,7 +16,6 @@ from lmi_bench.analysis.results.knee import Knee, find_knees
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
-from lmi_bench.cli.options.engine import check_policy_flags
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
@@ -31,6 +30,7 @@ from lmi_bench.core.run_store import (
 from lmi_bench.core.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
 from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.jobs.gate import read_failures, read_share
+from lmi_bench.jobs.settings.engine import check_policy_flags
 from lmi_bench.jobs.sweep.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.jobs.sweep.cloudwatch import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule

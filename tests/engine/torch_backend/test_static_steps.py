@@ -101,7 +101,7 @@ class Recorded(PlainRecorder):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_step_that_cannot_be_captured_names_the_way_out():
     recorder = CudaGraphRecorder(torch.device("cuda"))
-    with pytest.raises(EngineError, match="--enforce-eager"):
+    with pytest.raises(EngineError, match="--graphs off"):
         recorder.record(lambda: StepResult(torch.zeros(1, 1), torch.zeros(1)))
 
 

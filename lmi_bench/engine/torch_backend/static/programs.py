@@ -78,7 +78,7 @@ class CudaGraphRecorder:
             reason = str(exc).partition("\n")[0]
             raise EngineError(
                 f"a decode step could not be recorded as a CUDA graph: {reason}; start with "
-                "--enforce-eager, or leave more memory free with --memory-share"
+                "--graphs off, or leave more memory free with --memory-share"
             ) from exc
 
     def _capture(self, step: Callable[[], StepResult]) -> Replay:

@@ -1,0 +1,425 @@
+"""The engine's settings as options, the same in every command that starts one.
+
+A field is named as the setting is in the scenario's `engine` section. None leaves the setting to
+the scenario, and then to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Final
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option
+
+_MODEL: Final = "Engine: model"
+_BATCHING: Final = "Engine: batching"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How the model is held in memory and how a step is computed: all that `compile` depends on."""
+
+    tensor_parallel: Annotated[
+        str | None,
+        Option(
+            "Tensor-parallel degree, or max for all devices or cores.",
+            ("--tp",),
+            default="1",
+            group=_MODEL,
+        ),
+    ] = None
+    backend: Annotated[
+        str | None,
+        Option(
+            "Back end of the bundled engine: native (C++, compiled at first use), torch, triton "
+            "(GPU only), or auto, which takes native where machine and model allow it.",
+            default="auto",
+            group=_MODEL,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        Option("Device of the torch back end: cpu or cuda.", default="cpu", group=_MODEL),
+    ] = None
+    enforce_eager: Annotated[
+        str | None,
+        Option(
+            "CUDA graphs of decode steps on a GPU: on, or off for less memory and slower steps.",
+            ("--graphs",),
+            old_names=("--enforce-eager=off", "--cuda-graphs=on"),
+            default="on",
+            metavar="on|off",
+            group=_MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        Option(
+            "Number format of the weights: float32, bfloat16 or float16.",
+            default="bfloat16; simulated: float16",
+            group=_MODEL,
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        Option(
+            "Number format of the bundled engine's KV cache: float32, bfloat16 or float16.",
+            default="as the weights",
+            group=_MODEL,
+        ),
+    ] = None
+    num_blocks: Annotated[
+        int | None, Option("Number of KV-cache blocks.", default="from memory", group=_MODEL)
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Option(
+            "Size of a KV-cache block in tokens.",
+            default="64; simulated: the profile's",
+            group=_MODEL,
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "Longest request in tokens, prompt and answer together.",
+            default="the model's",
+            group=_MODEL,
+        ),
+    ] = None
+    rope_scaling: Annotated[
+        str | None,
+        Option(
+            "RoPE scaling for requests longer than the model was trained for: linear:2, dynamic:4 "
+            "or yarn:4. Bundled engine only; `lmi-bench perplexity` shows what it costs.",
+            group=_MODEL,
+        ),
+    ] = None
+    memory_share: Annotated[
+        float | None,
+        Option(
+            "Share of the free memory for the KV cache, 0 to 1. Simulated: share of the device's "
+            "memory for weights and cache.",
+            default="0.5; simulated: the profile's",
+            group=_MODEL,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None, Option("CPU threads of the engine.", default="all free cores", group=_MODEL)
+    ] = None
+    quantize: Annotated[
+        str | None,
+        Option(
+            "Quantization of the bundled engine's weights: none, int8, awq-int4 (LMI's awq), "
+            "awq-int3, smoothquant or fp8.",
+            default="none",
+            group=_MODEL,
+        ),
+    ] = None
+    smoothquant_alpha: Annotated[
+        float | None,
+        Option(
+            "Share of the activation outliers that SmoothQuant moves into the weights, 0 to 1.",
+            default="0.8",
+            group=_MODEL,
+            rare=True,
+        ),
+    ] = None
+    smoothquant_per_token: Annotated[
+        bool | None,
+        Option(
+            "SmoothQuant scales of activations: one for each token, or one from calibration.",
+            ("--smoothquant-per-token/--smoothquant-per-tensor",),
+            default="per token",
+            group=_MODEL,
+            rare=True,
+        ),
+    ] = None
+    smoothquant_per_channel: Annotated[
+        bool | None,
+        Option(
+            "SmoothQuant scales of weights: one for each output channel, or one for the matrix.",
+            ("--smoothquant-per-channel/--smoothquant-per-matrix",),
+            default="per channel",
+            group=_MODEL,
+            rare=True,
+        ),
+    ] = None
+    calibration: Annotated[
+        str | None,
+        Option(
+            "Text or JSON lines file for calibrating awq and smoothquant.",
+            default="a built-in text",
+            group=_MODEL,
+            rare=True,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledOptions:
+    """Decode steps that are compiled, at start or ahead of time."""
+
+    compile: Annotated[
+        bool | None,
+        Option(
+            "Compile decode steps at start. They are kept for the next start.",
+            ("--compile/--no-compile",),
+            default="no",
+            group=_MODEL,
+        ),
+    ] = None
+    compile_shapes: Annotated[
+        str | None,
+        Option(
+            "Shapes of compiled or captured steps as SEQUENCESxTOKENS, such as 1x512,8x512.",
+            default="from the engine's limits",
+            group=_MODEL,
+        ),
+    ] = None
+    artefact: Annotated[
+        str | None,
+        Option(
+            "Folder of compiled steps, written by `lmi-bench compile` for this very engine.",
+            group=_MODEL,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """Speculative decoding."""
+
+    draft: Annotated[
+        str | None,
+        Option(
+            "Draft for speculative decoding: ngram, or a smaller model with the same vocabulary.",
+            group=_MODEL,
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int | None, Option("Most drafted tokens that a step verifies.", default="4", group=_MODEL)
+    ] = None
+    draft_adaptive: Annotated[
+        bool | None,
+        Option(
+            "Number of drafted tokens: fewer, or none, where few are accepted, or always the same.",
+            ("--draft-adaptive/--draft-fixed",),
+            default="adaptive",
+            group=_MODEL,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is held in memory and computed."""
+
+    steps: StepOptions = StepOptions()
+    compiled: CompiledOptions = CompiledOptions()
+    drafting: DraftOptions = DraftOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingOptions:
+    """Which requests run at once, over how many replicas; and what only a simulation needs."""
+
+    policy: Annotated[
+        str | None,
+        Option("Batching policy: rolling, dynamic or none.", default="rolling", group=_BATCHING),
+    ] = None
+    kv_layout: Annotated[
+        str | None,
+        Option(
+            "Layout of the KV cache: paged or contiguous.",
+            default="paged; simulated: the profile's",
+            group=_BATCHING,
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None, Option("Requests of a dynamic batch.", default="4", group=_BATCHING)
+    ] = None
+    max_batch_delay_ms: Annotated[
+        float | None,
+        Option("Longest wait for a full dynamic batch in ms.", default="100", group=_BATCHING),
+    ] = None
+    max_rolling_batch_size: Annotated[
+        int | None,
+        Option(
+            "Most sequences in the rolling batch.",
+            ("--max-batch",),
+            old_names=("--max-rolling-batch-size",),
+            default="32; simulated: the profile's",
+            group=_BATCHING,
+        ),
+    ] = None
+    max_rolling_batch_prefill_tokens: Annotated[
+        int | None,
+        Option(
+            "Most prompt tokens that one step computes.",
+            ("--prefill-tokens",),
+            old_names=("--max-rolling-batch-prefill-tokens",),
+            default="4096; simulated: the profile's",
+            group=_BATCHING,
+        ),
+    ] = None
+    chunked_prefill: Annotated[
+        bool | None,
+        Option(
+            "Prefill in chunks beside decoding, or whole while decoding pauses.",
+            ("--chunked-prefill/--whole-prefill",),
+            default="whole; simulated: the profile's",
+            group=_BATCHING,
+        ),
+    ] = None
+    prefix_caching: Annotated[
+        bool | None,
+        Option(
+            "Prefix cache: prompts that begin alike share computed KV-cache blocks.",
+            ("--prefix-caching/--no-prefix-caching",),
+            default="no",
+            group=_BATCHING,
+        ),
+    ] = None
+    recompute_on_join: Annotated[
+        bool | None,
+        Option(
+            "KV cache when a request joins: recomputed for the whole batch, as old engines did, or "
+            "extended.",
+            ("--recompute-on-join/--insert-on-join",),
+            default="extended",
+            group=_BATCHING,
+            rare=True,
+        ),
+    ] = None
+    follow_memory: Annotated[
+        bool | None,
+        Option(
+            "Size of the KV cache: limited to the memory that is free while serving, or fixed.",
+            ("--follow-memory/--fixed-memory",),
+            default="fixed",
+            group=_BATCHING,
+            rare=True,
+        ),
+    ] = None
+    max_concurrent_requests: Annotated[
+        int | None,
+        Option(
+            "Most requests that run or wait; further ones are refused at once.",
+            default="no limit",
+            group=_BATCHING,
+        ),
+    ] = None
+    max_input_tokens: Annotated[
+        int | None,
+        Option("Longest prompt in tokens.", default="what the answer leaves", group=_BATCHING),
+    ] = None
+    max_batch_total_tokens: Annotated[
+        int | None, Option("Most tokens in the KV cache.", default="from memory", group=_BATCHING)
+    ] = None
+    replicas: Annotated[
+        int | None,
+        Option("Copies of the model behind one router.", default="1", group=_BATCHING),
+    ] = None
+    router: Annotated[
+        str | None,
+        Option(
+            "Router of the replicas: round-robin, least-outstanding or random.",
+            default="round-robin",
+            group=_BATCHING,
+        ),
+    ] = None
+    draft_acceptance: Annotated[
+        float | None,
+        Option(
+            "Probability (0 to 1) that a drafted token is accepted. Simulated engine only.",
+            group=_BATCHING,
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        Option(
+            "Timing profile of a simulated engine: a file of `calibrate`, or tgi-2023, vllm-0.12, "
+            "vllm-0.19.",
+            default="tgi-2023",
+            group=_BATCHING,
+        ),
+    ] = None
+
+
+def stated_settings(*groups: Any) -> dict[str, Any]:
+    """The stated settings by their names in the scenario's `engine` section.
+
+    groups  dataclasses of this module
+
+    Raises InputError for a value that cannot be read.
+    """
+    stated = {name: value for name, value in _values(groups) if value is not None}
+    for name, read in _READERS.items():
+        if name in stated:
+            stated[name] = read(stated[name])
+    return stated
+
+
+def _values(groups: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Names and values of the fields, those of nested groups too."""
+    for group in groups:
+        for field in fields(group):
+            value = getattr(group, field.name)
+            if is_dataclass(value):
+                yield from _values((value,))
+            else:
+                yield field.name, value
+
+
+def _degree(text: str) -> int | str:
+    """A tensor-parallel degree or `max`."""
+    if text == "max":
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise InputError(f"--tp {text}: write a number of at least 1, or max")
+
+
+def _eager(text: str) -> bool:
+    """Whether no CUDA graphs are recorded."""
+    if text not in ("on", "off"):
+        raise InputError(f"--graphs {text}: write on or off")
+    return text == "off"
+
+
+def _scheme(text: str) -> str:
+    from lmi_bench.engine.quantization import parse_scheme
+
+    return parse_scheme(text).value
+
+
+def _router(text: str) -> str:
+    return text.replace("-", "_")
+
+
+_READERS: Final = {
+    "tensor_parallel": _degree,
+    "enforce_eager": _eager,
+    "quantize": _scheme,
+    "router": _router,
+}
+
+_OF_ONE_POLICY: Final = {
+    "batch_size": ("--batch-size", "dynamic"),
+    "max_batch_delay_ms": ("--max-batch-delay-ms", "dynamic"),
+    "max_rolling_batch_size": ("--max-batch", "rolling"),
+    "recompute_on_join": ("--recompute-on-join", "rolling"),
+}
+
+
+def check_policy_flags(policy: str, overrides: Mapping[str, Any]) -> None:
+    """Raise InputError for a flag of another batching policy; overrides: fields of a scenario."""
+    for name, (flag, wanted) in _OF_ONE_POLICY.items():
+        if overrides.get(f"engine.{name}") is not None and policy != wanted:
+            raise InputError(
+                f"{flag} is for {wanted} batching, and the policy is {policy}: add --policy "
+                f"{wanted} or leave it out"
+            )

@@ -1,0 +1,84 @@
+"""The engine's settings as options: their names, and what they say of the scenario."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lmi_bench.cli.command import Command
+from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.settings.engine import (
+    BatchingOptions,
+    ModelOptions,
+    StepOptions,
+    check_policy_flags,
+    stated_settings,
+)
+
+
+@pytest.fixture
+def stated():
+    """The settings that a command line states."""
+    seen = []
+    app = typer.Typer()
+
+    @spread_options
+    def command(model: ModelOptions, batching: BatchingOptions):
+        seen.append(stated_settings(model, batching))
+
+    app.command(cls=Command)(command)
+
+    def call(*args):
+        seen.clear()
+        CliRunner().invoke(app, list(args), catch_exceptions=False)
+        return seen[0]
+
+    return call
+
+
+def test_nothing_is_stated_by_default(stated):
+    assert stated() == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--max-rolling-batch-size", "8"], ["--max-batch", "8"]),
+        (["--max-rolling-batch-prefill-tokens=99"], ["--prefill-tokens", "99"]),
+        (["--enforce-eager"], ["--graphs", "off"]),
+        (["--cuda-graphs"], ["--graphs", "on"]),
+    ],
+)
+def test_names_of_earlier_releases_mean_the_same(stated, old, new):
+    assert stated(*old) == stated(*new) != {}
+
+
+def test_settings_have_their_names_and_values_of_the_scenario(stated):
+    found = stated(
+        "--tp", "4", "--graphs", "off", "--quantize", "awq", "--router", "least-outstanding"
+    )  # fmt: skip
+    assert found == {
+        "tensor_parallel": 4,
+        "enforce_eager": True,
+        "quantize": "awq-int4",
+        "router": "least_outstanding",
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (StepOptions(tensor_parallel="0"), "--tp 0: write a number of at least 1, or max"),
+        (StepOptions(enforce_eager="no"), "--graphs no: write on or off"),
+    ],
+)
+def test_a_value_that_cannot_be_read_names_its_option(steps, message):
+    with pytest.raises(InputError, match=message):
+        stated_settings(steps)
+
+
+def test_an_option_of_another_policy_is_refused_by_its_name():
+    with pytest.raises(InputError, match="--max-batch is for rolling batching"):
+        check_policy_flags("dynamic", {"engine.max_rolling_batch_size": 8})
