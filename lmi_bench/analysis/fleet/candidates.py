@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lmi_bench.analysis.fleet.answer import Candidate, Figure, SloOutlook
@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.operating_point import (
     metric_factor,
 )
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import CopyPlan, Layout
+from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.core.units import bytes_to_gib, s_to_ms
 
@@ -33,9 +33,9 @@ _SHOWN = tuple(
 _BELOW = 0.97  # of a rate that was too much
 
 
-@dataclass(slots=True, eq=False)
-class Engine:
-    """One copy as the recommender knows it so far; shared by layouts of equal speed.
+@dataclass(frozen=True, slots=True)
+class CopyCapacity:
+    """What one copy carries, as far as it is known; layouts of equal speed have the same.
 
     time_factor    s of the 80 % interval: times are within / s and * s
     rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
@@ -83,22 +83,33 @@ class Engine:
         return self.belief(keeps_slos=True).kept_per_s
 
 
-def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -> int | None:
+Planned = tuple[Layout, CopyCapacity]
+"""A layout with what a copy of it carries."""
+
+
+def with_capacity(
+    layouts: Sequence[Planned], key: EngineKey, capacity: CopyCapacity
+) -> list[Planned]:
+    """The layouts, those of this engine with another capacity."""
+    return [(each, capacity if each.engine_key == key else known) for each, known in layouts]
+
+
+def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacity) -> int | None:
     """Machines that carry the load with every copy within its limits; None if no number does.
 
     Spare machines come on top: `RecommendRequest.availability`.
     """
-    per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
+    per_copy = copy.load_limit_per_s(keeps_slos=bool(request.slos))
     if per_copy <= 0:
         return None
     # users wait one at a time at least; arrivals may keep a copy busy for part of the time only
-    if not request.open_loop and engine.concurrency < 1:
+    if not request.open_loop and copy.concurrency < 1:
         return None
     machines = 1
     if request.rate_per_s is not None:
         machines = math.ceil(request.rate_per_s / (per_copy * layout.copies) - 1e-9)
     elif request.users is not None:
-        machines = math.ceil(request.users / (_users_of(request, engine) * layout.copies) - 1e-9)
+        machines = math.ceil(request.users / (_users_of(request, copy) * layout.copies) - 1e-9)
     least = request.requirements.min_throughput_tokens_per_s
     if least is not None:
         each = layout.copies * per_copy * request.workload.output_tokens
@@ -106,36 +117,36 @@ def machines_needed(request: RecommendRequest, layout: Layout, engine: Engine) -
     return machines
 
 
-def _users_of(request: RecommendRequest, engine: Engine) -> float:
+def _users_of(request: RecommendRequest, copy: CopyCapacity) -> float:
     """Users of a copy: those who wait, and those who think meanwhile."""
-    steady = engine.plan.steady
-    response_s = steady.latency_s("e2e", "mean", engine.concurrency)
+    steady = copy.plan.steady
+    response_s = steady.latency_s("e2e", "mean", copy.concurrency)
     think_s = request.think_time_s or 0.0
-    return engine.concurrency * (response_s + think_s) / response_s
+    return copy.concurrency * (response_s + think_s) / response_s
 
 
 def operating_of(
-    request: RecommendRequest, layout: Layout, engine: Engine, machines: int
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, machines: int
 ) -> Operating:
     """The load of one copy in a fleet of that many machines."""
-    steady = engine.plan.steady
+    steady = copy.plan.steady
     copies = machines * layout.copies
     if request.rate_per_s is not None:
         rate = request.rate_per_s / copies
         return Operating(rate, steady.batch_at(rate))
-    batch = float(engine.concurrency)
+    batch = float(copy.concurrency)
     if request.users is not None:
-        batch = _waiting(request, engine, request.users / copies)
+        batch = _waiting(request, copy, request.users / copies)
     return Operating(steady.rate_per_s(batch), batch)
 
 
-def _waiting(request: RecommendRequest, engine: Engine, users: float) -> float:
+def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> float:
     """Users of a copy that wait at once: N R / (R + Z), R at that concurrency."""
     low, high = 0.0, users
     think_s = request.think_time_s or 0.0
     for _ in range(40):
         middle = (low + high) / 2
-        response_s = engine.plan.steady.latency_s("e2e", "mean", middle)
+        response_s = copy.plan.steady.latency_s("e2e", "mean", middle)
         if middle < users * response_s / (response_s + think_s):
             low = middle
         else:
@@ -144,20 +155,20 @@ def _waiting(request: RecommendRequest, engine: Engine, users: float) -> float:
 
 
 def build_candidate(
-    request: RecommendRequest, layout: Layout, engine: Engine, machines: int, *, simulate: bool
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, machines: int, *, simulate: bool
 ) -> Candidate:
     """The fleet with its figures; latencies simulated at its own load if `simulate`.
 
     machines  with the spare ones; latencies are those after the failure that they are for
     """
     serving = request.availability.surviving(machines)
-    operating = operating_of(request, layout, engine, serving)
-    observed = _simulated(request, engine, operating) if simulate else None
+    operating = operating_of(request, layout, copy, serving)
+    observed = _simulated(request, copy, operating) if simulate else None
     copies = machines * layout.copies
-    workload, steady = request.workload, engine.plan.steady
+    workload, steady = request.workload, copy.plan.steady
     figures: dict[str, Figure | None] = {}
     withheld: dict[str, str] = {}
-    factor = engine.time_factor
+    factor = copy.time_factor
     served_per_s = serving * layout.copies * operating.rate_per_s
     output_per_s = served_per_s * workload.output_tokens
     exact = request.open_loop  # what arrives is served: only capacity is uncertain
@@ -166,7 +177,7 @@ def build_candidate(
         if exact
         else Figure(output_per_s, output_per_s / factor, output_per_s * factor)
     )
-    capacity = _capacity(request, engine, copies)
+    capacity = _capacity(request, copy, copies)
     figures["capacity_rate_per_s"] = capacity
     figures["capacity_tokens_per_s"] = Figure(
         *(
@@ -174,7 +185,7 @@ def build_candidate(
             for value in (capacity.predicted, capacity.low, capacity.high)
         )
     )
-    measured = request.open_loop and operating.rate_per_s <= engine.kept_per_s * (1 + 1e-9)
+    measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     load_share = operating.rate_per_s / steady.saturated_rate_per_s
     silent = request.open_loop and load_share > LATENCY_LOAD_LIMIT + 1e-9
     for metric, statistic in _statistics(request):
@@ -186,7 +197,7 @@ def build_candidate(
                 f"{LATENCY_LOAD_LIMIT:.0%} a small capacity error is a large latency error"
             )
         else:
-            figures[key] = _latency(request, engine, operating, observed, metric, statistic)
+            figures[key] = _latency(request, copy, operating, observed, metric, statistic)
     price = layout.instance.price_usd_per_hour
     fleet_price = request.fleet_usd_per_hour(layout, machines)
     total_per_s = served_per_s * workload.total_tokens
@@ -223,19 +234,19 @@ def build_candidate(
         figures=figures,
         withheld=withheld,
         slos=tuple(_outlooks(request, figures, measured=measured)),
-        memory=_memory(request, layout, engine, operating),
-        limited_by=engine.limited_by,
+        memory=_memory(request, layout, copy, operating),
+        limited_by=copy.limited_by,
         basis="simulated" if observed is not None else "closed form",
         price_provenance=layout.instance.price_provenance,
         profile_provenance=request.profile.provenance,
-        warnings=engine.warnings,
+        warnings=copy.warnings,
         setting=layout.setting,
         cost={
             **FleetCost(
                 layout,
                 request.purchase,
                 request.availability,
-                needed=machines_needed(request, layout, engine) or 1,
+                needed=machines_needed(request, layout, copy) or 1,
                 machines=machines,
             ).to_json(),
             "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(
@@ -245,26 +256,26 @@ def build_candidate(
     )
 
 
-def _capacity(request: RecommendRequest, engine: Engine, copies: int) -> Figure:
+def _capacity(request: RecommendRequest, copy: CopyCapacity, copies: int) -> Figure:
     """Requests each second that the fleet carries within the SLOs. The lower end is what a world
     slower by time_factor carries, and what machines are counted with."""
-    factor = engine.time_factor
+    factor = copy.time_factor
     if not request.open_loop:
-        rate = copies * engine.plan.steady.rate_per_s(engine.concurrency)
+        rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
         return Figure(rate, rate / factor, rate * factor)
-    belief = engine.belief(keeps_slos=False)
-    predicted = max(engine.central_per_s, engine.rate_per_s / factor)
+    belief = copy.belief(keeps_slos=False)
+    predicted = max(copy.central_per_s, copy.rate_per_s / factor)
     predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
     high = max(belief.kept_per_s, min(predicted * factor, belief.missed_per_s))
     return Figure(copies * predicted, copies * belief.sure_per_s, copies * high)
 
 
 def _simulated(
-    request: RecommendRequest, engine: Engine, operating: Operating
+    request: RecommendRequest, copy: CopyCapacity, operating: Operating
 ) -> Statistics | None:
     if request.open_loop:
-        return engine.simulation.at_rate(operating.rate_per_s)
-    return engine.simulation.at_concurrency(max(1, round(operating.batch)))
+        return copy.simulation.at_rate(operating.rate_per_s)
+    return copy.simulation.at_concurrency(max(1, round(operating.batch)))
 
 
 def _statistics(request: RecommendRequest) -> Iterator[tuple[str, str]]:
@@ -275,21 +286,21 @@ def _statistics(request: RecommendRequest) -> Iterator[tuple[str, str]]:
 
 def _latency(
     request: RecommendRequest,
-    engine: Engine,
+    copy: CopyCapacity,
     operating: Operating,
     observed: Statistics | None,
     metric: str,
     statistic: str,
 ) -> Figure:
     """A latency in ms with its interval: the closed form says how it grows in a slower world."""
-    steady = engine.plan.steady
-    factor = metric_factor(metric, engine.time_factor)
+    steady = copy.plan.steady
+    factor = metric_factor(metric, copy.time_factor)
 
     def closed_s(scale: float) -> float:
         """s times the latency at s times the rate, the rate as far as the slots carry it."""
         batch = operating.batch
         if request.open_loop:
-            batch = steady.batch_at(operating.rate_per_s * min(scale, engine.time_factor))
+            batch = steady.batch_at(operating.rate_per_s * min(scale, copy.time_factor))
         return scale * steady.latency_s(metric, statistic, batch)
 
     central_s = closed_s(1.0)
@@ -329,10 +340,10 @@ def _outlooks(
 
 
 def _memory(
-    request: RecommendRequest, layout: Layout, engine: Engine, operating: Operating
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, operating: Operating
 ) -> dict[str, float]:
     """Where a device's memory goes, in GiB, and how many sequences run of those that could."""
-    workload = engine.plan.workload
+    workload = copy.plan.workload
     plan = memory_plan_for(
         workload.shape,
         layout.instance,
@@ -349,6 +360,6 @@ def _memory(
         "kv_cache_gib": bytes_to_gib(plan.kv_budget_bytes),
         "sequences_guaranteed": plan.sequences_guaranteed,
         "sequences_expected": plan.sequences_expected,
-        "slots_per_copy": engine.plan.steady.slots,
+        "slots_per_copy": copy.plan.steady.slots,
         "mean_batch_per_copy": operating.batch,
     }

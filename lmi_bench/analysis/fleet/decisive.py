@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from lmi_bench.analysis.fleet.candidates import Engine
+from lmi_bench.analysis.fleet.candidates import CopyCapacity, Planned
 from lmi_bench.analysis.fleet.probe import Probe
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import EngineKey, Layout
@@ -23,8 +23,8 @@ _LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
 
 def decisive_probes(
     request: RecommendRequest,
-    layouts: Sequence[tuple[Layout, Engine]],
-    best: tuple[Layout, Engine, int] | None,
+    layouts: Sequence[Planned],
+    best: tuple[Layout, CopyCapacity, int] | None,
 ) -> list[Probe]:
     """Levels worth measuring, the most telling first.
 
@@ -41,9 +41,9 @@ def decisive_probes(
             return []
         cost = known
     cheaper: list[tuple[float, Probe]] = []
-    for layout, engine in layouts:
-        cheaper += _cheaper_fleets(request, layout, engine, cost)
-        cheaper += _undecided(request, layout, engine, cost)
+    for layout, copy in layouts:
+        cheaper += _cheaper_fleets(request, layout, copy, cost)
+        cheaper += _undecided(request, layout, copy, cost)
     cheaper.sort(key=lambda pair: -pair[0])
     by_engine: dict[EngineKey, Probe] = {}
     for _, probe in cheaper:  # one copy tells the same of every machine that it can be had on
@@ -55,12 +55,12 @@ def decisive_probes(
 
 
 def _cheaper_fleets(
-    request: RecommendRequest, layout: Layout, engine: Engine, cost: float
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
 ) -> Iterator[tuple[float, Probe]]:
     """The fleet of the layout that is best worth a measurement, with what it is worth."""
     assert request.rate_per_s is not None
-    belief = engine.belief(keeps_slos=True)
-    on_the_line = [rate for rate, verdict in engine.measured if verdict in ("near", "open")]
+    belief = copy.belief(keeps_slos=True)
+    on_the_line = [rate for rate, verdict in copy.measured if verdict in ("near", "open")]
     best: tuple[float, Probe] | None = None
     for machines in range(1, MOST_MACHINES + 1):
         price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
@@ -82,11 +82,11 @@ def _cheaper_fleets(
 
 
 def _undecided(
-    request: RecommendRequest, layout: Layout, engine: Engine, cost: float
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
 ) -> Iterator[tuple[float, Probe]]:
     """Levels that were too short to tell: once more at the same rate, to be pooled."""
     assert request.rate_per_s is not None
-    for rate, verdict in engine.measured:
+    for rate, verdict in copy.measured:
         machines = max(1, round(request.rate_per_s / (rate * layout.copies)))
         price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
         serves = request.rate_per_s / (machines * layout.copies) <= rate * (1 + 1e-9)
@@ -103,12 +103,12 @@ def _undecided(
 
 
 def _confirming(
-    request: RecommendRequest, layout: Layout, engine: Engine, machines: int
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, machines: int
 ) -> Iterator[Probe]:
     """The recommended fleet's own load, unless as much was measured."""
     assert request.rate_per_s is not None
     serving = request.availability.surviving(machines)
     rate = request.rate_per_s / (serving * layout.copies)
-    if rate > engine.kept_per_s * (1 + 1e-9):
-        chance = engine.belief(keeps_slos=True).chance(rate)
+    if rate > copy.kept_per_s * (1 + 1e-9):
+        chance = copy.belief(keeps_slos=True).chance(rate)
         yield Probe(layout, rate, serving, chance, 0.0)

@@ -7,12 +7,14 @@ load do not keep them, its copies carry less than was thought.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.attainment import Attainment, keeps, look_long
-from lmi_bench.analysis.fleet.candidates import operating_of
+from lmi_bench.analysis.fleet.candidates import CopyCapacity, operating_of
 from lmi_bench.analysis.fleet.ranking import Fleet
 from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import EngineKey
 
 
 class LongLook:
@@ -20,17 +22,17 @@ class LongLook:
 
     def __init__(self, request: RecommendRequest) -> None:
         self._request = request
-        self._seen: dict[tuple[int, float], Attainment] = {}
+        self._seen: dict[tuple[EngineKey, float], Attainment] = {}
 
     def at(self, candidate: Candidate, fleets: Sequence[Fleet]) -> Attainment:
         """What becomes of the candidate's load. fleets: those that the candidates are of."""
-        layout, engine, machines = fleet_of(candidate, fleets)
+        layout, copy, machines = fleet_of(candidate, fleets)
         serving = self._request.availability.surviving(machines)
-        operating = operating_of(self._request, layout, engine, serving)
-        key = (id(engine), round(operating.rate_per_s, 9))
+        operating = operating_of(self._request, layout, copy, serving)
+        key = (layout.engine_key, round(operating.rate_per_s, 9))
         if key not in self._seen:
             self._seen[key] = look_long(
-                engine.plan,
+                copy.plan,
                 operating,
                 self._request.slos,
                 copies=serving * layout.copies,
@@ -39,20 +41,22 @@ class LongLook:
             )
         return self._seen[key]
 
-    def holds(self, candidate: Candidate, fleets: Sequence[Fleet]) -> bool:
-        """Whether the SLOs are kept; if not, the rate is noted with the engine as too much for it.
+    def overloaded(
+        self, candidate: Candidate, fleets: Sequence[Fleet]
+    ) -> tuple[EngineKey, CopyCapacity] | None:
+        """The copy with its rate noted as too much for it; None where the SLOs are kept.
 
         What was measured counts more than a simulation.
         """
-        layout, engine, machines = fleet_of(candidate, fleets)
+        layout, copy, machines = fleet_of(candidate, fleets)
         serving = self._request.availability.surviving(machines)
-        rate_per_s = operating_of(self._request, layout, engine, serving).rate_per_s
-        if not self._request.open_loop or rate_per_s <= engine.kept_per_s * (1 + 1e-9):
-            return True
+        rate_per_s = operating_of(self._request, layout, copy, serving).rate_per_s
+        if not self._request.open_loop or rate_per_s <= copy.kept_per_s * (1 + 1e-9):
+            return None
         if keeps(self.at(candidate, fleets), self._request.slos):
-            return True
-        engine.too_much_per_s = min(engine.too_much_per_s, rate_per_s)
-        return False
+            return None
+        too_much_per_s = min(copy.too_much_per_s, rate_per_s)
+        return layout.engine_key, replace(copy, too_much_per_s=too_much_per_s)
 
 
 def fleet_of(candidate: Candidate, fleets: Sequence[Fleet]) -> Fleet:

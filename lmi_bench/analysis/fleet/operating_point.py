@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -95,18 +95,20 @@ def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -
     return low
 
 
+@dataclass(frozen=True, slots=True)
 class CopySimulation:
-    """Simulated levels of one copy, each load once.
+    """Simulated levels of one copy, each load once; what was simulated is no part of its value.
 
     Batches of several hundred are left to the closed form: chance evens out in them, and a level
     long enough to fill them would take seconds.
     """
 
-    def __init__(self, plan: CopyPlan, slos: Sequence[Slo], seed: int) -> None:
-        self._plan = plan
-        self._slos = slos
-        self._seed = seed
-        self._seen: dict[float, Statistics | None] = {}
+    plan: CopyPlan
+    slos: Sequence[Slo]
+    seed: int
+    _seen: dict[float, Statistics | None] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def at_rate(self, rate_per_s: float) -> Statistics | None:
         """Latencies under Poisson arrivals, ramp left out; None for large batches."""
@@ -118,11 +120,11 @@ class CopySimulation:
         """Latencies of waiting users that started one after the other; None for large batches."""
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
-        steady = self._plan.steady
+        steady = self.plan.steady
         level = simulate_copy(
-            self._plan,
+            self.plan,
             LevelSpec(0, concurrency=concurrency, num_requests=4 * concurrency),
-            seed=self._seed,
+            seed=self.seed,
             spacing_s=steady.cycle_s(concurrency) / concurrency,
         )
         middle = level.records[concurrency : 3 * concurrency]
@@ -141,7 +143,7 @@ class CopySimulation:
         """
         if guess_per_s <= 0:
             return 0.0
-        saturated = self._plan.steady.saturated_rate_per_s
+        saturated = self.plan.steady.saturated_rate_per_s
         most = min(_NEAR_SATURATION, most_share) * saturated
         # one grid for all limits, so that levels are shared, and the highest rate allowed on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
@@ -162,7 +164,7 @@ class CopySimulation:
         return 0.0
 
     def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
-        steady, observed = self._plan.steady, self.at_rate(rate_per_s)
+        steady, observed = self.plan.steady, self.at_rate(rate_per_s)
         if observed is not None:
             return worst_ratio(observed.statistic_s, slos, 1.0)
         batch = steady.batch_at(rate_per_s)
@@ -173,23 +175,19 @@ class CopySimulation:
         return worst_ratio(expected_s, slos, 1.0)
 
     def _run_rate(self, rate_per_s: float) -> Statistics | None:
-        steady = self._plan.steady
+        steady = self.plan.steady
         ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None
         needed = max(
-            (
-                samples_needed(QUANTILES[s.statistic])
-                for s in self._slos
-                if s.statistic in QUANTILES
-            ),
+            (samples_needed(QUANTILES[s.statistic]) for s in self.slos if s.statistic in QUANTILES),
             default=0,
         )
         number = max(120, 3 * ramp_requests, ramp_requests + needed)
         level = simulate_copy(
-            self._plan,
+            self.plan,
             LevelSpec(0, rate_per_s=rate_per_s, num_requests=number),
-            seed=self._seed,
+            seed=self.seed,
         )
         settled = level.records[ramp_requests:]
         return Statistics([request_latency(record, open_loop=True) for record in settled])

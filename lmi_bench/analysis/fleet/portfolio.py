@@ -123,8 +123,8 @@ def member_of(name: str, request: RecommendRequest, tell: Callable[[str, float],
         raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
     layouts, _ = prepare(request, tell)
     needs: dict[str, list[Need]] = {}
-    for layout, engine in layouts:
-        per_copy = engine.load_limit_per_s(keeps_slos=bool(request.slos))
+    for layout, copy in layouts:
+        per_copy = copy.load_limit_per_s(keeps_slos=bool(request.slos))
         if per_copy > 0:
             copies = math.ceil(request.rate_per_s / per_copy - 1e-9)
             need = Need(layout.tensor_parallel, copies)

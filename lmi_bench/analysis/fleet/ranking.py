@@ -10,32 +10,32 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.fleet.candidates import Engine
+from lmi_bench.analysis.fleet.candidates import CopyCapacity
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
-Fleet = tuple[Layout, Engine, int]
+Fleet = tuple[Layout, CopyCapacity, int]
 """A layout, what one copy carries, and the number of machines."""
 
 
 def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
     """What the closed form says of the objective; smaller is better, unpriced ones last."""
-    layout, engine, machines = fleet
+    layout, copy, machines = fleet
     copies = machines * layout.copies
     price = request.fleet_usd_per_hour(layout, machines)
     cost = math.inf if price is None else price
     per_token = request.load_kind == "saturation" and request.objective != "cost-per-hour"
     if per_token or request.objective == "cost-per-1m":
-        cost /= copies * engine.rate_per_s
+        cost /= copies * copy.rate_per_s
     if request.objective == "latency":
-        batch = engine.concurrency
+        batch = copy.concurrency
         if request.rate_per_s is not None:
-            batch = math.ceil(engine.plan.steady.batch_at(request.rate_per_s / copies))
-        return (engine.plan.steady.latency_s("e2e", "p90", max(1, batch)), cost)
+            batch = math.ceil(copy.plan.steady.batch_at(request.rate_per_s / copies))
+        return (copy.plan.steady.latency_s("e2e", "p90", max(1, batch)), cost)
     if request.objective == "throughput":
-        return (-layout.copies * engine.rate_per_s, cost)
-    return (cost, -layout.copies * engine.rate_per_s)
+        return (-layout.copies * copy.rate_per_s, cost)
+    return (cost, -layout.copies * copy.rate_per_s)
 
 
 def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ hold at the upper end of theirs where that can be (`sure`), else as predicted (`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,13 @@ from lmi_bench.analysis.fit.unmeasured import UNSEEN_SETUP
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.availability import NO_SPARES
 from lmi_bench.analysis.fleet.budget import nearest_to_budget, split_by_budget
-from lmi_bench.analysis.fleet.candidates import Engine, build_candidate, machines_needed
+from lmi_bench.analysis.fleet.candidates import (
+    CopyCapacity,
+    Planned,
+    build_candidate,
+    machines_needed,
+    with_capacity,
+)
 from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_probes
 from lmi_bench.analysis.fleet.fleet_attainment import LongLook, fleet_of
 from lmi_bench.analysis.fleet.held_limits import held_slos
@@ -53,10 +59,10 @@ from lmi_bench.core.units import s_to_ms
 
 Progress = Callable[[str, float], None]
 
-Prepared = tuple[list[tuple[Layout, Engine]], list[Rejection]]
+Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 """Layouts with what a copy of each carries, and those that are out with the reason."""
 
-_SIMULATED_ENGINES = 8
+_SIMULATED_COPIES = 8
 _SIMULATED_FLEETS = 12
 _FAR = 2.0  # times the cost of the cheapest that was simulated
 _LOOKED_AT = 1
@@ -82,8 +88,9 @@ def recommend(
     layouts, out = prepared or prepare(request, tell)
     rejected = list(out)
     if prepared is not None:
-        for layout, engine in layouts:
-            engine.measured = _measured(request, layout)
+        layouts = [
+            (layout, replace(copy, measured=_measured(request, layout))) for layout, copy in layouts
+        ]
     look = LongLook(request)
     for again in range(_MOST_LOOKS):
         ranked = _ranked(request, layouts, tell)
@@ -91,12 +98,14 @@ def recommend(
         if not (met and request.look_long and request.slos):
             break
         tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
-        if look.holds(met[0], ranked.fleets) or again + 1 == _MOST_LOOKS:
+        overloaded = look.overloaded(met[0], ranked.fleets)
+        if overloaded is None or again + 1 == _MOST_LOOKS:
             met[:_LOOKED_AT] = [
                 replace(each, attainment=look.at(each, ranked.fleets).to_json())
                 for each in met[:_LOOKED_AT]
             ]
             break
+        layouts = with_capacity(layouts, *overloaded)
     met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
     rejected += ranked.rejected
     nearest: Candidate | None = None
@@ -134,17 +143,15 @@ class _Ranked:
     rejected: list[Rejection]
 
 
-def _ranked(
-    request: RecommendRequest, layouts: list[tuple[Layout, Engine]], tell: Progress
-) -> _Ranked:
+def _ranked(request: RecommendRequest, layouts: Sequence[Planned], tell: Progress) -> _Ranked:
     """Every layout as a fleet for the load, the best by simulation."""
     rejected: list[Rejection] = []
     fleets = best_fleets(request, layouts, rejected)
     candidates = []
-    for index, (layout, engine, machines) in enumerate(fleets):
+    for index, (layout, copy, machines) in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
         candidates.append(
-            build_candidate(request, layout, engine, machines, simulate=index < _SIMULATED_FLEETS)
+            build_candidate(request, layout, copy, machines, simulate=index < _SIMULATED_FLEETS)
         )
     rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
@@ -157,40 +164,38 @@ def _ranked(
 def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
     """Every layout that can run with what a copy of it carries, the best of them simulated."""
     layouts, rejected = screen(request, tell)
-    finalists = best_engines(request, layouts)
-    for index, engine in enumerate(finalists):
+    finalists = best_copies(request, layouts)
+    for index, (key, copy) in enumerate(finalists.items()):
         tell(f"simulating {len(finalists)} finalists", 0.1 + 0.5 * index / len(finalists))
-        if not _far_behind(request, layouts, engine):
-            simulate_capacity(request, engine)
+        if not _far_behind(request, layouts, key):
+            layouts = with_capacity(layouts, key, simulate_capacity(request, copy))
     return layouts, rejected
 
 
-def _far_behind(
-    request: RecommendRequest, layouts: list[tuple[Layout, Engine]], engine: Engine
-) -> bool:
+def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: EngineKey) -> bool:
     """Whether a copy that was simulated costs so much less that no error of the closed form, which
     is good to ten per cent, could make this one the cheapest."""
     if request.rate_per_s is None or request.objective != "cost":
         return False
     costs = list(_costs(request, layouts))
-    others = [cost for each, cost in costs if each.simulated]
-    mine = [cost for each, cost in costs if each is engine]
+    others = [cost for (_, copy), cost in costs if copy.simulated]
+    mine = [cost for (layout, _), cost in costs if layout.engine_key == key]
     return bool(others and mine) and min(mine) > _FAR * min(others)
 
 
 def _costs(
-    request: RecommendRequest, layouts: list[tuple[Layout, Engine]]
-) -> Iterator[tuple[Engine, float]]:
+    request: RecommendRequest, layouts: Sequence[Planned]
+) -> Iterator[tuple[Planned, float]]:
     """What a fleet of each layout costs for the load, as far as prices are known."""
-    for layout, engine in layouts:
-        machines = machines_needed(request, layout, engine)
+    for layout, copy in layouts:
+        machines = machines_needed(request, layout, copy)
         if machines is not None and machines <= MOST_MACHINES:
             price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
             if price is not None:
-                yield engine, price
+                yield (layout, copy), price
 
 
-def screen(request: RecommendRequest, tell: Progress) -> Prepared:
+def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], list[Rejection]]:
     """Every layout that can run, with what a copy of it carries in closed form."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
@@ -204,19 +209,21 @@ def screen(request: RecommendRequest, tell: Progress) -> Prepared:
     )
     rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
-    engines: dict[EngineKey, Engine] = {}
+    copies: dict[EngineKey, CopyCapacity] = {}
     deviations: dict[tuple[object, ...], float] = {}
     for layout, plan in possible:
         key = layout.engine_key
-        if key not in engines:
+        if key not in copies:
             same_steps = (*key[:3], layout.setting.of_a_step)
             if same_steps not in deviations:
                 deviations[same_steps] = _log_sd(request, layout, plan)
-            engines[key] = _screened(request, layout, plan, deviations[same_steps])
-    return [(layout, engines[layout.engine_key]) for layout, _ in possible], rejected
+            copies[key] = _screened(request, layout, plan, deviations[same_steps])
+    return [(layout, copies[layout.engine_key]) for layout, _ in possible], rejected
 
 
-def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan, log_sd: float) -> Engine:
+def _screened(
+    request: RecommendRequest, layout: Layout, plan: CopyPlan, log_sd: float
+) -> CopyCapacity:
     """One copy in closed form: what it carries within the SLOs, and how sure that is.
 
     log_sd  standard deviation of the logarithm of its step times
@@ -231,7 +238,7 @@ def _screened(request: RecommendRequest, layout: Layout, plan: CopyPlan, log_sd:
     limited_by = steady.limiting_part(batch)
     if request.slos and batch < 0.9 * steady.slots:
         limited_by = f"SLO ({limited_by})"
-    return Engine(
+    return CopyCapacity(
         plan=plan,
         simulation=CopySimulation(plan, request.slos, request.seed),
         time_factor=factor,
@@ -269,59 +276,62 @@ def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
     return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer, setup)
 
 
-def best_engines(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> list[Engine]:
-    """The engines of the best layouts by the closed form, each once."""
-    chosen: dict[int, Engine] = {}
-    for _, engine, _ in best_fleets(request, layouts, []):
-        chosen.setdefault(id(engine), engine)
-        if len(chosen) == _SIMULATED_ENGINES:
+def best_copies(
+    request: RecommendRequest, layouts: Sequence[Planned]
+) -> dict[EngineKey, CopyCapacity]:
+    """The copies of the best layouts by the closed form."""
+    chosen: dict[EngineKey, CopyCapacity] = {}
+    for layout, copy, _ in best_fleets(request, layouts, []):
+        chosen.setdefault(layout.engine_key, copy)
+        if len(chosen) == _SIMULATED_COPIES:
             break
-    return list(chosen.values())
+    return chosen
 
 
-def simulate_capacity(request: RecommendRequest, engine: Engine) -> None:
-    """Replace the closed form's rate by the one that simulated levels keep.
+def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapacity:
+    """The copy with the rate that simulated levels keep in place of the closed form's.
 
     In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
     random arrivals need it.
     """
-    engine.simulated = True
-    if request.open_loop and request.slos:
-        simulation = engine.simulation
-        held = held_slos(engine.plan.steady, request.slos, engine.time_factor)
-        engine.rate_per_s = simulation.sustained_rate(
-            engine.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * engine.time_factor
-        )
-        central = simulation.sustained_rate(engine.central_per_s, request.slos)
-        engine.central_per_s = max(central, engine.rate_per_s)
+    if not (request.open_loop and request.slos):
+        return replace(copy, simulated=True)
+    held = held_slos(copy.plan.steady, request.slos, copy.time_factor)
+    rate_per_s = copy.simulation.sustained_rate(
+        copy.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * copy.time_factor
+    )
+    central = copy.simulation.sustained_rate(copy.central_per_s, request.slos)
+    return replace(
+        copy, simulated=True, rate_per_s=rate_per_s, central_per_s=max(central, rate_per_s)
+    )
 
 
 def best_fleets(
     request: RecommendRequest,
-    layouts: list[tuple[Layout, Engine]],
+    layouts: Sequence[Planned],
     rejected: list[Rejection],
 ) -> list[Fleet]:
     """Layouts with the machines that they need, the best first; the others with a reason."""
     fleets = []
-    for layout, engine in layouts:
-        machines = machines_needed(request, layout, engine)
+    for layout, copy in layouts:
+        machines = machines_needed(request, layout, copy)
         if machines is not None:
             machines = request.availability.machines(machines)
         if machines is None:
-            rejected.append(_rejection(layout, _slo_reason(request, engine)))
+            rejected.append(_rejection(layout, _slo_reason(request, copy)))
         elif machines > MOST_MACHINES:
             rejected.append(
                 _rejection(layout, f"{machines:,} machines needed, more than {MOST_MACHINES:,}")
             )
         else:
-            fleets.append((layout, engine, machines))
+            fleets.append((layout, copy, machines))
     fleets.sort(key=lambda fleet: screen_order(request, fleet))
     return fleets
 
 
-def _slo_reason(request: RecommendRequest, engine: Engine) -> str:
+def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
     """Which SLO a request that is alone breaks, or that none is kept under any load."""
-    steady = alone_of(engine.plan.steady)
+    steady = alone_of(copy.plan.steady)
     for slo in request.slos:
         alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
         if alone_ms > slo.limit_ms:
@@ -352,11 +362,11 @@ def _missed(candidate: Candidate) -> Rejection:
     )
 
 
-def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) -> Candidate | None:
+def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate | None:
     """The layout that comes closest to the SLOs with one request at a time, on one machine."""
     if not layouts:
         return None
-    layout, engine = min(
+    layout, copy = min(
         layouts,
         key=lambda pair: (
             unloaded_ratio(pair[1].plan.steady, request.slos, 1.0),
@@ -371,9 +381,8 @@ def _nearest(request: RecommendRequest, layouts: list[tuple[Layout, Engine]]) ->
         availability=NO_SPARES,
         requirements=NO_REQUIREMENTS,
     )
-    engine.concurrency = 1
-    engine.rate_per_s = engine.plan.steady.rate_per_s(1.0)
-    candidate = build_candidate(alone, layout, engine, 1, simulate=False)
+    lone = replace(copy, concurrency=1, rate_per_s=copy.plan.steady.rate_per_s(1.0))
+    candidate = build_candidate(alone, layout, lone, 1, simulate=False)
     return replace(
         candidate,
         reason=": ".join(

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lmi_bench.analysis.fleet.answer import Figure
-from lmi_bench.analysis.fleet.candidates import Engine, machines_needed
-from lmi_bench.analysis.fleet.recommender import Progress, best_engines, prepare, simulate_capacity
+from lmi_bench.analysis.fleet.candidates import CopyCapacity, machines_needed, with_capacity
+from lmi_bench.analysis.fleet.recommender import Progress, best_copies, prepare, simulate_capacity
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout
 from lmi_bench.core.errors import InputError
@@ -106,30 +106,30 @@ def vary_rate(
     layouts, _ = prepare(lowest, tell)
     for index, rate in enumerate((math.sqrt(low * high), high)):
         tell("simulating the finalists of higher loads", 0.6 + 0.2 * index)
-        for engine in best_engines(replace(lowest, rate_per_s=rate), layouts):
-            if not engine.simulated:
-                simulate_capacity(lowest, engine)
+        for key, copy in best_copies(replace(lowest, rate_per_s=rate), layouts).items():
+            if not copy.simulated:
+                layouts = with_capacity(layouts, key, simulate_capacity(lowest, copy))
     stairs = [
         each
-        for layout, engine in layouts
-        if (each := _stairs_of(lowest, layout, engine, high)) is not None
+        for layout, copy in layouts
+        if (each := _stairs_of(lowest, layout, copy, high)) is not None
     ]
     return compare_stairs(stairs, low, high)
 
 
 def _stairs_of(
-    request: RecommendRequest, layout: Layout, engine: Engine, most_per_s: float
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, most_per_s: float
 ) -> Stairs | None:
     """The staircase up to a load; None for a layout that is unpriced or cannot carry any."""
-    least = machines_needed(replace(request, rate_per_s=1e-9), layout, engine)
+    least = machines_needed(replace(request, rate_per_s=1e-9), layout, copy)
     if least is None or request.fleet_usd_per_hour(layout, 1) is None:
         return None
-    planned = engine.load_limit_per_s(keeps_slos=bool(request.slos)) * layout.copies
+    planned = copy.load_limit_per_s(keeps_slos=bool(request.slos)) * layout.copies
     steps = math.ceil(most_per_s / planned - 1e-9)
     if steps > _MOST_STAIRS:
         return None
-    central = engine.central_per_s * layout.copies
-    unit = Figure(max(planned, central), planned, max(planned, central) * engine.time_factor)
+    central = copy.central_per_s * layout.copies
+    unit = Figure(max(planned, central), planned, max(planned, central) * copy.time_factor)
     machines = tuple(request.availability.machines(max(least, k)) for k in range(1, steps + 1))
     prices = [request.fleet_usd_per_hour(layout, count) for count in machines]
     return Stairs(layout, unit, machines, tuple(price for price in prices if price is not None))

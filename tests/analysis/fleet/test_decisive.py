@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from types import FunctionType
 
 import pytest
 
@@ -70,8 +73,8 @@ def test_the_level_that_may_save_most_is_named_first(prepared):
     """Worth is chance * saving, reckoned here from each fleet of one layout."""
     answer = ask(prepared)
     fleet = answer.recommended.instances
-    (_, engine), *_ = prepared[0]
-    belief = engine.belief(keeps_slos=True)
+    (_, copy), *_ = prepared[0]
+    belief = copy.belief(keeps_slos=True)
     worth = {n: belief.chance(REQUEST.rate_per_s / n) * (fleet - n) for n in range(1, fleet)}
     best = max(worth, key=worth.get)
     first = answer.measure_next[0]
@@ -101,3 +104,49 @@ def test_a_level_on_the_line_is_not_measured_again(prepared):
     answer = ask(prepared, MeasuredLoad(LAYOUT.engine_key, rate, records))
     assert answer.recommended.instances >= before
     assert all(probe.rate_per_s != pytest.approx(rate) for probe in answer.measure_next)
+
+
+def parts(value):
+    """A value part by part, objects without an equality of their own included; caches left out."""
+    if is_dataclass(value):
+        return [parts(getattr(value, each.name)) for each in fields(value) if each.compare]
+    if isinstance(value, list | tuple):
+        return [parts(each) for each in value]
+    if hasattr(value, "__dict__") and not isinstance(value, Enum | type | FunctionType):
+        return parts(sorted(vars(value).items()))
+    return value
+
+
+def test_an_answer_changes_nothing_that_it_is_given():
+    """Not the copies of the layouts, in a look of fifteen minutes or in a nearest layout either."""
+    request = replace(
+        REQUEST,
+        workload=replace(REQUEST.workload, input_tokens=256, output_tokens=256),
+        rate_per_s=2.0,
+        slos=(parse_slo("ttft_p90<=60ms"),),
+    )
+    tight = replace(REQUEST, slos=(parse_slo("ttft_p90<=60ms"),), look_long=True)
+    for asked in (REQUEST, replace(REQUEST, look_long=True), tight, request):
+        given = prepare(asked, lambda _text, _share: None)
+        before = parts(deepcopy(given))
+        first = recommend(asked, prepared=given).to_json()
+        assert parts(given) == before
+        recommend(replace(asked, measured=(level(1.0, 200.0),)), prepared=given)
+        assert parts(given) == before
+        assert recommend(asked, prepared=given).to_json() == first
+
+
+def test_no_level_is_proposed_where_no_load_keeps_the_slos():
+    """A lone request to the nearest layout takes 82 ms of 60: measuring it decides nothing."""
+    machines = tuple(find_instance(name) for name in ("ml.g5.2xlarge", "ml.g5.12xlarge"))
+    answer = recommend(
+        RecommendRequest(
+            Workload(find_model("llama-2-7b"), "float16", 256, 256),
+            TGI_2023,
+            rate_per_s=2.0,
+            slos=(parse_slo("ttft_p90<=60ms"),),
+            instances=machines,
+        )
+    )
+    assert answer.missed == "the SLOs"
+    assert answer.measure_next == ()
