@@ -290,9 +290,10 @@ def presets(
     ] = None,
 ) -> None:
     """Measured configurations: for each model one for lower cost, one for lower latency."""
-    from lmi_bench.jobs.presets import print_presets
+    from lmi_bench.cli.deploy_tables import print_presets
+    from lmi_bench.jobs.accelerators import measured_presets
 
-    print_presets(model)
+    print_presets(measured_presets(model))
 
 
 @deploy.command()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from lmi_bench.analysis.fleet.presets import Preset
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import print_table, say, warn
+from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import format_figure, s_to_ms
 from lmi_bench.deploy.backend_choice import (
     CHOSEN,
     TENSORRT_JIT_0_26,
@@ -209,6 +211,31 @@ def print_images(region: str, account: str | None) -> None:
     )
     if account is None:
         say(f"account {ACCOUNT} serves most regions; some have another one: --account")
+
+
+def print_presets(found: Sequence[Preset]) -> None:
+    """Measured serving configurations as a table."""
+    rows = [
+        {
+            "model": preset.cell.model,
+            "in/out": f"{preset.cell.input_tokens}/{preset.cell.output_tokens}",
+            "choose for": preset.goal,
+            "machines": f"{preset.cell.replicas} x {preset.cell.instance_type}",
+            "TP": preset.cell.tensor_parallel,
+            "concurrency": preset.cell.concurrency,
+            "tok/s": format_figure(preset.cell.throughput_tokens_per_s, 0),
+            "ms/token": format_figure(_ms(preset.cell.latency_s_per_token), 0),
+            "USD/1M out": format_figure(preset.usd_per_1m_output, 2),
+        }
+        for preset in found
+    ]
+    left = ("model", "in/out", "choose for", "machines")
+    print_table("Measured configurations (JumpStart, 2023)", rows, left=left)
+    note("measured with TGI of 2023; `recommend` predicts other machines, lengths and engines")
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else s_to_ms(seconds)
 
 
 def _versions(eras: str) -> str:

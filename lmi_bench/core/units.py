@@ -34,10 +34,16 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
-def format_figure(value: float) -> str:
-    """Four digits for people, and no exponent however large the figure is.
+def format_figure(value: float | None, places: int | None = None) -> str:
+    """Four digits for people, and no exponent however large the figure is; empty for None.
+
+    places  decimal places instead of four digits
 
     >>> format_figure(0.12345), format_figure(1234.5), format_figure(12345.6)
     ('0.1235', '1,234', '12,346')
     """
-    return f"{value:,.0f}" if abs(value) >= _FOUR_DIGITS else f"{value:,.4g}"
+    if value is None:
+        return ""
+    if places is None and abs(value) < _FOUR_DIGITS:
+        return f"{value:,.4g}"
+    return f"{value:,.{places or 0}f}"

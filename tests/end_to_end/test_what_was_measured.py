@@ -103,7 +103,7 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
         ),
         (
             ("plan-day", "--capacity", "2", "--peak", "9", "--start-up", "460"),
-            "add --price-per-hour",
+            "add --machine-price-per-hour",
         ),
     ],
 )

@@ -1,0 +1,107 @@
+"""Options that several planning commands share, each declared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option
+
+ENGINE = "Engine settings"
+WORKLOAD, LOAD = "Workload", "Load"
+MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
+
+MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
+INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD)
+OUTPUT_TOKENS = Option("Tokens to generate.", ("--output-tokens", "--osl"), group=WORKLOAD)
+DTYPE = Option(
+    "Weight format: float16, bfloat16, float32, float8, int8, int4 or mxfp4.",
+    ("--dtype",),
+    old_names=("--weight-dtype",),
+    default="the checkpoint's, at most 16 bits",
+    group=ENGINE,
+)
+KV_DTYPE = Option(
+    "KV-cache format: float16, float32, float8 or int8.", default="as the weights", group=ENGINE
+)
+TENSOR_PARALLEL = Option("Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES)
+PROFILE = Option(
+    "Engine profile: a file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19.",
+    default="tgi-2023",
+    group=ENGINE,
+)
+ENGINE_VERSION = Option(
+    "Version of the engine that will serve; a profile of another version warns.",
+    group=ENGINE,
+    rare=True,
+)
+ROUTER = Option(
+    "Router of several copies: random, round-robin or least-outstanding.",
+    old_names=("--routing",),
+    group=LOAD,
+    rare=True,
+)
+SLO = Option("Service-level objective such as ttft_p90<=1s; repeatable.", group=LIMITS)
+MACHINE_PRICE = Option(
+    "Price of one machine in USD per hour.",
+    ("--machine-price-per-hour",),
+    old_names=("--price-per-hour",),
+    group=PRICES,
+)
+COMMIT_DISCOUNT = Option(
+    "Discount on the on-demand price of committed machines, 0 to 1.", group=PRICES
+)
+SEED = Option("Random seed.", group=LOAD, rare=True)
+
+
+def check_at_least_one(**values: int | None) -> None:
+    """Raises InputError that names the option of a value below 1; None is not checked."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            option = "--tp" if name == "tensor_parallel" else f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class PriceSettings:
+    """Where the prices of the catalog's machines come from."""
+
+    prices: Annotated[
+        Path | None,
+        Option(
+            "Price list that goes before the catalog's: instance, usd_per_hour, region, date.",
+            metavar="FILE.yaml",
+            group=PRICES,
+        ),
+    ] = None
+    platform: Annotated[str, Option("Price platform: sagemaker or ec2.", group=PRICES)] = (
+        "sagemaker"
+    )
+
+    def __post_init__(self) -> None:
+        if self.platform not in ("sagemaker", "ec2"):
+            raise InputError(f"--platform {self.platform}: use sagemaker or ec2")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """Speculative decoding: which model guesses, and how often a guess holds."""
+
+    draft: Annotated[
+        str | None,
+        Option("Draft of speculative decoding: ngram or a smaller model.", group=ENGINE),
+    ] = None
+    draft_tokens: Annotated[
+        int | None,
+        Option("Drafted tokens that a step verifies.", default="4", group=ENGINE, rare=True),
+    ] = None
+    draft_acceptance: Annotated[
+        str | None,
+        Option(
+            "Chance that a drafted token holds, 0 to 1, or a run that measured it.",
+            group=ENGINE,
+            rare=True,
+        ),
+    ] = None
