@@ -27,7 +27,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.scenario import Scenario, load_scenario
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.targets.bench import open_bench
+from lmi_bench.targets.open import open_bench
 
 ROOT = Path(__file__).parent.parent
 FALCON = ROOT / "lmi_bench" / "catalog" / "data" / "published" / "falcon40b_batching.csv"

@@ -59,7 +59,7 @@ DEFAULT_OPEN_LOOP_REQUESTS = 100
 
 AUTO = "auto"
 DEFAULT_MODEL = "demo-15m"
-SAGEMAKER_PREFIX = "sagemaker:"
+ENGINE_TARGET, SIMULATED_PREFIX, SAGEMAKER_PREFIX = "engine", "sim:", "sagemaker:"
 SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 """How long SageMaker lets an answer take that comes whole, and one that is streamed."""
 _FILES = ("dataset", "trace", "conversations")
@@ -98,7 +98,7 @@ class Scenario(Section):
     """
 
     name: str = ""
-    target: Annotated[str, Field(min_length=1)] = "engine"
+    target: Annotated[str, Field(min_length=1)] = ENGINE_TARGET
     model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
     protocol: Literal["auto", "openai", "openai-chat", "lmi", "tgi"] = "auto"
     stream: bool = True

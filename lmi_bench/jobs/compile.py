@@ -43,7 +43,7 @@ def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> Com
     if settings.shapes is not None:
         stated["compile_shapes"] = settings.shapes
     engine = parse_scenario({"engine": stated}, source="compile").engine
-    parts = open_torch_engine(settings.model, engine, compile_into=settings.out)
+    parts = open_torch_engine(settings.model, engine, listener, compile_into=settings.out)
     for line in parts.notes:
         listener.note(line)
     return CompiledSteps(settings.out, asyncio.run(_compare(parts)))

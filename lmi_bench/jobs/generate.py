@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmi_bench.analysis.results.confidence import confidence
-from lmi_bench.cli.console import note, warn
+from lmi_bench.cli.console import note, terminal, warn
 from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.replicas import ServingEngine
@@ -75,14 +75,16 @@ def run(
         return EXIT_DONE
     if questions is not None:
         labelled = read_questions(questions)
-        parts = open_torch_engine(model, settings)
+        with terminal() as listener:
+            parts = open_torch_engine(model, settings, listener)
         assert parts.tokenizer is not None  # a torch engine has read its folder's
         asyncio.run(calibrate(parts, parts.tokenizer, labelled))
         return EXIT_DONE
     text = sys.stdin.read() if wish.prompt == "-" else wish.prompt
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
-    parts = open_torch_engine(model, settings)
+    with terminal() as listener:
+        parts = open_torch_engine(model, settings, listener)
     for line in (*quantize_notes(parts.quantized), *idle_in_engine(settings)):
         note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.cli.console import note, print_table, progress
+from lmi_bench.cli.console import note, print_table, progress, terminal
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario_sections import EngineSection
@@ -107,7 +107,8 @@ def _parse_lengths(text: str) -> list[int]:
 def _score_lengths(
     model: str, settings: EngineSection, name: str, token_ids: Sequence[int], wanted: Sequence[int]
 ) -> dict[int, _Scored]:
-    parts = open_torch_engine(model, settings)
+    with terminal() as listener:
+        parts = open_torch_engine(model, settings, listener)
     score = parts.score
     assert score is not None  # a torch engine scores
     usable = [

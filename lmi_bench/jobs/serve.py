@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import note, say, warn
+from lmi_bench.cli.console import note, say, terminal, warn
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.chat_template import ChatTemplate
@@ -71,9 +71,9 @@ def run(
         return
     check_address(host, port)  # a large model is minutes to load
     with nullcontext() if trace is None else StepTrace(trace) as tracer:
-        with loading_deadline(model, loading_timeout_s):
+        with loading_deadline(model, loading_timeout_s), terminal() as listener:
             if instance is None:
-                parts = open_torch_engine(model, settings)
+                parts = open_torch_engine(model, settings, listener)
             else:
                 longest = find_model(model).max_positions
                 parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.cli.console import note, progress
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.models.folder import read_config
@@ -89,7 +88,12 @@ def _triton(settings: EngineSection, folder: Path, *, degree: int, block_size: i
 
 
 def choose_back_end(
-    settings: EngineSection, folders: list[Path], *, degree: int, block_size: int
+    settings: EngineSection,
+    folders: list[Path],
+    *,
+    degree: int,
+    block_size: int,
+    listener: Listener = SILENT,
 ) -> BackEnd:
     """Native where machine, settings and every model allow it, on a GPU triton; else torch.
 
@@ -120,16 +124,12 @@ def choose_back_end(
     from lmi_bench.engine.native_backend.build import NativeUnavailableError
     from lmi_bench.engine.native_backend.executor import step_library
 
-    with ExitStack() as shown:
+    def tell(text: str) -> None:
+        listener.note(text)
+        listener.progress("compiling", 0, None)
 
-        def tell(text: str) -> None:
-            note(text)
-            shown.enter_context(progress())("compiling", 0, None)
-
-        try:
-            compiled = [
-                step_library(folder, block_size=block_size, tell=tell) for folder in folders
-            ]
-        except NativeUnavailableError as exc:
-            return BackEnd(reason=str(exc))
+    try:
+        compiled = [step_library(folder, block_size=block_size, tell=tell) for folder in folders]
+    except NativeUnavailableError as exc:
+        return BackEnd(reason=str(exc))
     return BackEnd(compiled[0])

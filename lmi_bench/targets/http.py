@@ -1,21 +1,19 @@
-"""Benches of servers elsewhere: a URL, or a SageMaker endpoint, found out about and opened."""
+"""A server at a URL: what it speaks and serves is found by asking, then it is opened."""
 
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
-from lmi_bench.cli.console import note
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact_text
-from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
+from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.jobs.sweep.levels import with_levels_found
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
@@ -39,19 +37,18 @@ _NOT_FORCED = (
 )
 
 
-def http_bench(scenario: Scenario, access: Access) -> Bench:
+def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     """A URL; whatever the scenario leaves open is found by asking the server.
 
     Raises InputError where nothing that is known here answers, or the workload does not fit.
     """
-    scenario = with_levels_found(scenario)
     found = None
     if AUTO in (scenario.protocol, scenario.model):
-        found = _discover(scenario, access)
+        found = _discover(scenario, access, listener)
         scenario, notes = _resolved(scenario, found)
         stated_format = found.wire_format
     else:
-        taken = _accepted(scenario, access)
+        taken = _accepted(scenario, access, listener)
         scenario, notes = _with_lengths_as_taken(scenario, taken)
         stated_format = taken.wire_format
     tokenizers = (scenario.model, found.tokenizer if found else None)
@@ -59,17 +56,9 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
     wire_format = stated_format or find_format(scenario.protocol, stream=scenario.stream)
     headers = access.all_headers()
     if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
-        token_ids = takes_token_ids(
-            scenario.target,
-            model=scenario.model,
-            stream=scenario.stream,
-            headers=headers,
-            tell=note,
-        )
-        wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
-        if not token_ids:
-            notes = (*notes, "the server takes no token ids: prompts are sent as text")
-    receive = _choose_receive(scenario, scenario.target)
+        wire_format, more = _with_token_ids(scenario, headers, listener)
+        notes += more
+    receive = choose_receiver(scenario, scenario.target, listener)
     facts: dict[str, Any] = {
         "kind": "http",
         "url": scenario.target,
@@ -84,7 +73,7 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
             "max_model_len": found.max_model_len,
             "token_counts": found.token_source(tokenizer=tokenizer is not None),
         }
-    return _bench(
+    return endpoint_bench(
         scenario,
         functools.partial(
             HttpTarget,
@@ -102,102 +91,39 @@ def http_bench(scenario: Scenario, access: Access) -> Bench:
         title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,
         tokenizers=tokenizers,
-        notes=(*notes, *_several_addresses(scenario.target)),
+        notes=(*notes, *several_addresses(scenario.target)),
         secrets=access.secrets(),
         metrics_url=_metrics_page(scenario.target),
         metrics_headers=headers,
     )
 
 
-def sagemaker_bench(scenario: Scenario, access: Access) -> Bench:
-    """A SageMaker endpoint; its container's settings say what it speaks and which model it has.
-
-    Raises InputError without AWS credentials, or where there is no such endpoint in service.
-    """
-    from lmi_bench.loadgen.aws.access import open_aws_access
-    from lmi_bench.loadgen.aws.cloudwatch import open_cloudwatch, read_levels
-    from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
-    from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
-
-    scenario = with_levels_found(scenario)
-    settings = scenario.sagemaker
-    invocation = Invocation(
-        scenario.target.removeprefix(SAGEMAKER_PREFIX),
-        settings.inference_component,
-        settings.target_variant,
-        settings.custom_attributes,
+def _with_token_ids(
+    scenario: Scenario, headers: Mapping[str, str], listener: Listener
+) -> tuple[OpenAiCompletionsFormat, tuple[str, ...]]:
+    """The wire format with prompts as token ids where the server takes them, and a note if not."""
+    token_ids = takes_token_ids(
+        scenario.target,
+        model=scenario.model,
+        stream=scenario.stream,
+        headers=headers,
+        tell=listener.note,
     )
-    aws = open_aws_access(settings.endpoint_url)
-    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
-        found = read_endpoint_facts(
-            aws,
-            invocation.endpoint_name,
-            target_variant=settings.target_variant,
-            inference_component=settings.inference_component,
-        )
-    else:
-        found = EndpointFacts(
-            {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
-            notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
-        )
-    protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
-    model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
-    scenario = scenario.with_overrides({"protocol": protocol, "model": model})
-    wire_format = find_format(protocol, stream=scenario.stream)
-    facts = {
-        **found.facts,
-        "endpoint": invocation.endpoint_name,
-        "region": aws.region,
-        "protocol": protocol,
-        "model": model,
-        "operation": "InvokeEndpointWithResponseStream" if scenario.stream else "InvokeEndpoint",
-        "target_variant": settings.target_variant,
-        "headers": sorted(access.headers),
-    }
-    cloudwatch = None
-    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH"):
-        variant = settings.target_variant or str(found.facts.get("variant", "AllTraffic"))
-        client = open_cloudwatch(aws.session, aws.region)
-        cloudwatch = functools.partial(read_levels, client, invocation.endpoint_name, variant)
-    receive = _choose_receive(scenario, aws.runtime_url)
-    facts["receiver"] = receive.note
-    keys = aws.credentials.get_frozen_credentials()
-    return _bench(
-        scenario,
-        lambda: SageMakerTarget(
-            aws,
-            invocation,
-            wire_format,
-            model=model,
-            stream=scenario.stream,
-            headers=access.headers,
-            timestamps=scenario.client.timestamps,
-            connections=scenario.client.connections,
-            first_token_timeout_s=scenario.client.first_token_timeout_s,
-            native=receive.library,
-        ),
-        title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
-        facts=facts,
-        tokenizers=(model,),
-        notes=(*found.notes, *_several_addresses(aws.runtime_url)),
-        usd_per_hour=found.price_usd_per_hour,
-        count_instances=found.count_instances,
-        cloudwatch=cloudwatch,
-        secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
-    )
+    refused = ("the server takes no token ids: prompts are sent as text",)
+    return OpenAiCompletionsFormat(token_ids=token_ids), () if token_ids else refused
 
 
-def _choose_receive(scenario: Scenario, url: str) -> ReceiveChoice:
-    """Who reads the sockets of this endpoint; a person is told where a compiler is missing."""
+def choose_receiver(scenario: Scenario, url: str, listener: Listener) -> ReceiveChoice:
+    """What reads this endpoint's sockets, with a note where a compiler is missing."""
     tls = url.lower().startswith("https:")
-    choice = choose_receive(scenario.client.receive, tls=tls, tell=note)
+    choice = choose_receive(scenario.client.receive, tls=tls, tell=listener.note)
     if choice.why is not None and not tls:
-        note(f"receiver: {choice.note}")
+        listener.note(f"receiver: {choice.note}")
     return choice
 
 
-def _several_addresses(url: str) -> tuple[str, ...]:
-    """What is told of a name that stands for several machines."""
+def several_addresses(url: str) -> tuple[str, ...]:
+    """A note where the host name has several addresses."""
     at = parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
     try:
         found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
@@ -209,18 +135,18 @@ def _several_addresses(url: str) -> tuple[str, ...]:
     return (f"{at.host} has {most} addresses: connections are shared out among those that answer",)
 
 
-def _discover(scenario: Scenario, access: Access) -> Discovery:
+def _discover(scenario: Scenario, access: Access, listener: Listener) -> Discovery:
     return discover(
         scenario.target,
         protocol=None if scenario.protocol == AUTO else scenario.protocol,
         model=None if scenario.model == AUTO else scenario.model,
         stream=scenario.stream,
         headers=access.all_headers(),
-        tell=note,
+        tell=listener.note,
     )
 
 
-def _accepted(scenario: Scenario, access: Access) -> Accepted:
+def _accepted(scenario: Scenario, access: Access, listener: Listener) -> Accepted:
     """How the server takes a request of the stated protocol and model."""
     return accepts(
         scenario.target,
@@ -229,7 +155,7 @@ def _accepted(scenario: Scenario, access: Access) -> Accepted:
         stream=scenario.stream,
         ignore_eos=scenario.workload.ignore_eos,
         headers=access.all_headers(),
-        tell=note,
+        tell=listener.note,
     )
 
 
@@ -260,7 +186,7 @@ def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str
     return scenario.with_overrides(overrides), tuple(notes)
 
 
-def _bench(
+def endpoint_bench(
     scenario: Scenario,
     open_target: Callable[[], HttpTarget],
     *,

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.scenario import SAGEMAKER_PREFIX, is_endpoint
-from lmi_bench.targets.bench import SIMULATED_PREFIX
+from lmi_bench.core.scenario import SAGEMAKER_PREFIX, SIMULATED_PREFIX, is_endpoint
 
 _OF_ENDPOINTS = {
     "protocol": "--protocol",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.scenario import SIMULATED_PREFIX, EngineSection, Scenario
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
+from lmi_bench.loadgen.prompts.prompts import NoText, PromptText, TokenIds
+from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import (
     NGRAM_DRAFT,
     drafter_for,
@@ -24,6 +27,7 @@ from lmi_bench.targets.drafting import (
     speculation_notes,
 )
 from lmi_bench.targets.idle_settings import idle_in_simulation
+from lmi_bench.targets.limits import simulated_limits
 from lmi_bench.targets.parts import (
     EngineParts,
     config_facts,
@@ -32,6 +36,56 @@ from lmi_bench.targets.parts import (
     replica_note,
     scheduler_config,
 )
+from lmi_bench.targets.profiles import find_profile
+from lmi_bench.targets.prompts import longest_request, make_prompts
+
+if TYPE_CHECKING:
+    from lmi_bench.engine.step_trace import StepTrace
+
+_FIRST_MADE_UP_ID: Final = 2_000
+_MADE_UP_IDS: Final = 32_000
+
+
+def simulated_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
+    """A model on an instance, each step in its predicted time, in virtual time."""
+    from lmi_bench.loadgen.run.in_process_target import InProcessTarget
+
+    instance_type = scenario.target.removeprefix(SIMULATED_PREFIX)
+    if scenario.workload.dataset is not None:
+        raise InputError(
+            "a simulated instance needs lengths, not text: give --input-tokens and "
+            "--output-tokens, or a mix, instead of a data set"
+        )
+    if scenario.workload.conversations is not None:
+        raise InputError(
+            "a simulated instance needs lengths, not text: give --turns with --input-tokens and "
+            "--output-tokens instead of recorded conversations"
+        )
+    cached = bool(scenario.engine.prefix_caching)
+    # only a prefix cache looks at what is asked; ids above those that the executor makes up
+    words: PromptText = TokenIds(_MADE_UP_IDS, first_id=_FIRST_MADE_UP_ID) if cached else NoText()
+    total = longest_request(scenario)
+    parts = open_simulated_engine(
+        scenario.model,
+        instance_type,
+        scenario.engine,
+        max_total_tokens=total,
+    )
+
+    async def run_in(main: Main) -> Any:
+        async with parts.engine(trace) as engine:
+            return await main(InProcessTarget(engine, simulated=True))
+
+    return Bench(
+        scenario=scenario,
+        title=f"simulated {instance_type}, {parts.shape.name}",
+        facts=parts.facts,
+        prompts=lambda salt: make_prompts(scenario, words, None, salt),
+        run=lambda main: run_virtual(run_in(main)),
+        knee_facts=lambda levels: simulated_limits(scenario, instance_type, parts, levels),
+        notes=parts.notes,
+        salted=False,
+    )
 
 
 def open_simulated_engine(
@@ -75,7 +129,7 @@ def open_simulated_engine(
     ):
         if stated:
             raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
-    profile = profile or TGI_2023
+    profile = profile or find_profile(settings.profile)
     if settings.memory_share is not None:
         profile = replace(profile, memory_share=settings.memory_share)
     if settings.block_size is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
-from lmi_bench.cli.console import note, print_table, say
+from lmi_bench.cli.console import note, print_table, say, terminal
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
@@ -186,7 +186,8 @@ def _measure(recipe: Recipe, variant: Variant | None, data: _Data, folder: Path)
         settings = settings.model_copy(update={"backend": "torch"})
     note(f"{name}: loading")
     start_s = time.monotonic()
-    parts = open_torch_engine(recipe.model, settings)
+    with terminal() as listener:
+        parts = open_torch_engine(recipe.model, settings, listener)
     load_s = time.monotonic() - start_s
     for line in parts.notes:
         note(f"  {line}")
@@ -227,10 +228,12 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
 def _keep_artefacts(recipe: Recipe, variant: Variant, each: Measured, folder: Path) -> None:
     """Errors of each matrix, and the weights where the recipe asks for them."""
     start_s = time.monotonic()
-    each.layer_errors = measure_layer_errors(recipe.model, each.settings)
+    with terminal() as listener:
+        each.layer_errors = measure_layer_errors(recipe.model, each.settings, listener)
     if variant.save:
         each.saved = folder / f"{variant.name}-model"
-        saved_bytes = save_quantized(recipe.model, each.settings, each.saved)
+        with terminal() as listener:
+            saved_bytes = save_quantized(recipe.model, each.settings, each.saved, listener)
         note(f"{variant.name}: {saved_bytes:,} bytes in {each.saved}")
     each.prepare_s = time.monotonic() - start_s
 

@@ -13,7 +13,7 @@ from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
 from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, START_USERS, SloSearch
 from lmi_bench.core.records import LevelRun, RequestRecord
-from lmi_bench.core.scenario import AUTO, Scenario
+from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.time_box import TimeBox
@@ -39,11 +39,14 @@ class LevelRule:
 
 
 def with_levels_found(scenario: Scenario) -> Scenario:
-    """Levels found as the sweep goes where none are stated: nobody knows a new target's limit.
+    """Choose load levels adaptively where the scenario lists none: a target's limit is unknown.
 
-    A trace states its own: the recorded times, at each speed. Repeats compare the usual levels.
+    The bundled engine has a usual list. A trace states its own levels: the recorded times, at each
+    speed. Repeats compare the usual levels.
     """
     load = scenario.load
+    if scenario.target == ENGINE_TARGET:
+        return scenario
     if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
         return scenario
     if scenario.workload.trace is not None or load.repeat > 1 or load.until is not None:

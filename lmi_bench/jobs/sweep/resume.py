@@ -11,7 +11,6 @@ from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
-from lmi_bench.targets.bench import SIMULATED_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,7 @@ def finished_run(folder: Path, scenario: Scenario) -> Finished | None:
 
 def _as_begun(scenario: Scenario, kept: dict[str, Any]) -> Scenario:
     """The scenario with what the run found out when it began, where it leaves that open."""
-    if is_endpoint(scenario.target) or scenario.target.startswith(SIMULATED_PREFIX):
-        scenario = with_levels_found(scenario)
+    scenario = with_levels_found(scenario)
     found = {
         name: kept.get(name)
         for name in ("protocol", "model")

@@ -15,7 +15,7 @@ from lmi_bench.analysis.results.checks import check_levels, has_failed, level_na
 from lmi_bench.analysis.results.knee import Knee, find_knees
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
-from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, warn
+from lmi_bench.cli.console import STDERR, fail, note, print_table, progress, say, terminal, warn
 from lmi_bench.cli.slo_print import AS_STATED, SloOptions, print_slos
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
@@ -27,13 +27,19 @@ from lmi_bench.core.run_store import (
     is_stillborn,
     load_run,
 )
-from lmi_bench.core.scenario import Scenario, is_endpoint, load_scenario, parse_scenario
+from lmi_bench.core.scenario import (
+    SIMULATED_PREFIX,
+    Scenario,
+    is_endpoint,
+    load_scenario,
+    parse_scenario,
+)
 from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.jobs.gate import read_failures, read_share
 from lmi_bench.jobs.settings.engine import check_policy_flags
 from lmi_bench.jobs.sweep.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.jobs.sweep.cloudwatch import DEFAULT_WAIT_S, read_cloudwatch
-from lmi_bench.jobs.sweep.levels import LevelRule, level_rule
+from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, with_levels_found
 from lmi_bench.jobs.sweep.resume import finished_run
 from lmi_bench.jobs.sweep.spend import NO_BUDGET, Budget, Spend, cheapest, cost_at
 from lmi_bench.jobs.sweep.time_box import AUTO_S, TimeBox, clock_text, read_max_time
@@ -53,8 +59,9 @@ from lmi_bench.report.text import (
     token_counts_line,
 )
 from lmi_bench.targets.access import NO_ACCESS, Access
-from lmi_bench.targets.bench import SIMULATED_PREFIX, Bench, open_bench
+from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.idle_options import refuse_idle_options
+from lmi_bench.targets.open import open_bench
 
 if TYPE_CHECKING:
     from lmi_bench.engine.step_trace import StepTrace
@@ -131,7 +138,8 @@ def run_scenario(
         note(f"{out} is finished, {len(found.run.levels)} level(s): nothing is left to be sent")
         return _conclude(out, found.scenario, options, found.knees, found.answer)
     tracer = None if options.trace is None else _step_trace(options.trace)
-    bench = open_bench(scenario, options.access, trace=tracer)
+    with terminal() as listener:
+        bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
     folder = out or _default_folder(bench.scenario)
     try:
         with tracer or nullcontext():
@@ -241,7 +249,8 @@ def measure_into(scenario: Scenario, folder: Path) -> Run:
     Raises InputError before anything is written.
     """
     level_rule(scenario)
-    bench = open_bench(scenario, NO_ACCESS)
+    with terminal() as listener:
+        bench = open_bench(with_levels_found(scenario), NO_ACCESS, listener)
     rule = level_rule(bench.scenario)
     spend = Spend(
         bench.usd_per_hour, max_usd=None, count_instances=bench.count_instances, note=note

@@ -148,9 +148,14 @@ def test_doubling_ends_where_few_requests_already_make_a_miss_certain(tmp_path):
     ],
 )
 def test_levels_are_found_where_neither_they_nor_repeats_are_stated(load, found):
-    scenario = with_levels_found(parse_scenario({"load": load}))
+    scenario = with_levels_found(parse_scenario({"target": "sim:ml.g5.2xlarge", "load": load}))
     assert scenario.load.is_adaptive is found
     level_rule(scenario)
+
+
+def test_the_bundled_engine_has_a_usual_list_of_levels():
+    scenario = parse_scenario({"target": "engine"})
+    assert with_levels_found(scenario) == scenario
 
 
 def test_a_search_without_an_slo_is_refused():

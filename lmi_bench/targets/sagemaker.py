@@ -1,0 +1,89 @@
+"""A SageMaker endpoint: its container's settings say what it speaks, then it is opened."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from lmi_bench.core.listener import Listener
+from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
+from lmi_bench.loadgen.aws.access import open_aws_access
+from lmi_bench.loadgen.aws.cloudwatch import open_cloudwatch, read_levels
+from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
+from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
+from lmi_bench.targets.access import Access
+from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.http import choose_receiver, endpoint_bench, several_addresses
+from lmi_bench.wire.format import find_format
+
+
+def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
+    """A SageMaker endpoint; its container's settings say what it speaks and which model it has.
+
+    Raises InputError without AWS credentials, or where there is no such endpoint in service.
+    """
+    settings = scenario.sagemaker
+    invocation = Invocation(
+        scenario.target.removeprefix(SAGEMAKER_PREFIX),
+        settings.inference_component,
+        settings.target_variant,
+        settings.custom_attributes,
+    )
+    aws = open_aws_access(settings.endpoint_url)
+    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
+        found = read_endpoint_facts(
+            aws,
+            invocation.endpoint_name,
+            target_variant=settings.target_variant,
+            inference_component=settings.inference_component,
+        )
+    else:
+        found = EndpointFacts(
+            {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
+            notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
+        )
+    protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
+    model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
+    scenario = scenario.with_overrides({"protocol": protocol, "model": model})
+    wire_format = find_format(protocol, stream=scenario.stream)
+    facts = {
+        **found.facts,
+        "endpoint": invocation.endpoint_name,
+        "region": aws.region,
+        "protocol": protocol,
+        "model": model,
+        "operation": "InvokeEndpointWithResponseStream" if scenario.stream else "InvokeEndpoint",
+        "target_variant": settings.target_variant,
+        "headers": sorted(access.headers),
+    }
+    cloudwatch = None
+    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH"):
+        variant = settings.target_variant or str(found.facts.get("variant", "AllTraffic"))
+        client = open_cloudwatch(aws.session, aws.region)
+        cloudwatch = functools.partial(read_levels, client, invocation.endpoint_name, variant)
+    receive = choose_receiver(scenario, aws.runtime_url, listener)
+    facts["receiver"] = receive.note
+    keys = aws.credentials.get_frozen_credentials()
+    return endpoint_bench(
+        scenario,
+        lambda: SageMakerTarget(
+            aws,
+            invocation,
+            wire_format,
+            model=model,
+            stream=scenario.stream,
+            headers=access.headers,
+            timestamps=scenario.client.timestamps,
+            connections=scenario.client.connections,
+            first_token_timeout_s=scenario.client.first_token_timeout_s,
+            native=receive.library,
+        ),
+        title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
+        facts=facts,
+        tokenizers=(model,),
+        notes=(*found.notes, *several_addresses(aws.runtime_url)),
+        usd_per_hour=found.price_usd_per_hour,
+        count_instances=found.count_instances,
+        cloudwatch=cloudwatch,
+        secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
+    )
