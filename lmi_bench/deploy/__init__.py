@@ -1,1 +1,1 @@
-"""A configuration for a server that others run: written, read and checked. Contacts nobody."""
+"""Writes, reads and checks configurations for other servers, without network access."""

@@ -1,8 +1,8 @@
-"""Which backend for which model on which accelerator: a decision table that gives its reasons.
+"""Chooses an LMI backend for a model on an accelerator, with the reason for each verdict.
 
-The flow chart of the posts is a picture without text, so the rules come from the containers: what
-an image still holds, what its validators take, what `rolling_batch=auto` turns into. Source:
-LmiConfigRecommender.java and the release notes of djl-serving 0.26 to 0.36.
+The rules follow the containers: which backends an image includes, which values its validators
+accept, what `rolling_batch=auto` resolves to. Source: LmiConfigRecommender.java and the release
+notes of djl-serving 0.26 to 0.36.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TENSORRT_JIT_0_26: Final = (
     *("baichuan", "chatglm", "gpt2", "gptj", "internlm", "mistral", "mixtral", "qwen"),
     *("santacoder", "starcoder"),
 )
-"""Families that the TensorRT-LLM container of 0.26 compiles by itself, new with that version."""
+"""Families that the TensorRT-LLM container compiles at start-up since version 0.26."""
 
 _TENSORRT_BEFORE: Final = ("llama", "falcon")
 
 
 @dataclass(frozen=True, slots=True)
 class BackendVerdict:
-    """One backend for one model on one machine. settings: what chooses it in serving.properties."""
+    """One backend for a model on a machine. settings: the serving.properties that select it."""
 
     backend: str
     verdict: str
@@ -39,7 +39,7 @@ class BackendVerdict:
 def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> list[BackendVerdict]:
     """Every backend with its verdict, the chosen one first.
 
-    Exactly one is chosen where any can serve the model there at all.
+    Exactly one is chosen if any backend can serve the model on this instance.
     """
     aws = instance.accelerator.vendor == "aws"
     verdicts = [
@@ -52,7 +52,7 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
         BackendVerdict(
             "Hugging Face Accelerate",
             POSSIBLE,
-            "for architectures that no rolling batch knows; dynamic batching only",
+            "for architectures that no rolling batch supports; dynamic batching only",
             "option.rolling_batch=disable, batch_size=N",
         ),
     ]
@@ -61,9 +61,9 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
 
 
 def auto_resolves_to(instance: Instance, era: str) -> str:
-    """What `option.rolling_batch=auto` is for a text model in LMI's general container."""
+    """The backend of `option.rolling_batch=auto` for a text model in LMI's general container."""
     if instance.accelerator.vendor == "aws":
-        return "NeuronX" if era != "C" else "nothing: the image for Neuron left LMI with 0.33"
+        return "NeuronX" if era != "C" else "nothing: LMI has no Neuron image since 0.33"
     return {"A": "lmi-dist", "B": "lmi-dist up to 0.32, then vllm", "C": "vllm in async mode"}[era]
 
 
@@ -73,15 +73,15 @@ def _vllm(instance: Instance, era: str, aws: bool) -> BackendVerdict:
         return BackendVerdict(
             "vLLM",
             CHOSEN if era == "C" else OUT,
-            "today's image for Neuron is huggingface-vllm-inference-neuronx, outside LMI"
+            "the current Neuron image is huggingface-vllm-inference-neuronx, outside LMI"
             if era == "C"
             else "its LMI image runs on NVIDIA GPUs only",
             "its own image" if era == "C" else "",
         )
     reason = {
-        "A": "graphs on unless option.enforce_eager; not what auto takes up to 0.26",
-        "B": "what auto takes from 0.33 on",
-        "C": "what auto takes, in async mode; the only general backend left",
+        "A": "graphs on unless option.enforce_eager; auto does not choose it up to 0.26",
+        "B": "auto chooses it from 0.33 on",
+        "C": "auto chooses it, in async mode; the only general backend left",
     }[era]
     if instance.accelerator.name in _WITHOUT_BFLOAT16:
         reason += f"; {instance.accelerator.name} has no bfloat16: option.dtype=fp16"
@@ -94,11 +94,11 @@ def _lmi_dist(era: str, aws: bool) -> BackendVerdict:
         return BackendVerdict("LMI-Distributed", OUT, "runs on NVIDIA GPUs only", "")
     if era == "C":
         return BackendVerdict(
-            "LMI-Distributed", OUT, "removed with 0.33: the name silently means vLLM", ""
+            "LMI-Distributed", OUT, "removed in 0.33: the name silently selects vLLM", ""
         )
     reason = {
-        "A": "what auto takes: paged cache, tensor parallelism, collectives made for p4d",
-        "B": "what auto takes up to 0.32; gone with 0.33",
+        "A": "auto chooses it: paged cache, tensor parallelism, collectives tuned for p4d",
+        "B": "auto chooses it up to 0.32; removed in 0.33",
     }[era]
     return BackendVerdict("LMI-Distributed", CHOSEN, reason, settings)
 
@@ -109,9 +109,9 @@ def _tensorrt(shape: ModelShape, instance: Instance, era: str, aws: bool) -> Bac
     family = shape.name.lower().replace("-", "")
     known = any(name in family for name in (*TENSORRT_JIT_0_26, *_TENSORRT_BEFORE))
     compiled = (
-        "compiled at start-up or ahead of time, for this GPU type alone"
+        "compiled at start-up or ahead of time, for this GPU type only"
         if known
-        else "not on the list of 0.26 for compilation at start-up: convert it by hand"
+        else "0.26 does not compile it at start-up: convert it by hand"
     )
     last = "" if era == "A" else "; its last image is 0.33.0 (TensorRT-LLM 0.21)"
     return BackendVerdict(
@@ -130,9 +130,9 @@ def _neuronx(shape: ModelShape, era: str, aws: bool) -> BackendVerdict:
     if not aws:
         return BackendVerdict(name, OUT, "for Inferentia2 and Trainium only", "")
     if era == "C":
-        return BackendVerdict(name, OUT, f"removed with 0.33 (its image: {ERAS['B']})", "")
+        return BackendVerdict(name, OUT, f"removed in 0.33 (its image: {ERAS['B']})", "")
     if shape.is_moe:
-        return BackendVerdict(name, OUT, "has no mixture of experts", "")
+        return BackendVerdict(name, OUT, "does not support mixture of experts", "")
     return BackendVerdict(
         name,
         CHOSEN,
@@ -149,7 +149,7 @@ def _deepspeed(era: str, aws: bool) -> BackendVerdict:
         return BackendVerdict(
             "DeepSpeed",
             POSSIBLE,
-            "has SmoothQuant of its own; rolling batches of 4 unless set",
+            "has its own SmoothQuant; rolling batches of 4 unless set",
             "engine=MPI, option.rolling_batch=deepspeed",
         )
     return BackendVerdict("DeepSpeed", OUT, "removed after 0.27", "")
@@ -157,17 +157,17 @@ def _deepspeed(era: str, aws: bool) -> BackendVerdict:
 
 def _tgi(aws: bool) -> BackendVerdict:
     if aws:
-        return BackendVerdict("TGI", OUT, "no image of it for Neuron is in this table", "")
+        return BackendVerdict("TGI", OUT, "this table has no Neuron image for it", "")
     return BackendVerdict(
         "TGI",
         POSSIBLE,
-        "JumpStart's server in 2023; in maintenance mode today; its limits reject, LMI's queue",
+        "JumpStart's server in 2023, now in maintenance; rejects above its limits (LMI queues)",
         "TGI's variables",
     )
 
 
 def degree_note(shape: ModelShape, instance: Instance) -> str:
-    """Degrees that the model's heads allow there, and what LMI makes of them."""
+    """The tensor-parallel degrees that the model's heads allow, and LMI's workers for each."""
     cores = instance.neuron_cores or instance.num_accelerators
     degrees = [
         degree

@@ -1,4 +1,4 @@
-"""Everything that a plan needs to run somewhere, as files in a folder or in one archive."""
+"""Builds the files that run a deployment plan on a server, as a folder or an archive."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a bundle is to run.
+    """The server and account that will run a bundle.
 
     server   lmi, tgi or vllm
-    image    version of LMI's image (0.36.0, lmi28, a tag); of TGI the whole address
+    image    LMI: image version (0.36.0, lmi28, a tag); TGI: image address
     """
 
     server: str
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Files by name, what was pinned, and what a person should know before using them."""
+    """Files by name, the pinned image, and warnings for the user."""
 
     files: Mapping[str, str]
     image: str | None
@@ -52,7 +52,7 @@ class Bundle:
 
 
 def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle:
-    """The files of a plan for one server; raises InputError for what cannot be written."""
+    """The files of a plan for one server; raises InputError for an unsupported plan."""
     if target.server == "vllm":
         arguments = vllm_arguments(plan, trust_remote_code=target.trust_remote_code)
         line = " \\\n  ".join(shlex.quote(argument) for argument in ("vllm", "serve", *arguments))
@@ -113,7 +113,7 @@ def _unsaid(plan: DeploymentPlan, server: str, era: str = "C") -> tuple[str, ...
 
 
 def write_bundle(bundle: Bundle, folder: Path) -> None:
-    """Write the files; raises InputError where a folder of that name has other contents."""
+    """Write the files; raises InputError if the folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not an empty folder: choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,10 +122,10 @@ def write_bundle(bundle: Bundle, folder: Path) -> None:
 
 
 def pack_model(folder: Path, archive: Path) -> list[str]:
-    """model.tar.gz of a folder's serving.properties, model.py and requirements.txt, at its root.
+    """Pack a folder's serving.properties, model.py and requirements.txt into a model.tar.gz.
 
-    The same files give the same bytes. Returns the names; raises InputError without a
-    serving.properties or where the archive exists.
+    The same files give the same bytes. Returns the names; raises InputError if
+    serving.properties is missing or the archive exists.
     """
     if archive.exists():
         raise InputError(f"{archive} exists: remove it, or choose another --out")
@@ -144,7 +144,7 @@ def pack_model(folder: Path, archive: Path) -> list[str]:
 
 
 def unpack_properties(archive: Path) -> str:
-    """The serving.properties of a model.tar.gz; raises InputError where it has none at its root."""
+    """The serving.properties at the root of a model.tar.gz; raises InputError if missing."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             names = tar.getnames()
@@ -156,7 +156,7 @@ def unpack_properties(archive: Path) -> str:
     except (OSError, tarfile.TarError, UnicodeDecodeError) as exc:
         raise InputError(f"cannot read {archive}: {file_reason(exc)}") from exc
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
-    where = f"; {deeper[0]} lies in a folder, where no container looks" if deeper else ""
+    where = f"; {deeper[0]} is in a folder, where no container looks" if deeper else ""
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
 
 
@@ -178,10 +178,10 @@ def _requests_file(requests: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _boto3_script(plan: DeploymentPlan, region: str) -> str:
-    """A script that sends the requests of sagemaker.json; nothing runs before it is started."""
+    """A script that sends the requests in sagemaker.json when the user runs it."""
     return f'''"""Creates the endpoint of sagemaker.json: {plan.describe()}.
 
-Machines are paid for from here on. Needs AWS credentials:  python deploy_boto3.py
+Running this starts billing. Needs AWS credentials:  python deploy_boto3.py
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The same serving.properties on the bundled engine: which of its settings mean something there."""
+"""Translates serving.properties into settings of the bundled engine."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _READ_ELSEWHERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BundledSettings:
-    """What `serve` is to do.
+    """Settings for `serve`.
 
     engine             fields of the scenario's engine section
-    model              None: the weights lie beside the file
-    loading_timeout_s  None: as long as it takes
-    ignored            keys without an effect here
-    batching           what option.rolling_batch turned into, for a person
+    model              None: the weights are beside the file
+    loading_timeout_s  None: no limit
+    ignored            keys without effect here
+    batching           description of the chosen batching, for display
     """
 
     model: str | None
@@ -71,17 +71,17 @@ def bundled_settings(
 ) -> BundledSettings:
     """Translate effective settings whose names and kinds have been checked.
 
-    simulated  of an engine that computes nothing: fp16 stays fp16, which the bundled engine holds
-               as bfloat16 (as many bytes; processors have no arithmetic in half precision)
+    simulated  True: keep fp16. The bundled engine uses bfloat16 instead (the same size; CPUs have
+               no half-precision arithmetic)
 
-    Raises InputError for what the bundled engine refuses: code from the hub, quantization that it
-    would not apply.
+    Raises InputError for settings that the bundled engine rejects: code from the hub, and
+    quantization that it would not apply.
     """
     values = {name: setting.value for name, setting in settings.items()}
     if values.get("option.trust_remote_code", "false").lower() == "true":
         raise InputError(
             f"{_where(settings, 'option.trust_remote_code')}: the bundled engine never runs code "
-            "that comes with a model; take the line out"
+            "that comes with a model; remove the line"
         )
     engine: dict[str, Any] = _quantization(settings)
     if "option.rotary_scaling_type" in values:
@@ -117,7 +117,7 @@ def bundled_settings(
 
 
 def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """The scheme that the file names, where it is one of the engine's own."""
+    """The quantization that the file names; InputError if the engine does not have it."""
     for name in ("option.quantize", "option.quantization", "option.load_in_8bit"):
         asked = settings[name].value.lower() if name in settings else "false"
         if asked in _QUANTIZE:
@@ -125,7 +125,7 @@ def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:
         if asked != "false":
             raise InputError(
                 f"{_where(settings, name)}: the bundled engine has {', '.join(_QUANTIZE)}, and "
-                "figures without the file's quantization would mislead; take the line out, or "
+                "results without the file's quantization would mislead; remove the line, or "
                 "choose with --quantize"
             )
     return {}

@@ -1,7 +1,7 @@
-"""A configuration held against what its container would make of it: mistakes and traps.
+"""Checks an LMI configuration for mistakes and traps, by the container's version.
 
-A mistake keeps a server from starting, or makes it ignore what was asked; a trap starts and does
-something else than the file's author meant. Source: the validators and the release notes of
+A mistake stops the server from starting or makes it ignore a setting; with a trap it starts but
+does not behave as the author intended. Source: the validators and the release notes of
 djl-serving 0.26 to 0.36.
 """
 
@@ -32,13 +32,13 @@ _ROLLING_OF_ERA: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a configuration, each in a line: mistakes, and traps that only warn."""
+    """Problems of a configuration, one line each: mistakes, and traps that only warn."""
 
     mistakes: tuple[str, ...]
     traps: tuple[str, ...]
 
     def raise_mistakes(self, source: str) -> None:
-        """Raise InputError with every mistake, if there is one."""
+        """Raise InputError with every mistake, if there are any."""
         if not self.mistakes:
             return
         noun = "mistake" if len(self.mistakes) == 1 else "mistakes"
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def era_of(djl_version: str) -> str:
-    """The era of a djl-serving version such as 0.26.0; raises InputError for another text."""
+    """The era of a djl-serving version such as 0.26.0; raises InputError for other text."""
     parts = djl_version.split(".")
     if len(parts) < 2 or not all(part.isdecimal() for part in parts) or parts[0] != "0":
         raise InputError(f"djl-serving version {djl_version!r}: write one such as 0.26.0 or 0.36.0")
@@ -60,10 +60,9 @@ def era_of(djl_version: str) -> str:
 def check_settings(
     settings: Mapping[str, str], *, era: str = "C", allowed: Collection[str] = ()
 ) -> Verdict:
-    """Mistakes and traps of a configuration under one era of djl-serving.
+    """Mistakes and traps of a configuration in one era of djl-serving.
 
-    allowed  names that are not in the table and are to pass all the same, such as a new argument
-             of vLLM
+    allowed  names to accept although the table lacks them, such as a new vLLM argument
     """
     mistakes: list[str] = []
     traps: list[str] = []
@@ -88,7 +87,7 @@ def check_settings(
 
 
 def _conflicts(settings: Mapping[str, str], era: str) -> list[str]:
-    """Settings that a validator of the container refuses."""
+    """Settings that a container's validator rejects."""
     found = []
     rolling = settings.get("option.rolling_batch", "auto").lower()
     engine = settings.get("engine", "Python")
@@ -106,7 +105,7 @@ def _conflicts(settings: Mapping[str, str], era: str) -> list[str]:
     if batch_size.isdecimal() and int(batch_size) > 1 and rolling not in ("auto", "disable"):
         found.append(
             f"batch_size={batch_size} is dynamic batching and option.rolling_batch={rolling} is "
-            "not: leave one of the two out"
+            "not: remove one of the two"
         )
     if settings.get("option.async_mode") == "true" and rolling not in ("auto", "disable"):
         found.append("option.async_mode=true excludes a rolling batch: set it to disable")
@@ -115,15 +114,15 @@ def _conflicts(settings: Mapping[str, str], era: str) -> list[str]:
         ("option.tensor_parallel_size", "option.tensor_parallel_degree"),
     ):
         if alias in settings and settings[alias] != settings.get(name, settings[alias]):
-            found.append(f"{alias}={settings[alias]} and {name}={settings[name]} have to be equal")
+            found.append(f"{alias}={settings[alias]} and {name}={settings[name]} must be equal")
     rotary = ("option.rotary_scaling_type", "option.rotary_scaling_factor")
     if sum(name in settings for name in rotary) == 1:
-        found.append(f"{rotary[0]} and {rotary[1]} go together: give both or neither")
+        found.append(f"{rotary[0]} and {rotary[1]} must be set together: give both or neither")
     return found
 
 
 def _traps(settings: Mapping[str, str], era: str) -> list[str]:
-    """Settings that do something else than they seem to."""
+    """Settings that do not do what they seem to."""
     found = []
     rolling = settings.get("option.rolling_batch", "auto").lower()
     seconds = settings.get("option.model_loading_timeout", "")
@@ -140,23 +139,23 @@ def _traps(settings: Mapping[str, str], era: str) -> list[str]:
     if "option.max_rolling_batch_size" not in settings and era == "C" and rolling == "auto":
         found.append(
             "option.max_rolling_batch_size is not set: with rolling_batch=auto it is 32 since "
-            "0.35, although the documents say 256"
+            "0.35, although the documentation says 256"
         )
     if era == "C":
         if settings.get("engine") == "MPI" and rolling != "trtllm":
-            found.append("engine=MPI: today Python is right for every backend but trtllm")
+            found.append("engine=MPI: since 0.35 Python is right for every backend except trtllm")
         if rolling == "lmi-dist":
             found.append("option.rolling_batch=lmi-dist is silently vLLM since 0.33")
         if "option.output_formatter" in settings and rolling in ("auto", "disable"):
             found.append("option.output_formatter has no effect in async mode (auto since 0.35)")
     if era == "A" and "option.output_formatter" not in settings:
         found.append(
-            "option.output_formatter is not set: 0.26 then sends one JSON object in pieces; a "
+            "option.output_formatter is not set: 0.26 then streams one JSON object in pieces; a "
             "client that reads lines needs jsonlines"
         )
     if settings.get("option.quantize", "") in ("awq", "gptq") and era == "C":
         found.append(
-            f"option.quantize={settings['option.quantize']}: vLLM finds it in the checkpoint, and "
-            "saying so turns its faster Marlin kernels off"
+            f"option.quantize={settings['option.quantize']}: vLLM reads it from the checkpoint; "
+            "setting it disables the faster Marlin kernels"
         )
     return found

@@ -1,4 +1,4 @@
-"""The same endpoint as a CloudFormation template: one file, no call until somebody deploys it."""
+"""Writes the endpoint requests as a CloudFormation template."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _Dumper.add_representer(_Tag, _represent)
 
 
 def template(requests: Sequence[tuple[str, dict[str, Any]]], *, description: str) -> str:
-    """The requests of `endpoint_requests` as YAML; the role becomes a parameter of the stack.
+    """The requests of `endpoint_requests` as YAML; the role becomes a stack parameter.
 
-    Model, configuration and endpoint get their names from the stack; the component has one of its
-    own, since a scaling target needs it and no attribute gives it.
+    The stack names the model, configuration and endpoint; the component has an explicit name,
+    since a scaling target needs it and no attribute returns it.
     """
     by_operation = dict(requests)
     components = "create_inference_component" in by_operation
@@ -52,7 +52,7 @@ def template(requests: Sequence[tuple[str, dict[str, Any]]], *, description: str
         logical, kind = _TYPES[operation]
         resource: dict[str, Any] = {"Type": kind}
         if operation == "register_scalable_target" and components:
-            resource["DependsOn"] = "Component"  # named, not referred to
+            resource["DependsOn"] = "Component"  # used by name, so CloudFormation sees no reference
         resource["Properties"] = _properties(operation, parameters, components)
         resources[logical] = resource
     content = {
@@ -61,7 +61,7 @@ def template(requests: Sequence[tuple[str, dict[str, Any]]], *, description: str
         "Parameters": {
             "RoleArn": {
                 "Type": "String",
-                "Description": "Role that SageMaker takes on to fetch image and weights",
+                "Description": "Role that SageMaker assumes to fetch the image and weights",
             }
         },
         "Resources": resources,

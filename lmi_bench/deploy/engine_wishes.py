@@ -1,7 +1,6 @@
-"""How a deployed engine is to be set beside its place, in the words of each server.
+"""Translates the engine settings chosen by `recommend` into each server's options.
 
-The same settings that `recommend` chooses between. What a server has no word for is told, so that
-nobody takes a file for the whole of a recommendation.
+`unsaid` lists the settings that a server's files cannot express, so that the user sets them.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
 
 NGRAM: Final = "ngram"
 _DRAFT_TOKENS: Final = 5
-_LOOK_UP_TOKENS: Final = 4  # longest n-gram that is looked up
+_LOOK_UP_TOKENS: Final = 4  # longest n-gram
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWishes:
-    """None leaves a server's default.
+    """Engine settings; None keeps the server's default.
 
-    kv_dtype            number format of the cache
-    draft               `ngram`, or where the container finds a smaller model
-    draft_tokens        guesses of a step
-    max_prefill_tokens  prompt tokens of a step
-    memory_share        of a device's memory, 0 to 1
+    kv_dtype            number format of the KV cache
+    draft               `ngram`, or the location of a draft model inside the container
+    draft_tokens        draft tokens per step
+    max_prefill_tokens  prompt tokens per step
+    memory_share        share of a device's memory, 0 to 1
     """
 
     kv_dtype: str | None = None
@@ -39,7 +38,7 @@ class EngineWishes:
 
     @classmethod
     def of_setting(cls, setting: Mapping[str, Any]) -> EngineWishes:
-        """Of a candidate in a file of `recommend --json`; a draft by its name there."""
+        """The settings of a candidate in `recommend --json`; a draft keeps its name there."""
         speculation = setting.get("speculation") or {}
         return cls(
             kv_dtype=setting.get("kv_dtype"),
@@ -52,7 +51,7 @@ class EngineWishes:
         )
 
     def lmi(self, era: str) -> dict[str, str]:
-        """Lines of serving.properties for the versions of djl-serving of an era (A, B, C)."""
+        """Lines of serving.properties for an era of djl-serving (A, B, C)."""
         found = {}
         if self.max_prefill_tokens is not None:
             found["option.max_rolling_batch_prefill_tokens"] = str(self.max_prefill_tokens)
@@ -72,7 +71,7 @@ class EngineWishes:
         return found
 
     def tgi(self) -> dict[str, str]:
-        """TGI's variables."""
+        """TGI's environment variables."""
         found = {}
         if self.max_prefill_tokens is not None:
             found["MAX_BATCH_PREFILL_TOKENS"] = str(self.max_prefill_tokens)
@@ -102,7 +101,7 @@ class EngineWishes:
         return found
 
     def unsaid(self, server: str, era: str = "C") -> list[str]:
-        """Wishes for which this server's files have no word here: to be set by hand."""
+        """Settings that this server's files cannot express; the user must set them."""
         missing = []
         if server == "tgi":
             if self.chunked_prefill is not None:
@@ -120,7 +119,7 @@ class EngineWishes:
 
     @property
     def _narrow_cache(self) -> bool:
-        """Whether the cache is of one byte a value: the one format that has to be asked for."""
+        """True if the cache has one byte per value, the only format that must be requested."""
         return self.kv_dtype is not None and kv_bytes_per_value("float16", self.kv_dtype) == 1
 
     @property

@@ -1,12 +1,12 @@
-"""The same settings by environment, with the precedence of the LMI containers.
+"""LMI settings from environment variables, with the precedence of the LMI containers.
 
-    1  serving.properties beside the model: it beats the environment
+    1  serving.properties beside the model
     2  OPTION_X for option.x, SERVING_X for a key without prefix
     3  short names: HF_MODEL_ID, TENSOR_PARALLEL_DEGREE, ...
     4  TGI's and SageMaker's names, rewritten by the container's entry script
 
-`MAX_CONCURRENT_REQUESTS` is a queue's length here and a hard limit in TGI; MAX_INPUT_LENGTH,
-MAX_TOTAL_TOKENS and MAX_BATCH_TOTAL_TOKENS of TGI are not translated at all.
+`MAX_CONCURRENT_REQUESTS` is a queue length here and a hard limit in TGI; TGI's MAX_INPUT_LENGTH,
+MAX_TOTAL_TOKENS and MAX_BATCH_TOTAL_TOKENS are not translated.
 Source: djl-serving's configurations.md and dockerd-entrypoint-with-cuda-compat.sh.
 """
 
@@ -34,7 +34,7 @@ _UNTRANSLATED_BATCH: Final = ("MAX_BATCH_TOTAL_TOKENS",)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One effective value and where it came from: a file, or a variable's name."""
+    """One effective value and its origin: a file or a variable's name."""
 
     value: str
     origin: str
@@ -43,7 +43,7 @@ class Setting:
 def effective_settings(
     properties: Mapping[str, str], environ: Mapping[str, str], *, source: str
 ) -> dict[str, Setting]:
-    """What an LMI container would go by; an empty variable counts as absent."""
+    """The settings that an LMI container would use; empty variables count as absent."""
     settings = {name: Setting(value, source) for name, value in properties.items()}
     for layer in (_regular(environ), _short(environ), _rewritten(environ)):
         for name, setting in layer.items():
@@ -52,14 +52,14 @@ def effective_settings(
 
 
 def untranslated_variables(environ: Mapping[str, str]) -> list[str]:
-    """TGI's limits in the environment, which an LMI container does not read."""
+    """TGI's limits in the environment that an LMI container ignores."""
     return [name for name in (*_UNTRANSLATED, *_UNTRANSLATED_BATCH) if environ.get(name)]
 
 
 def environment_of(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings as variables: short names where there are any, the regular ones else.
+    """The settings as environment variables; model id, revision and trust get their short names.
 
-    `engine` has no variable of its own and is left out: the container's default is right.
+    `engine` has no variable and is omitted: the container's default is right.
     """
     options = all_options()
     variables = {}

@@ -1,6 +1,6 @@
-"""Container images by framework and version, pinned: ten of them share one djl-serving version.
+"""Pinned container images by framework and version.
 
-Source: aws/deep-learning-containers; every row of data/images.csv has its own.
+Source: aws/deep-learning-containers; each row of data/images.csv names its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import data_file
 
 ACCOUNT: Final = "763104351884"
-"""Registry of most regions; some regions have another one, which the user states."""
+"""Registry account of most regions; the user states the account of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,21 @@ class Image:
     source: str
 
     def uri(self, region: str, account: str = ACCOUNT) -> str:
-        """Where a region's registry has it."""
+        """Its address in a region's registry."""
         suffix = ".com.cn" if region.startswith("cn-") else ".com"
         return f"{account}.dkr.ecr.{region}.amazonaws{suffix}/djl-inference:{self.tag}"
 
 
 @cache
 def all_images() -> tuple[Image, ...]:
-    """Every known image, the oldest first."""
+    """All known images, oldest first."""
     return tuple(Image(**row) for row in csv.DictReader(data_file("images.csv").splitlines()))
 
 
 def find_image(family: str, version: str | None = None) -> Image:
     """The newest image of a family, or that of a version: 0.36.0, lmi28, or a whole tag.
 
-    Raises InputError where none has it, or several do.
+    Raises InputError if no image or several images match.
     """
     images = [image for image in all_images() if image.family == family]
     if not images:

@@ -1,8 +1,8 @@
-"""What JumpStart set for a model on a machine in 2023: TGI's variables, by the posts' rule.
+"""TGI's variables as JumpStart set them in 2023 for a model on an instance.
 
-One shard an accelerator where the heads allow it, one request up to the whole context, prefills
-of at least 4,096 tokens, 128 requests at once. Stated for Llama 2 (a context of 4,096); for other
-models the same rule over their own context.
+One shard per accelerator if the heads allow it, requests up to the whole context, prefills of at
+least 4,096 tokens, 128 concurrent requests. Published for Llama 2 (context 4,096); applied to
+other models with their own context.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _STATED: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 
 
 def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, str]:
-    """The variables. Raises CapacityError where no degree is allowed that uses one accelerator or
-    all of them."""
+    """The variables. Raises CapacityError if neither all accelerators nor one can be used."""
     context = shape.max_positions
     return {
         "SM_NUM_GPUS": str(_shards(shape, instance)),
@@ -32,14 +31,16 @@ def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, st
 
 
 def provenance(shape: ModelShape) -> str:
-    """How sure the values are."""
+    """The origin of the values, for display."""
     if shape.name.lower() in _STATED:
-        return "as the benchmark of JumpStart's endpoints states them for Llama 2 (2023)"
-    return "by the rule that JumpStart used for Llama 2 (2023), over this model's own context"
+        return "as published in the benchmark of JumpStart's endpoints for Llama 2 (2023)"
+    return "by the rule that JumpStart used for Llama 2 (2023), with this model's own context"
 
 
 def _shards(shape: ModelShape, instance: Instance) -> int:
     for degree in (instance.num_accelerators, 1):
         if tensor_parallel_problem(shape, degree) is None:
             return degree
-    raise CapacityError(f"{shape.name} cannot be split as {instance.instance_type} needs it")
+    raise CapacityError(
+        f"{shape.name} cannot be split over the accelerators of {instance.instance_type}"
+    )

@@ -1,7 +1,7 @@
-"""Where each KV head lies when a model is split over devices, by strategy.
+"""Maps KV heads to devices when a model is split, by strategy.
 
 The names are NeuronX's (`option.group_query_attention`). The bundled engine splits over heads, as
-vLLM and TGI do, and keeps a head on several ranks where there are more ranks than heads.
+vLLM and TGI do, and replicates heads if there are more ranks than heads.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 STRATEGIES: Final = {
     "shard-over-heads": "each device keeps the KV heads that its query heads read",
-    "replicated-heads": "each query head gets a KV head of its own, as in multi-head attention",
-    "shard-over-batch": "each device keeps every KV head, of its part of the batch",
+    "replicated-heads": "each query head gets its own KV head, as in multi-head attention",
+    "shard-over-batch": "each device keeps every KV head for its part of the batch",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHeads:
-    """One device's part: numbers of query heads, and of the KV heads that it keeps.
+    """Indices of one device's query heads and of the KV heads that it keeps.
 
-    cache_share  of the cache of an unsplit model, 0 to 1 and above where heads are multiplied
+    cache_share  share of an unsplit model's cache; above 1 is possible with replicated heads
     """
 
     query_heads: range
@@ -32,9 +32,9 @@ class DeviceHeads:
 
 
 def shard_map(shape: ModelShape, degree: int, strategy: str) -> list[DeviceHeads]:
-    """Every device's heads; raises InputError where the heads cannot be split so."""
+    """Every device's heads; raises InputError if the heads cannot be split this way."""
     if strategy not in STRATEGIES:
-        raise InputError(f"strategy {strategy!r}: one of {', '.join(STRATEGIES)}")
+        raise InputError(f"strategy {strategy!r}: use one of {', '.join(STRATEGIES)}")
     problem = tensor_parallel_problem(shape, degree)
     if problem is not None:
         raise InputError(f"--tp {degree}: {problem}")

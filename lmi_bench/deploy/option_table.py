@@ -1,8 +1,8 @@
-"""The options of djl-serving and its LMI containers: names, kinds, defaults, who reads them.
+"""The options of djl-serving and its LMI containers: names, kinds, defaults, backends.
 
-Three eras share the names and differ in behaviour: A up to djl-serving 0.26 (the posts of 2023),
-B from 0.27 to 0.34, C since 0.35. Source: the option tables and code of the project's branches
-0.26.0-dlc to 0.36.0-lmi27-dlc.
+Three eras use the same names but behave differently: A up to djl-serving 0.26 (2023), B from 0.27
+to 0.34, C since 0.35. Source: the option tables and code of the project's branches 0.26.0-dlc to
+0.36.0-lmi27-dlc.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
 class Option:
     """One key of serving.properties.
 
-    name         with its prefix, `option.` where the handler reads it
+    name         with its prefix: `option.` if the model handler reads it
     kind         int, float, bool, str, enum, json, or int_or_max
-    choices      of an enum
-    backends     that read it; ("all",) for every one
-    eras         letters of `ERAS` in which it means something
+    choices      values of an enum
+    backends     backends that read it; ("all",) for every one
+    eras         letters of `ERAS` in which it has an effect
     environment  a short environment variable besides the regular one; empty: none
     """
 
@@ -49,7 +49,7 @@ class Option:
         return f"{'OPTION' if self.name.startswith(PREFIX) else 'SERVING'}_{bare}"
 
     def problem(self, value: str) -> str | None:
-        """Why a value cannot be this option's, or None."""
+        """Why a value is invalid for this option, or None."""
         match self.kind:
             case "int":
                 return None if _is_int(value) else "expected a whole number"
@@ -71,7 +71,7 @@ class Option:
 
 @cache
 def all_options() -> Mapping[str, Option]:
-    """Every known option by its name."""
+    """All known options by name."""
     rows = csv.DictReader(data_file("lmi_options.csv").splitlines())
     return {
         row["name"]: Option(
@@ -89,12 +89,12 @@ def all_options() -> Mapping[str, Option]:
 
 
 def data_file(name: str) -> str:
-    """The text of one of the package's data files."""
+    """The text of a data file of this package."""
     return resources.files("lmi_bench.deploy").joinpath("data").joinpath(name).read_text("utf-8")
 
 
 def find_option(name: str) -> Option:
-    """The option of a name, with or without its prefix; raises InputError with the nearest."""
+    """Find an option, with or without its prefix; raises InputError with the nearest name."""
     options = all_options()
     found = options.get(name) or options.get(PREFIX + name)
     if found is None:
@@ -103,7 +103,7 @@ def find_option(name: str) -> Option:
 
 
 def nearest(name: str, known: Iterable[str] | None = None) -> str:
-    """What an unknown name probably meant, as the end of a sentence; empty if nothing is near."""
+    """A suggestion for an unknown name, to append to a sentence; empty if nothing is near."""
     names = {n.removeprefix(PREFIX): n for n in (all_options() if known is None else known)}
     close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.6)
     return f"; did you mean {names[close[0]]}?" if close else ""

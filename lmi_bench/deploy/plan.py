@@ -1,4 +1,4 @@
-"""What is to be deployed: a model on machines, as the planner or a person laid it out."""
+"""A deployment plan: a model's layout on instances, from `recommend` or from the user."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MOST_SLOTS: Final = 256
 class DeploymentPlan:
     """A model on `instances` machines, `copies` of it on each.
 
-    model_id          Hub id, s3:// prefix or folder, as the container is to load it
-    slots             most sequences at once of one copy
-    max_model_len     most tokens of a request, both ways
-    max_input_tokens  longest prompt
-    basis             where slots and lengths come from, for the file's comments
-    engine            how the engine is to be set beside that
+    model_id          Hub id, s3:// prefix or folder from which the container loads the weights
+    slots             maximum concurrent sequences per copy
+    max_model_len     maximum tokens per request, input and output together
+    max_input_tokens  maximum prompt tokens
+    basis             origin of slots and lengths, for the files' comments
+    engine            further engine settings
     """
 
     shape: ModelShape
@@ -59,28 +59,28 @@ class DeploymentPlan:
 
     @property
     def fills_the_machine(self) -> bool:
-        """Whether the copies are as many as the accelerators allow."""
+        """True if no further copy fits on the accelerators."""
         return self.copies == self.instance.num_accelerators // self.tensor_parallel
 
     @property
     def weights_say_their_format(self) -> bool:
-        """Whether the weights are published in that narrow format, so that servers find it."""
+        """True if the weights are published in this format, so that servers detect it."""
         return narrow_dtype(self.model_id) == self.dtype
 
     def describe(self) -> str:
-        """One line for a person."""
+        """One line for display."""
         copies = "copy" if self.copies == 1 else "copies"
         return (
             f"{self.shape.name} ({self.dtype}) on {self.instances} x "
             f"{self.instance.instance_type}, {self.copies} {copies} of TP {self.tensor_parallel} "
-            f"each, {self.slots} sequences a copy, requests of up to {self.max_model_len:,} tokens"
+            f"each, {self.slots} sequences per copy, requests up to {self.max_model_len:,} tokens"
         )
 
 
 def plan_from_recommendation(
     content: Mapping[str, Any], *, model_id: str | None = None
 ) -> DeploymentPlan:
-    """The recommended layout of a file that `recommend --json` wrote."""
+    """The recommended layout in a file written by `recommend --json`."""
     best = content["recommended"]
     input_tokens, output_tokens = int(content["input_tokens"]), int(content["output_tokens"])
     model = str(content.get("model_as_named") or content["model"])
@@ -124,13 +124,13 @@ def plan_from_layout(
     slots: int | None = None,
     model_id: str | None = None,
 ) -> DeploymentPlan:
-    """A layout that a person states; what is left out follows from the machine's memory.
+    """A layout stated by the user; omitted values follow from the machine's memory.
 
-    Token limits come first: how many sequences fit depends on them. The smallest degree that
-    holds the model is taken where none is given, and as many copies as it leaves room for.
+    The token limits decide how many sequences fit. By default the tensor-parallel degree is the
+    smallest that holds the model, with as many copies as then fit.
     dtype None: as the weights are published, at most 16 bits.
 
-    Raises CapacityError, with the numbers, where the model does not fit.
+    Raises CapacityError, with the numbers, if the model does not fit.
     """
     shape = find_model(model)
     instance = find_instance(instance_name)
@@ -163,9 +163,9 @@ def plan_from_layout(
             slots=slots or max(1, min(_MOST_SLOTS, memory.sequences_expected)),
             max_model_len=longest,
             max_input_tokens=max_input_tokens or longest - 1,
-            basis=f"{memory.sequences_guaranteed} sequences of {longest:,} tokens are sure to fit "
-            f"a copy, {memory.sequences_expected} that are half prompt and half through their "
-            f"output ({profile.label})",
+            basis=f"{memory.sequences_guaranteed} sequences of {longest:,} tokens always fit "
+            f"in a copy, {memory.sequences_expected} if half of each is prompt and half of its "
+            f"output is done ({profile.label})",
         )
     raise CapacityError(
         f"{shape.name} in {dtype} with requests of {longest:,} tokens does not fit "
@@ -183,9 +183,9 @@ def _degrees(shape: ModelShape, instance: Instance) -> list[int]:
 
 
 def _model_id(model: str, stated: str | None) -> str:
-    """Where the container finds the weights; a catalog model has its Hub id.
+    """The location of the weights for the container; for a catalog model its Hub id.
 
-    A Hub id stays as it is: of a chat or quantized variant the catalog knows the base alone.
+    A Hub id is kept: the catalog has only the base of a chat or quantized variant.
     """
     if stated is not None:
         return stated
@@ -197,7 +197,7 @@ def _model_id(model: str, stated: str | None) -> str:
         return model
     if hub_id and variant_words(model) - variant_words(hub_id):
         raise InputError(
-            f"no Hub id is known for {model}, only that of its base, {hub_id}: give --model-id "
+            f"no Hub id is known for {model}, only for its base, {hub_id}: give --model-id "
             "(Hub id or s3:// prefix)"
         )
     if not hub_id:
@@ -208,9 +208,9 @@ def _model_id(model: str, stated: str | None) -> str:
 
 
 def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
-    """LMI's dtype and quantize for a number format of the planner; None leaves one out.
+    """LMI's dtype and quantize for a number format of the planner; None omits the setting.
 
-    int4 and mxfp4 come from a quantized checkpoint, whose own config names them.
+    int4 and mxfp4 come from a quantized checkpoint, whose config states them.
     """
     match dtype:
         case "float16":
@@ -224,6 +224,6 @@ def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
         case "int4" | "mxfp4":
             return None, None
     raise InputError(
-        f"{weight_format(dtype).name} weights have no setting in LMI that is known here: use "
+        f"no LMI setting is known for {weight_format(dtype).name} weights: use "
         "float16, bfloat16, float32, float8, int4 or mxfp4 (a quantized checkpoint)"
     )

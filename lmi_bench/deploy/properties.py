@@ -1,7 +1,7 @@
-"""serving.properties: Java's key=value files, read and written.
+"""Reads and writes serving.properties, Java's key=value format.
 
-Read as java.util.Properties does for what such files hold: comments, blanks round the separator,
-`:` or a blank in place of `=`, lines that go on behind a backslash, and escapes.
+Follows java.util.Properties: comments, blanks around the separator, `:` or a blank instead of
+`=`, lines continued after a backslash, and escapes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def parse_properties(text: str, *, source: str = "serving.properties") -> dict[str, str]:
-    """Keys and values in the order of the file.
+    """Keys and values in file order.
 
-    Raises InputError for a key that stands there twice with different values: djl-serving would
-    silently take the last.
+    Raises InputError if a key occurs twice with different values: djl-serving would silently use
+    the last.
     """
     values: dict[str, str] = {}
     for number, line in _logical_lines(text):
@@ -51,7 +51,7 @@ def render_properties(values: Mapping[str, str], *, comments: tuple[str, ...] = 
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """Lines with their numbers, continuations joined, comments and empty ones left out."""
+    """Lines with their numbers, continuations joined, without comments and empty lines."""
     lines: list[tuple[int, str]] = []
     pending = ""
     first = 0

@@ -1,8 +1,7 @@
-"""SageMaker's requests for a plan, as boto3 takes them, checked against botocore's own model.
+"""Builds the SageMaker requests of a plan for boto3, checked against botocore's service model.
 
-A machine's copies come about in one of two ways. LMI starts as many as its container's accelerators
-hold; where the plan wants fewer, or the server starts one only, each copy is an inference
-component. Nothing here opens a connection.
+LMI starts as many copies as fit its container's accelerators; if the plan wants fewer, or the
+server starts only one, each copy is an inference component. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lmi_bench.deploy.plan import DeploymentPlan
 VARIANT: Final = "AllTraffic"
 _LONGEST_WAIT_S: Final = 3600
 _NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
-_HOST_SHARE: Final = 0.9  # of the host's memory for all components; the rest is the system's
+_HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
@@ -34,7 +33,7 @@ _CONCURRENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What runs: image, environment, and where weights lie (None: the container fetches them)."""
+    """Image, environment and location of the weights (None: the container fetches them)."""
 
     image: str
     environment: Mapping[str, str]
@@ -43,13 +42,13 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a plan does not say of an endpoint.
+    """Endpoint settings that a plan does not contain.
 
-    name             of endpoint, model and component, each with its own ending
-    startup_s        readiness deadline: weights fetched and loaded, the container healthy
-    max_instances    autoscaling up to so many machines; None: none
-    target_per_copy  concurrent requests of one copy that autoscaling holds
-    components       a component for each copy whether or not it is needed
+    name             prefix of the names of endpoint, model and component
+    startup_s        deadline to fetch and load the weights and become healthy
+    max_instances    upper limit for autoscaling, in machines; None: no autoscaling
+    target_per_copy  concurrent requests per copy, the target of autoscaling
+    components       True: one inference component per copy even if not needed
     """
 
     name: str
@@ -63,17 +62,17 @@ class Wishes:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InputError(
-                f"endpoint name {self.name!r}: letters, digits and single hyphens, at most 50"
+                f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"
             )
         if not 60 <= self.startup_s <= _LONGEST_WAIT_S:
             raise InputError(
-                f"container_startup_health_check_timeout of {self.startup_s} s: SageMaker takes "
+                f"container_startup_health_check_timeout of {self.startup_s} s: SageMaker accepts "
                 f"60 to {_LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
             )
 
 
 def needs_components(plan: DeploymentPlan, *, one_copy_a_container: bool) -> bool:
-    """Whether the copies cannot be left to one container."""
+    """True if one container cannot run exactly the planned copies."""
     if one_copy_a_container:
         return plan.copies > 1
     return not plan.fills_the_machine
@@ -82,7 +81,7 @@ def needs_components(plan: DeploymentPlan, *, one_copy_a_container: bool) -> boo
 def endpoint_requests(
     plan: DeploymentPlan, container: Container, wishes: Wishes, *, one_copy_a_container: bool
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(operation, parameters) in the order in which they are sent; each is valid for botocore."""
+    """(operation, parameters) in the order to send them; each is valid for botocore."""
     components = wishes.components or needs_components(
         plan, one_copy_a_container=one_copy_a_container
     )
@@ -104,15 +103,15 @@ def endpoint_requests(
 
 
 def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
-    """Hold parameters against the service's description; raises InputError with what is wrong."""
+    """Validate parameters against the service model; raises InputError with the problems."""
     pascal = "".join(part.capitalize() for part in operation.split("_"))
     shape = _service().operation_model(pascal).input_shape
-    assert shape is not None  # every operation here takes something
+    assert shape is not None  # every operation here takes parameters
     report = ParamValidator().validate(parameters, shape)
     problems = [report.generate_report()] if report.has_errors() else []
     problems += _enum_problems(parameters, shape, "")
     if problems:
-        raise InputError(f"{pascal} would be refused: {'; '.join(problems)}")
+        raise InputError(f"{pascal} would be rejected: {'; '.join(problems)}")
 
 
 def _model(container: Container, wishes: Wishes) -> dict[str, Any]:
@@ -164,7 +163,7 @@ def _component(plan: DeploymentPlan, wishes: Wishes) -> dict[str, Any]:
     host_mib = int(plan.instance.host_memory_bytes * _HOST_SHARE / plan.copies) // MIB
     devices = plan.tensor_parallel
     cores = plan.instance.neuron_cores
-    if cores is not None:  # a degree counts cores, a component chips
+    if cores is not None:  # the degree counts cores, a component counts chips
         devices = max(1, plan.tensor_parallel * plan.instance.num_accelerators // cores)
     return {
         "InferenceComponentName": f"{wishes.name}-component",
@@ -188,7 +187,7 @@ def _component(plan: DeploymentPlan, wishes: Wishes) -> dict[str, Any]:
 def _autoscaling(
     plan: DeploymentPlan, wishes: Wishes, components: bool
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Application Auto Scaling's requests: a concurrency of each model or copy is held."""
+    """Application Auto Scaling's requests, which track concurrency per model or copy."""
     assert wishes.max_instances is not None
     if wishes.max_instances < plan.instances:
         raise InputError(
@@ -233,7 +232,7 @@ def _service() -> ServiceModel:
 
 
 def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
-    """Values outside an enumeration, texts too long or of another form: botocore lets them pass."""
+    """Values outside an enumeration or above a maximum, which botocore does not check."""
     kind: Any = shape
     if shape.type_name == "structure" and isinstance(value, Mapping):
         return [
@@ -247,7 +246,7 @@ def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
     if shape.type_name == "string" and isinstance(value, str):
         allowed = list(kind.enum)
         if allowed and value not in allowed:
-            return [f"{where} {value!r} is not one that the service knows"]
+            return [f"{where} {value!r} is not a value that the service knows"]
         longest = shape.metadata.get("max")
         if longest is not None and len(value) > longest:
             return [f"{where} has {len(value)} characters, at most {longest} are allowed"]

@@ -1,8 +1,8 @@
-"""A plan in the words of each server: LMI (djl-serving), TGI, vLLM.
+"""Translates a plan into each server's settings: LMI (djl-serving), TGI, vLLM.
 
-LMI starts as many copies as the accelerators of its container allow, behind one queue; TGI and
-vLLM start one. Every value that decides memory or concurrency is written out: the defaults differ
-from version to version.
+LMI starts as many copies as its container's accelerators allow, behind one queue; TGI and vLLM
+start one. Every value that affects memory or concurrency is written out: defaults differ between
+versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def lmi_settings(
     trust_remote_code: bool = False,
     model_loading_timeout_s: int = _LOADING_S,
 ) -> dict[str, str]:
-    """serving.properties of a plan, by key."""
+    """The plan's serving.properties, by key."""
     dtype, quantize = (None, None) if plan.weights_say_their_format else lmi_dtype(plan.dtype)
     settings = {
         "engine": "MPI" if era == "A" else "Python",
@@ -52,21 +52,21 @@ def lmi_settings(
 
 
 def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
-    """TGI's variables for one copy; the limits before the concurrency that follows from them."""
+    """TGI's environment variables for one copy."""
     environment = {
         "HF_MODEL_ID": plan.model_id,
         "SM_NUM_GPUS": str(plan.tensor_parallel),
         "MAX_INPUT_LENGTH": str(plan.max_input_tokens),
         "MAX_TOTAL_TOKENS": str(plan.max_model_len),
         "MAX_BATCH_PREFILL_TOKENS": str(max(_PREFILL_TOKENS, plan.max_input_tokens)),
-        # what waits beside what runs; for least latency nothing may wait
+        # running and queued requests; for minimum latency none may queue
         "MAX_CONCURRENT_REQUESTS": str(1 if plan.slots == 1 else 2 * plan.slots),
     }
     if plan.dtype == "int4":
         named = "gptq" in plan.model_id.lower()
         environment["HF_MODEL_QUANTIZE"] = "gptq" if named else "awq"
     elif plan.dtype == "float8" and plan.weights_say_their_format:
-        pass  # the checkpoint's own config names its kind of FP8
+        pass  # the checkpoint's config states its kind of FP8
     elif plan.dtype == "float8":
         environment["HF_MODEL_QUANTIZE"] = "fp8"
     elif plan.dtype == "bfloat16":
@@ -90,11 +90,11 @@ def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> 
     if plan.dtype in ("float16", "bfloat16", "float32"):
         arguments += ["--dtype", plan.dtype]
     elif plan.weights_say_their_format or plan.dtype in ("int4", "mxfp4"):
-        pass  # a quantized checkpoint says so itself
+        pass  # a quantized checkpoint states its format
     elif plan.dtype == "float8":
         arguments += ["--quantization", "fp8"]
     else:
-        raise InputError(f"vLLM has no setting for {plan.dtype} weights that is known here")
+        raise InputError(f"no vLLM setting is known for {plan.dtype} weights")
     arguments += plan.engine.vllm()
     if trust_remote_code:
         arguments.append("--trust-remote-code")

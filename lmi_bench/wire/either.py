@@ -1,7 +1,7 @@
-"""JSON lines or server-sent events, told apart by how the stream begins.
+"""Reads a stream as JSON lines or server-sent events, detected from its first byte.
 
-One container sends either, as its settings say (`output_formatter`, an OpenAI body on
-`/invocations`), and SageMaker passes on whatever it sends.
+A container's settings decide which it sends (`output_formatter`, an OpenAI body on
+`/invocations`), and SageMaker passes it on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _EVENT_BEGINS = (b":", b"d", b"e", b"i", b"r", b"\xef")
 
 
 class EitherSplitter:
-    """Hands everything to one of the two framings, chosen by the first byte that is not blank."""
+    """Passes all data to one of the two splitters, chosen by the first non-blank byte."""
 
     def __init__(self) -> None:
         self._chosen: Splitter | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads that these bytes completed."""
+        """Payloads completed by these bytes."""
         if self._chosen is None:
             data = data.lstrip(_BLANK)
             if not data:
@@ -32,5 +32,5 @@ class EitherSplitter:
         return self._chosen.feed(data)
 
     def close(self) -> list[bytes]:
-        """What the end of the stream completes."""
+        """Payloads completed by the end of the stream."""
         return [] if self._chosen is None else self._chosen.close()

@@ -1,6 +1,6 @@
-"""What every protocol boils down to: an event of a stream, and the two halves that read it.
+"""The event that every protocol yields, and the interfaces of framing and protocol.
 
-A framing (`Splitter`) turns bytes into whole payloads wherever the reads were cut; a protocol
+A framing (`Splitter`) turns bytes into whole payloads, however the reads were cut; a protocol
 (`WireFormat`) turns a payload into an event. Both are pure, so that the load generator can take
 the receive time first and decode later.
 """
@@ -20,20 +20,20 @@ NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class WireEvent:
-    """One payload of an answer, whatever its protocol. Most payloads fill one or two fields.
+    """One payload of a response, in any protocol. Most payloads fill one or two fields.
 
-    text           text that it added; "" for a token that shows none
-    token_ids      ids that it names: possibly fewer than the tokens it holds
-    token_count    tokens that it holds, where the payload says so; None: one if it carries text
-                   or an id, else none (`num_tokens`)
+    text           added text; "" for a token without visible text
+    token_ids      ids in the payload: possibly fewer than its tokens
+    token_count    tokens in the payload, if it states them; None: 1 if it has text or an id,
+                   else 0 (`num_tokens`)
     finish_reason  the server's own word, on the event that ends the generation
-    input_tokens   the server's count of the prompt; likewise output_tokens, of the whole answer
-                   so far
-    cached_tokens  tokens of the prompt that the server found in its prefix cache, where it says so
+    input_tokens   prompt tokens as counted by the server
+    output_tokens  output tokens so far as counted by the server
+    cached_tokens  prompt tokens found in the server's prefix cache, if reported
     error          the server's message: the request failed although the status was 200
-    error_kind     the bucket of that error, one of `errors.TARGET_ERROR_KINDS`
-    reasoning      its tokens are thought, not yet answer
-    end            nothing more of this answer counts
+    error_kind     category of that error, one of `errors.TARGET_ERROR_KINDS`
+    reasoning      its tokens are reasoning, not yet the answer
+    end            later payloads of this response do not count
     """
 
     text: str = ""
@@ -50,33 +50,33 @@ class WireEvent:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of this event: as stated, else one for text or an id."""
+        """Tokens in this event: as stated, else 1 if it has text or an id."""
         if self.token_count is not None:
             return self.token_count
         return 1 if self.text or self.token_ids else 0
 
 
 class Splitter(Protocol):
-    """Framing: bytes in, whole payloads out, wherever the reads were cut. One for each stream."""
+    """Framing: bytes in, whole payloads out, however the reads were cut. One per stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads that these bytes completed, in order.
+        """Payloads completed by these bytes, in order.
 
-        Raises TargetError("malformed_frame") when a frame is wrong or grows without end.
+        Raises TargetError("malformed_frame") if a frame is invalid or too long.
         """
         ...
 
     def close(self) -> list[bytes]:
-        """What the end of the stream completes: a last payload without its terminator."""
+        """Payloads completed by the end of the stream: a last one without its terminator."""
         ...
 
 
 class WireFormat(Protocol):
-    """One protocol: what to send, and how to read the answer."""
+    """One protocol: the request body to send, and how to read the response."""
 
     @property
     def name(self) -> str:
-        """What `--protocol` calls it."""
+        """Its name for `--protocol`."""
         ...
 
     @property
@@ -85,32 +85,32 @@ class WireFormat(Protocol):
         ...
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The body to POST. Raises InputError if the request lacks what the protocol needs."""
+        """The body to POST. Raises InputError if the request lacks a field that it needs."""
         ...
 
     def new_splitter(self) -> Splitter:
-        """A framing for one streamed answer. (The body of an unstreamed one is its payload.)"""
+        """A splitter for one streamed response. (An unstreamed body is itself the payload.)"""
         ...
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read one payload, or the whole body of an unstreamed answer.
+        """Read one payload, or the whole body of an unstreamed response.
 
-        Raises TargetError("malformed_frame") if it is not of this protocol.
+        Raises TargetError("malformed_frame") if it does not follow this protocol.
         """
         ...
 
     def plain_text(self, payload: bytes) -> str | None:
-        """Text of a payload that is one ordinary token and says nothing else; None: `parse` it.
+        """Text of a payload that holds one ordinary token and nothing else; None: `parse` it.
 
-        A short cut for nearly every payload of a stream: it may always return None.
+        A fast path for nearly every payload of a stream: it may always return None.
         """
         ...
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:
-        """What an HTTP status that is not 2xx means: its bucket, and the server's message.
+        """The error for a non-2xx HTTP status: its category and the server's message.
 
-        headers  of the reply, names in lower case
+        headers  response headers, names in lower case
         """
         ...

@@ -3,9 +3,9 @@
     total length u32, headers length u32, CRC-32 of these 8 bytes, headers, payload, CRC-32 of all
     before it; big-endian; a header: name length u8, name, 7 (a string), value length u16, value
 
-botocore decodes it. Frames, reads and the container's own lines do not line up: the payload parts
-are joined and split again by the framing that the container used. An exception frame is no part of
-the container's answer and comes out as a `StreamFailure`.
+botocore decodes it. Frames, reads and the container's own lines do not align: the payload parts
+are joined and split again by the container's framing. An exception frame is not part of the
+container's response; it becomes a `StreamFailure`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STRING = 7
 
 
 class StreamFailure(bytes):
-    """The payload of a frame that says why the stream ends; `code` names the exception."""
+    """The payload of the frame that ends a stream early; `code` names the exception."""
 
     code: str
 
@@ -34,9 +34,9 @@ class StreamFailure(bytes):
 
 
 class EventStreamSplitter:
-    """Yields the container's own payloads, and a StreamFailure where SageMaker ends the stream.
+    """Yields the container's own payloads, and a StreamFailure if SageMaker ends the stream.
 
-    inner  the framing of what the payload parts hold
+    inner  the container's framing, inside the payload parts
     """
 
     def __init__(self, inner: Splitter) -> None:
@@ -48,10 +48,10 @@ class EventStreamSplitter:
         self._failure: TargetError | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads that these bytes completed.
+        """Payloads completed by these bytes.
 
-        Raises TargetError("malformed_frame") where a length or a CRC is wrong, once the payloads
-        before it are given out.
+        Raises TargetError("malformed_frame") for a wrong length or CRC, after the payloads before
+        it have been returned.
         """
         from botocore.eventstream import ParserError
 
@@ -72,7 +72,7 @@ class EventStreamSplitter:
         return payloads
 
     def close(self) -> list[bytes]:
-        """What the end completes; raises TargetError("broken_stream") in the middle of a frame."""
+        """Payloads completed by the end; raises TargetError("broken_stream") within a frame."""
         self._raise_failure()
         if self._unread_bytes:
             raise TargetError(
@@ -99,7 +99,7 @@ class EventStreamSplitter:
 
 
 def payload_part(data: bytes) -> bytes:
-    """The frame of a piece of the container's answer."""
+    """A frame that carries part of the container's response."""
     return encode_frame(
         {
             ":event-type": "PayloadPart",
@@ -123,7 +123,7 @@ def stream_exception(kind: str, payload: bytes) -> bytes:
 
 
 def encode_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """One frame; every header is a string."""
+    """Encode one frame; every header is a string."""
     block = b"".join([_encode_header(name, value) for name, value in headers.items()])
     prelude = struct.pack("!II", len(block) + len(payload) + 16, len(block))
     frame = prelude + struct.pack("!I", zlib.crc32(prelude)) + block + payload

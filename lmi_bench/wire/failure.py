@@ -1,4 +1,4 @@
-"""What a failed answer means: the bucket of a status, the message inside a body."""
+"""Classifies failed responses: the category of a status, the message in a body."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
 
 
 def status_kind(status: int) -> TargetErrorKind:
-    """The bucket of an HTTP status that is not 2xx.
+    """The category of a non-2xx HTTP status.
 
-    429 is throttling, 503 overload, 499 a request that somebody on the way gave up, another 4xx the
-    client's fault and everything else the server's; 424 is the server's although its number says
-    otherwise, since LMI and SageMaker use it for a model that failed.
+    429 is throttling, 503 overload, 499 a request cancelled on the way, any other 4xx a client
+    error and the rest server errors; so is 424, which LMI and SageMaker use for a failed model.
     """
     if status == 429:
         return "throttled"
@@ -30,7 +29,7 @@ def status_kind(status: int) -> TargetErrorKind:
 
 
 def load_object(payload: bytes) -> dict[str, Any] | None:
-    """The JSON object in a payload, also out of an array of one; None if there is none."""
+    """The JSON object in a payload or in an array of one; None if there is none."""
     try:
         value = orjson.loads(payload)
     except orjson.JSONDecodeError:
@@ -41,7 +40,7 @@ def load_object(payload: bytes) -> dict[str, Any] | None:
 
 
 def find_message(reply: dict[str, Any]) -> str:
-    """The human part of an error object: `message` or `error`, nested or not."""
+    """The readable message in an error object: `message` or `error`, nested or not."""
     for key in ("message", "error"):
         value = reply.get(key)
         if isinstance(value, dict):
@@ -52,7 +51,7 @@ def find_message(reply: dict[str, Any]) -> str:
 
 
 def describe_status(status: int, body: bytes) -> str:
-    """One line about a refused request: the status and what the server said."""
+    """One line about a failed request: the status and the server's message."""
     reply = load_object(body)
     if reply is not None:
         message = find_message(reply)
@@ -65,5 +64,5 @@ def describe_status(status: int, body: bytes) -> str:
 
 
 def clip(payload: bytes) -> str:
-    """A payload's beginning, safe to print."""
+    """The start of a payload, safe to print."""
     return repr(payload[:120].decode("utf-8", errors="replace"))

@@ -1,4 +1,4 @@
-"""The known protocols by name."""
+"""The supported protocols by name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)
 
 
 def find_format(name: str, *, stream: bool = True) -> WireFormat:
-    """The protocol of that name, for answers that are streamed or not.
-
-    Raises InputError naming the known ones.
-    """
+    """The protocol with this name; raises InputError that lists the known names."""
     if name not in _FORMATS:
         raise InputError(f"unknown protocol {name!r}: use one of {', '.join(FORMAT_NAMES)}")
     if name == "tgi" and not stream:

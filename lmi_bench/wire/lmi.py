@@ -1,15 +1,15 @@
 """The protocol of DJL-serving's LMI containers: `/invocations` with inputs and parameters.
 
-Three eras share the names and differ in the answer (djl-serving's output_formatter.py up to 0.34,
-lmi_vllm/request_response_utils.py from 0.35 on):
+Three eras use the same names but different responses (djl-serving's output_formatter.py up to
+0.34, lmi_vllm/request_response_utils.py from 0.35 on):
 
     A, B  {"token": {"id", "text", "log_prob"}}            the last line adds generated_text and,
-                                                           if asked for, details
+                                                           if requested, details
     C     {"index", "token": {"id", "text", "logprob"}, "generated_text", "details"}
 
-Era A leaves a falsy field out (no `id` for token 0, no `text` for an empty one), so a token object
-is a token whatever it holds. Era C's streamed `generated_tokens` is one too many, and one of its
-lines may hold several tokens of which only the first is named.
+Era A omits falsy fields (no `id` for token 0, no `text` if empty), so every token object counts as
+a token. Era C's streamed `generated_tokens` is one too high, and one of its lines may hold several
+tokens but name only the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAILED_REASONS = ("error", "abort")
 
 
 class LmiFormat:
-    """`/invocations`, JSON lines; a server set to `output_formatter=sse` is read as well."""
+    """`/invocations` with JSON lines, or server-sent events under `output_formatter=sse`."""
 
     name: ClassVar[str] = "lmi"
     path: ClassVar[str] = "/invocations"
@@ -37,8 +37,8 @@ class LmiFormat:
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST; the endpoint has one model, so `model` is not sent.
 
-        The length is forced by `ignore_eos_token` (vLLM and lmi-dist of eras A and B) and by
-        `ignore_eos`, which era C hands to vLLM under that name. Raises InputError without a text.
+        `ignore_eos_token` (vLLM and lmi-dist, eras A and B) and `ignore_eos` (era C) force the
+        output length. Raises InputError without a prompt text.
         """
         if not request.prompt_text:
             raise InputError(
@@ -57,11 +57,11 @@ class LmiFormat:
         return orjson.dumps(body)
 
     def new_splitter(self) -> EitherSplitter:
-        """JSON lines, or server-sent events where the server is set to them."""
+        """A splitter for JSON lines or server-sent events."""
         return EitherSplitter()
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read a line of a stream, or the whole body of an unstreamed answer."""
+        """Read a line of a stream, or the whole body of an unstreamed response."""
         line = load_object(payload)
         if line is None:
             raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
@@ -77,7 +77,7 @@ class LmiFormat:
             ) from exc
 
     def plain_text(self, payload: bytes) -> str | None:
-        """Text of a line of eras A and B that holds a token and nothing else."""
+        """Text of an era A or B line that holds a token and nothing else."""
         try:
             line = orjson.loads(payload)
             if len(line) != 1:
@@ -93,16 +93,16 @@ class LmiFormat:
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:
-        """The bucket of a refused request, and the server's message."""
+        """The category of a failed request, and the server's message."""
         reply = load_object(body) or {}
         return TargetError(_error_kind(status, reply), describe_status(status, body))
 
 
 def _error_kind(status: int, reply: dict[str, Any]) -> TargetErrorKind:
-    """LMI says by `type` what its statuses leave open.
+    """The category of an error; LMI's `type` resolves ambiguous statuses.
 
-    503 is a full queue (WlmCapacityException) or a model that is not up (WlmException,
-    WlmShutdownException); 400 is also what a request gets that waited in vain for a batch slot.
+    503 is a full queue (WlmCapacityException) or a model that is not running (WlmException,
+    WlmShutdownException); 400 also means that a request timed out waiting for a batch slot.
     """
     type_ = reply.get("type")
     if status == 503 and type_ in ("WlmException", "WlmShutdownException"):
@@ -113,7 +113,7 @@ def _error_kind(status: int, reply: dict[str, Any]) -> TargetErrorKind:
 
 
 def _error_event(line: dict[str, Any]) -> WireEvent:
-    """An error object where a token was due: under status 200 the only sign of a failure."""
+    """An error object in place of a token: under status 200 the only sign of a failure."""
     nested = line.get("error")
     code = line.get("code")
     if code is None and isinstance(nested, dict):
@@ -135,7 +135,7 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
     text = token.get("text") or ""
     if not isinstance(text, str):
         raise TypeError("its text is not a string")
-    era_c = line.get("index") == 0  # its choice; a container in TGI's manner counts tokens from 1
+    era_c = line.get("index") == 0  # the choice; TGI-like containers number tokens from 1 here
     output_tokens = details.get("generated_tokens")
     if output_tokens is not None and era_c:
         output_tokens -= 1

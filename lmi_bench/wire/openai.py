@@ -1,8 +1,8 @@
-"""The OpenAI completions protocols, as vLLM and its kin speak them.
+"""The OpenAI completions and chat protocols, as vLLM and similar servers implement them.
 
-A chunk is not a token: speculative decoding and stream intervals put several into one, held-back
-characters leave some empty, and a chat's first chunk (`role` only) holds none. So events count
-what shows text or ids, and the total comes from the usage chunk, which has no choices.
+A chunk is not a token: speculative decoding and stream intervals put several tokens into one,
+incomplete characters leave some chunks empty, and a chat's first chunk (`role` only) has none. So
+events with text or ids are counted, and the total comes from the usage chunk without choices.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ERROR_NAMES: Mapping[str, str] = {
 
 
 class _OpenAiFormat:
-    """What the completions and the chat protocol share: everything about the answer."""
+    """The response format that the completions and chat protocols share."""
 
     def new_splitter(self) -> SseSplitter:
         """Server-sent events."""
         return SseSplitter()
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read a chunk, `[DONE]`, an error event, or the whole body of an unstreamed answer."""
+        """Read a chunk, `[DONE]`, an error event, or the body of an unstreamed response."""
         if payload.strip() == DONE:
             return WireEvent(end=True)
         chunk = load_object(payload)
@@ -52,7 +52,7 @@ class _OpenAiFormat:
             ) from exc
 
     def plain_text(self, payload: bytes) -> str | None:
-        """Text of a chunk whose one choice adds text and nothing else."""
+        """Text of a chunk whose only choice adds text and nothing else."""
         try:
             chunk = orjson.loads(payload)
             (choice,) = chunk["choices"]
@@ -77,14 +77,14 @@ class _OpenAiFormat:
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:
-        """The bucket of a refused request, and the server's message."""
+        """The category of a failed request, and the server's message."""
         return TargetError(status_kind(status), describe_status(status, body))
 
 
 class OpenAiCompletionsFormat(_OpenAiFormat):
-    """`/v1/completions`: the prompt as token ids where they are planned, so lengths are exact.
+    """`/v1/completions`: sends planned token ids as the prompt, so lengths are exact.
 
-    token_ids  False: as text all the same, for a server that takes no ids (llama-cpp-python)
+    token_ids  False: send text, for a server that accepts no ids (llama-cpp-python)
     """
 
     name: ClassVar[str] = "openai"
@@ -109,10 +109,10 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
 
 
 class OpenAiChatFormat(_OpenAiFormat):
-    """`/v1/chat/completions`: all that was said; the server adds its template.
+    """`/v1/chat/completions`: sends the messages; the server applies its chat template.
 
-    length_field  name of the number of tokens to generate: OpenAI's newer models take the default
-                  alone, llama-cpp-python and its like know `max_tokens` alone
+    length_field  name of the output limit: OpenAI's newer models accept only the default,
+                  llama-cpp-python and similar servers only `max_tokens`
     """
 
     name: ClassVar[str] = "openai-chat"
@@ -122,14 +122,14 @@ class OpenAiChatFormat(_OpenAiFormat):
         self.length_field = length_field
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The body to POST. Raises InputError without a text."""
+        """The body to POST. Raises InputError without a prompt text."""
         if not request.prompt_text:
             raise InputError(
                 f"request {request.request_id} has no prompt_text: "
                 "the openai-chat protocol takes no token ids"
             )
-        said = request.messages or (("user", request.prompt_text),)
-        messages = [{"role": role, "content": text} for role, text in said]
+        turns = request.messages or (("user", request.prompt_text),)
+        messages = [{"role": role, "content": text} for role, text in turns]
         return orjson.dumps(
             {"model": model, "messages": messages, self.length_field: request.output_tokens}
             | _generation_fields(request, stream=stream)
@@ -137,7 +137,7 @@ class OpenAiChatFormat(_OpenAiFormat):
 
 
 def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, Any]:
-    """Greedy decoding; the extras of vLLM only where a length is forced."""
+    """Greedy decoding; vLLM's extra fields only if the output length is forced."""
     fields: dict[str, Any] = {"temperature": 0.0, "stream": stream}
     if stream:
         fields["stream_options"] = {"include_usage": True}
@@ -154,9 +154,9 @@ def _error_event(chunk: dict[str, Any]) -> WireEvent:
 
 
 def _error_kind(error: dict[str, Any]) -> str:
-    """The bucket of an error event: by its status, which may be written as text, else by its name.
+    """The category of an error event: by its status, possibly written as text, else by its name.
 
-    Names are those of OpenAI's API; others that wrap a server use them, too.
+    The names are from OpenAI's API; proxies use them too.
     """
     code = error.get("code", error.get("http_status_code"))
     if isinstance(code, int):
@@ -203,9 +203,9 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
 
 
 def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
-    """What a choice adds: its reasoning, and its text, or content, refusal and calls of tools.
+    """A choice's reasoning, and its text (or content, refusal and tool calls).
 
-    The choice that ends an answer may come without a delta.
+    The choice that ends a response may have no delta.
     """
     if "text" in choice:
         return "", choice["text"] or ""
@@ -226,7 +226,7 @@ def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _of_parts(parts: list[dict[str, Any]]) -> tuple[str, str]:
-    """Thought and text of a content in parts, as Mistral's reasoning models send it."""
+    """Reasoning and text of a content list, as Mistral's reasoning models send it."""
     thought = text = ""
     for part in parts:
         if part.get("type") == "thinking":

@@ -1,9 +1,9 @@
 """A container's protocol behind SageMaker's runtime: the same body, other frames and errors.
 
-InvokeEndpoint passes the container's answer on; InvokeEndpointWithResponseStream wraps it into an
-AWS event stream. A container's refusal reaches the client as ModelError, status 424, so what
-happened is in OriginalStatusCode: 429 and 503 are the container's own, 0 is an invocation that took
-too long. Throttling by SageMaker itself is status 400. Errors: botocore's sagemaker-runtime model.
+InvokeEndpoint returns the container's response; InvokeEndpointWithResponseStream wraps it in an
+AWS event stream. A container's error reaches the client as ModelError, status 424, with the cause
+in OriginalStatusCode: 429 and 503 are the container's own, 0 is an invocation timeout. Throttling
+by SageMaker itself is status 400. Source of the errors: botocore's sagemaker-runtime model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS: Mapping[str, TargetErrorKind] = {
     "TooManyRequestsException": "throttled",
     "ServiceUnavailable": "overloaded",
     "ServiceUnavailableException": "overloaded",
-    # Resources are still being made ready for the load; the same request works later.
+    # Resources are still being provisioned; a later retry succeeds.
     "ModelNotReadyException": "overloaded",
     "ValidationError": "client_error",
     "ValidationException": "client_error",
@@ -41,7 +41,7 @@ _KINDS: Mapping[str, TargetErrorKind] = {
 
 @dataclass(frozen=True, slots=True)
 class SageMakerFormat:
-    """The container's protocol as InvokeEndpoint carries it, or with a response stream."""
+    """The container's protocol inside InvokeEndpoint, with or without a response stream."""
 
     container: WireFormat
 
@@ -52,35 +52,35 @@ class SageMakerFormat:
 
     @property
     def path(self) -> str:
-        """Unused: the operation's path holds the endpoint's name."""
+        """Unused: the operation's path contains the endpoint's name."""
         return "/"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The container's body."""
+        """The container's request body."""
         return self.container.request_body(request, model=model, stream=stream)
 
     def new_splitter(self) -> Splitter:
-        """Payload parts of a response stream, split again as the container framed them."""
+        """A splitter of the container's payloads inside the event stream."""
         return EventStreamSplitter(EitherSplitter())
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read a payload of the container, or why SageMaker ended the stream."""
+        """Read a container payload, or SageMaker's reason for ending the stream."""
         if not isinstance(payload, StreamFailure):
             return self.container.parse(payload)
-        detail = load_object(bytes(payload)) or {}  # orjson takes no subclass
+        detail = load_object(bytes(payload)) or {}  # orjson rejects subclasses of bytes
         code = str(detail.get("ErrorCode") or payload.code)
         message = detail.get("Message") or detail.get("message") or payload.decode(errors="replace")
         kind = _KINDS.get(code, _KINDS.get(payload.code, "server_error"))
         return WireEvent(error=f"{code}: {message}"[:500], error_kind=kind, end=True)
 
     def plain_text(self, payload: bytes) -> str | None:
-        """As the container's protocol has it."""
+        """Text of a plain payload, by the container's protocol."""
         return None if isinstance(payload, StreamFailure) else self.container.plain_text(payload)
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:
-        """The bucket of a refused request: by the error's name, and by the container's status."""
+        """The category of a failed request: by the error's name and the container's status."""
         reply = load_object(body) or {}
         name = _error_name(reply, headers)
         if name == "ModelError":
@@ -96,12 +96,12 @@ class SageMakerFormat:
         if original == 0:
             message = str(reply.get("Message") or reply.get("message") or "no answer in time")[:500]
             return TargetError("timeout", f"ModelError, the invocation timed out: {message}")
-        said = self.container.error(original, str(reply.get("OriginalMessage") or "").encode())
-        return TargetError(said.kind, f"ModelError, the container answered {said}")
+        cause = self.container.error(original, str(reply.get("OriginalMessage") or "").encode())
+        return TargetError(cause.kind, f"ModelError, the container answered {cause}")
 
 
 def _error_name(reply: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    """The error's name, which may carry a name space before `#` or a URI after `:`."""
+    """The error's name, without a name space before `#` or a URI after `:`."""
     raw = headers.get(_ERROR_TYPE, b"").decode("latin-1") or str(
         reply.get("__type") or reply.get("code") or ""
     )

@@ -1,8 +1,8 @@
 """Server-sent events: the framing of OpenAI streams.
 
-Source: the WHATWG HTML standard, section 9.2 (server-sent events). One leniency: an event that
-the end of the stream cuts short is handed over, not dropped, since some servers end without the
-closing blank line; if it is half an object its parser says so.
+Source: the WHATWG HTML standard, section 9.2 (server-sent events). One deviation: an event without
+its closing blank line at the end of the stream is returned, not dropped, since some servers omit
+that line; the parser rejects it if its object is incomplete.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class SseSplitter:
-    """Yields the data of each event; comments and the fields event, id and retry carry none.
+    """Yields the data of each event; ignores comments and the fields event, id and retry.
 
-    Lines end with LF, CR LF or CR; at most one space after the colon belongs to the framing;
-    several data lines of one event are joined by LF.
+    Lines end with LF, CR LF or CR; one space after the colon is part of the framing; several data
+    lines of one event are joined by LF.
     """
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -30,9 +30,9 @@ class SseSplitter:
         self._data_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Data of the events that these bytes completed.
+        """Data of the events completed by these bytes.
 
-        Raises TargetError("malformed_frame") if one event exceeds the bound.
+        Raises TargetError("malformed_frame") if an event exceeds `max_event_bytes`.
         """
         if self._skip_line_feed and data:  # a CR ended the last read: its LF may follow now
             self._skip_line_feed = False
@@ -55,7 +55,7 @@ class SseSplitter:
         return payloads
 
     def close(self) -> list[bytes]:
-        """The data of an event whose closing blank line never came."""
+        """The data of an event without its closing blank line."""
         payloads: list[bytes] = []
         if self._unfinished:
             self._take_line(self._unfinished, payloads)
@@ -64,7 +64,7 @@ class SseSplitter:
         return payloads
 
     def _only_event(self, data: bytes) -> bytes | None:
-        """The data of a read that is one plain event and nothing else, as nearly every read is."""
+        """Fast path: the data of a read that is exactly one plain event, as nearly all are."""
         if (
             data.startswith(b"data: ")
             and data.endswith(b"\n\n")

@@ -1,8 +1,8 @@
-"""The protocol of Text Generation Inference: `/generate_stream`, one event a token.
+"""The protocol of Text Generation Inference: `/generate_stream`, one event per token.
 
-Errors are events under status 200, overload included: the stream is opened before a slot is asked
-for (router/src/server.rs of TGI 3). There is no parameter that ignores the end-of-sequence token,
-so lengths cannot be forced; `details` states how many tokens came.
+Errors, overload included, are events under status 200: the server opens the stream before it
+requests a slot (router/src/server.rs of TGI 3). No parameter ignores the end-of-sequence token, so
+output lengths cannot be forced; `details` states the number of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
 
 @dataclass(frozen=True, slots=True)
 class TgiFormat:
-    """`/generate_stream`, or `/generate` for answers that are not streamed."""
+    """`/generate_stream`, or `/generate` for unstreamed responses."""
 
     name: str = "tgi"
     path: str = "/generate_stream"
@@ -38,7 +38,7 @@ class TgiFormat:
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST; the endpoint has one model, so `model` is not sent.
 
-        Raises InputError without a text.
+        Raises InputError without a prompt text.
         """
         if not request.prompt_text:
             raise InputError(
@@ -47,14 +47,14 @@ class TgiFormat:
             )
         parameters = {"max_new_tokens": request.output_tokens, "do_sample": False, "details": True}
         body = {"inputs": request.prompt_text, "parameters": parameters, "stream": stream}
-        return orjson.dumps(body)  # `stream` is read on `/invocations` alone
+        return orjson.dumps(body)  # TGI reads `stream` only on `/invocations`
 
     def new_splitter(self) -> SseSplitter:
         """Server-sent events."""
         return SseSplitter()
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read an event of a stream, or the whole body of an unstreamed answer."""
+        """Read an event of a stream, or the whole body of an unstreamed response."""
         reply = load_object(payload)
         if reply is None:
             raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
@@ -69,19 +69,19 @@ class TgiFormat:
             ) from exc
 
     def plain_text(self, payload: bytes) -> str | None:
-        """Not told apart: every line of this protocol goes through `parse`."""
+        """Always None: every payload of this protocol goes through `parse`."""
         return None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:
-        """The bucket of a refused request, and the server's message."""
+        """The category of a failed request, and the server's message."""
         kind = _error_kind(load_object(body) or {}, status=status)
         return TargetError(kind, describe_status(status, body))
 
 
 def _error_kind(reply: dict[str, Any], *, status: int) -> TargetErrorKind:
-    """429 is TGI's word for a full server, and 424 for a model that failed."""
+    """The category of an error; TGI answers 429 when it is full, 424 for a failed model."""
     return _ERROR_KINDS.get(str(reply.get("error_type")), status_kind(status))
 
 

@@ -159,11 +159,11 @@ def container():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"InstanceType": "ml.g5.2xlarg"}, "'ml.g5.2xlarg' is not one that the service knows"),
+        ({"InstanceType": "ml.g5.2xlarg"}, "'ml.g5.2xlarg' is not a value that the service knows"),
         ({"InitialInstanceCount": "2"}, "Invalid type for parameter"),
         ({"Instances": 2}, "Unknown parameter"),
         ({"ContainerStartupHealthCheckTimeoutInSeconds": 7200}, "at most 3600 is allowed"),
-        ({"RoutingConfig": {"RoutingStrategy": "FAST"}}, "'FAST' is not one"),
+        ({"RoutingConfig": {"RoutingStrategy": "FAST"}}, "'FAST' is not a value"),
     ],
 )
 def test_a_request_that_the_service_would_refuse_is_found_here(change, message):
@@ -176,7 +176,7 @@ def test_a_request_that_the_service_would_refuse_is_found_here(change, message):
 
 
 def test_a_start_longer_than_sagemaker_waits_is_refused():
-    with pytest.raises(InputError, match="of 7200 s: SageMaker takes 60 to 3600 s"):
+    with pytest.raises(InputError, match="of 7200 s: SageMaker accepts 60 to 3600 s"):
         Wishes("test", ROLE, startup_s=7200)
 
 
@@ -237,7 +237,7 @@ def test_code_from_the_hub_is_never_allowed_unasked():
 def test_number_formats_without_a_setting_are_refused():
     assert lmi_dtype("float8") == (None, "fp8")
     assert lmi_dtype("int4") == (None, None)
-    with pytest.raises(InputError, match="int8 weights have no setting"):
+    with pytest.raises(InputError, match="no LMI setting is known for int8 weights"):
         lmi_dtype("int8")
 
 
@@ -285,7 +285,7 @@ class TestArchive:
         folder = self.write(tmp_path / "model")
         with tarfile.open(tmp_path / "deep.tar.gz", "w:gz") as tar:
             tar.add(folder, arcname="model")
-        with pytest.raises(InputError, match="lies in a folder, where no container looks"):
+        with pytest.raises(InputError, match="is in a folder, where no container looks"):
             unpack_properties(tmp_path / "deep.tar.gz")
         with pytest.raises(InputError, match="cannot read"):
             unpack_properties(folder / "model.py")
@@ -356,7 +356,7 @@ class TestAVariantOfACatalogModel:
         assert made.shape.name == "llama-3.1-8b"
 
     def test_a_variant_without_a_hub_id_is_not_deployed_as_its_base(self):
-        with pytest.raises(InputError, match=r"only that of its base.*--model-id"):
+        with pytest.raises(InputError, match=r"only for its base.*--model-id"):
             plan("llama-3.1-8b-instruct", "ml.g5.2xlarge", max_model_len=2048)
 
     def test_a_recommendation_keeps_the_name_that_was_asked_for(self):

@@ -58,9 +58,9 @@ SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "json
         ),
         (
             {"option.max_num_seqs": "8", "option.max_rolling_batch_size": "16"},
-            "option.max_num_seqs=8 and option.max_rolling_batch_size=16 have to be equal",
+            "option.max_num_seqs=8 and option.max_rolling_batch_size=16 must be equal",
         ),
-        ({"option.rotary_scaling_factor": "2"}, "go together: give both or neither"),
+        ({"option.rotary_scaling_factor": "2"}, "must be set together: give both or neither"),
     ],
 )
 def test_a_mistake_is_one_line_with_what_to_write(settings, mistake):
@@ -103,12 +103,12 @@ def test_up_to_0_26_an_engine_has_its_own_rolling_batches(engine, rolling, neede
         ({"option.model_loading_timeout": "7200"}, "A", "SageMaker waits at most 3600 s"),
         ({"option.trust_remote_code": "true"}, "C", "runs Python code that comes with the weights"),
         ({"option.rolling_batch": "auto"}, "C", "it is 32 since 0.35"),
-        ({"engine": "MPI"}, "C", "today Python is right"),
+        ({"engine": "MPI"}, "C", "Python is right for every backend"),
         ({"option.rolling_batch": "lmi-dist"}, "C", "silently vLLM since 0.33"),
         ({"option.output_formatter": "sse"}, "C", "no effect in async mode"),
         ({"option.paged_attention": "true"}, "C", "is read only to 0.26"),
-        ({"option.max_model_len": "4096"}, "A", "output_formatter is not set: 0.26 then sends one"),
-        ({"option.quantize": "awq"}, "C", "Marlin kernels off"),
+        ({"option.max_model_len": "4096"}, "A", "output_formatter is not set: 0.26 then streams one"),
+        ({"option.quantize": "awq"}, "C", "disables the faster Marlin kernels"),
     ],
 )
 def test_a_trap_is_told_and_is_no_mistake(settings, era, trap):

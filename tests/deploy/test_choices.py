@@ -46,7 +46,7 @@ def test_a_mixture_of_experts_has_every_backend_but_neuronx():
 
 def test_a_compiled_backend_names_the_gpu_it_is_compiled_for():
     reason = verdict("TensorRT-LLM", "mistral-7b", "ml.g5.12xlarge", "A").reason
-    assert "for this GPU type alone (A10G)" in reason
+    assert "for this GPU type only (A10G)" in reason
 
 
 def test_a_gpu_without_bfloat16_is_told():
@@ -73,7 +73,7 @@ def test_jumpstart_set_a_shard_for_each_gpu_and_the_whole_context(instance, shar
         "MAX_BATCH_PREFILL_TOKENS": "4096",
         "MAX_CONCURRENT_REQUESTS": "128",
     }
-    assert "states them" in provenance(shape)
+    assert "as published" in provenance(shape)
 
 
 def test_falcon_7b_runs_on_one_gpu_alone():
