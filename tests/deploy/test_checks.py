@@ -107,7 +107,11 @@ def test_up_to_0_26_an_engine_has_its_own_rolling_batches(engine, rolling, neede
         ({"option.rolling_batch": "lmi-dist"}, "C", "silently vLLM since 0.33"),
         ({"option.output_formatter": "sse"}, "C", "no effect in async mode"),
         ({"option.paged_attention": "true"}, "C", "is read only to 0.26"),
-        ({"option.max_model_len": "4096"}, "A", "output_formatter is not set: 0.26 then streams one"),
+        (
+            {"option.max_model_len": "4096"},
+            "A",
+            "output_formatter is not set: 0.26 then streams one",
+        ),
         ({"option.quantize": "awq"}, "C", "disables the faster Marlin kernels"),
     ],
 )
