@@ -2,58 +2,93 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import math
+from typing import TYPE_CHECKING
 
-import typer
+from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.core.units import format_figure
+from lmi_bench.jobs.settings.calibrate import CalibrateSettings
+
+if TYPE_CHECKING:
+    from lmi_bench.analysis.level.cells import Cell
+    from lmi_bench.jobs.calibrate import Calibration, NextLevel
+
+_SHOWN_LEVELS = 12
 
 
-def calibrate(
-    sources: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
-            help="Sweeps, tables of levels, results of vllm bench serve or AIPerf. Left out with "
-            "--next, --model and --instance: what to measure first.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the profile to this JSON file.")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="Prior: a profile file, eager-prior, graph-prior ... (default: by the source)"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A catalog name. (default: that of the source)"),
-    ] = None,
-    instance: Annotated[
-        str | None, typer.Option(help="Machine of the levels, where the source does not say.")
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option("--tp", help="Of summary files.")] = 1,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights.")] = None,
-    version: Annotated[str | None, typer.Option(help="Version of the engine.")] = None,
-    next_cells: Annotated[
-        int,
-        typer.Option("--next", min=0, help="Name so many levels to measure next."),
-    ] = 0,
-) -> None:
+@spread_options
+def calibrate(settings: CalibrateSettings) -> None:
     """Fit a profile to measured levels: named parameters, their uncertainty, what they miss."""
-    from lmi_bench.jobs.calibrate import Order, run
+    from lmi_bench.analysis.model.profiles import profile_to_json
+    from lmi_bench.cli.console import print_table, say
+    from lmi_bench.core.durable import write_text
+    from lmi_bench.jobs.calibrate import calibrate as run
 
-    run(
-        Order(
-            sources=tuple(sources or ()),
-            out=out,
-            profile=profile,
-            model=model,
-            instance=instance,
-            tensor_parallel=tensor_parallel,
-            dtype=dtype,
-            version=version,
-            next_cells=next_cells,
-        )
+    calibration = run(settings)
+    if settings.out is not None:
+        write_text(settings.out, profile_to_json(calibration.profile))
+    say(calibration.profile.provenance)
+    if calibration.is_fitted:
+        _print_fit(calibration)
+    print_table(
+        "Measure next, the most telling first",
+        [_next_row(each) for each in calibration.next_levels],
+        left=("level",),
+    )
+    if settings.out is not None:
+        say(f"profile: {settings.out}")
+
+
+def _print_fit(calibration: Calibration) -> None:
+    from lmi_bench.analysis.fit.discrepancy import observations_of
+    from lmi_bench.analysis.fit.fit import Z80
+    from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
+    from lmi_bench.cli.console import print_table, warn
+
+    fit, profile = calibration.fit, calibration.profile
+    print_table(
+        "Parameters",
+        [
+            {
+                "parameter": name,
+                "value": f"{getattr(profile.parameters, name):.4g}",
+                "80 % factor": f"{1 + Z80 * profile.log_sd[name]:.2f}",
+            }
+            for name in PARAMETER_NAMES
+            if name in profile.log_sd
+        ],
+        left=("parameter",),
+    )
+    pairs = zip(observations_of(fit.cells), fit.residuals, strict=True)
+    worst = sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
+    print_table(
+        "Largest misfits",
+        [
+            {
+                "level": _level(item.cell),
+                "figure": item.metric,
+                "measured / predicted": f"{math.expm1(float(residual)):+.1%}",
+            }
+            for item, residual in worst[:_SHOWN_LEVELS]
+        ],
+        left=("level", "figure"),
+    )
+    for text in profile.notes:
+        warn(text)
+
+
+def _next_row(each: NextLevel) -> dict[str, str]:
+    expected = each.expected
+    shown = map(format_figure, (expected.value, expected.low, expected.high))
+    return {
+        "level": _level(each.level),
+        "expected tok/s": "{} [{} to {}]".format(*shown),
+    }
+
+
+def _level(cell: Cell) -> str:
+    load = f"{cell.concurrency} users" if cell.rate_per_s is None else f"{cell.rate_per_s:g} req/s"
+    return (
+        f"{cell.shape.name} on {cell.instance.instance_type}, TP {cell.tensor_parallel}, "
+        f"{cell.input_tokens} in / {cell.output_tokens} out, {load}"
     )

@@ -112,10 +112,10 @@ def fail(text: str) -> None:
     STDERR.print(f"error: {text}", markup=False, style="red")
 
 
-def write_json(path: Path | None, content: Any) -> None:
+def write_json(path: Path | None, content: Any, *, indent: int = 2) -> None:
     """Write a result's file, where one was asked for; the folder is made, the old file replaced."""
     if path is not None:
-        write_text(path, json.dumps(content, indent=2) + "\n")
+        write_text(path, json.dumps(content, indent=indent) + "\n")
 
 
 class Reporter(Protocol):

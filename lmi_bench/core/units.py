@@ -34,6 +34,15 @@ def format_count(value: int) -> str:
     return f"{value:,}"
 
 
+def plural(number: int, noun: str) -> str:
+    """A counted noun.
+
+    >>> plural(1, "line"), plural(1200, "line")
+    ('1 line', '1,200 lines')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_figure(value: float | None, places: int | None = None) -> str:
     """Four digits for people, and no exponent however large the figure is; empty for None.
 

@@ -1,18 +1,16 @@
-"""One calibration: gather cells from whatever was measured, fit, print, save, say what is next."""
+"""One calibration: gather measured levels, fit a profile to them, choose what to measure next."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
-from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.experiment_design import choose_cells
-from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
+from lmi_bench.analysis.fit.fit import Estimate, Fit, fit_cells, prior_fit
+from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.summary_files import (
     Served,
@@ -23,40 +21,56 @@ from lmi_bench.analysis.fit.summary_files import (
 from lmi_bench.analysis.fit.unstated import fit_unstated
 from lmi_bench.analysis.level.cells import Cell, Metric, can_run, marks_of
 from lmi_bench.analysis.model.builtin_profiles import (
+    BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
+    SERVED_CPU_PRIOR,
     prior_of_engine,
 )
-from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
+from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
+from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import print_table, say, warn
-from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.units import format_figure
-from lmi_bench.jobs.run_cells import cells_of_run_folder
+from lmi_bench.core.run_store import load_run
+from lmi_bench.jobs.settings.calibrate import CalibrateSettings
 from lmi_bench.targets.profiles import find_profile
 
-_SHOWN_LEVELS = 12
 _MOST_USERS = 512
+_TELLING: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
 _FIRST_TOKENS = 256  # in and out, of levels that nobody has measured
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """The command's flags; None is what was left out."""
+class NextLevel:
+    """A level to measure, and the throughput that is expected of it."""
 
-    sources: tuple[Path, ...]
-    out: Path | None
-    profile: str | None
-    model: str | None
-    instance: str | None
-    tensor_parallel: int
-    dtype: str | None
-    version: str | None
-    next_cells: int
+    level: Cell
+    expected: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fit, its profile, and the levels to measure next, the most telling first.
+
+    is_fitted  false where nothing was measured: the profile is the prior
+    """
+
+    fit: Fit
+    profile: EngineProfile
+    is_fitted: bool
+    next_levels: tuple[NextLevel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCells:
+    """The usable levels of a run, the prior of its kind of engine, and `local` if it is of it."""
+
+    cells: list[Cell]
+    base: EngineProfile
+    machine: MeasuredMachine | None
 
 
 @dataclass(slots=True)
@@ -68,79 +82,66 @@ class _Gathered:
     machine: MeasuredMachine | None = None
 
 
-def run(order: Order) -> None:
-    """Calibrate. Raises InputError where a source cannot be used."""
-    given = None if order.profile is None else find_profile(order.profile)
-    if not order.sources:
-        _plan_first(order, given or GRAPH_GPU_PRIOR)
-        return
+def calibrate(settings: CalibrateSettings) -> Calibration:
+    """Fit a profile. Raises InputError where a source cannot be used."""
+    given = None if settings.profile is None else find_profile(settings.profile)
+    if not settings.sources:
+        return _plan_first(settings, given or GRAPH_GPU_PRIOR)
     # shares of a prior that was fitted here are of the figures that it keeps
     gathered = _Gathered([], machine=None if given is None else given.machine)
-    for source in order.sources:
+    for source in settings.sources:
         if source.is_dir():
-            _add_run(order, source, gathered)
+            _add_run(settings, source, gathered)
         elif source.suffix.lower() in (".json", ".jsonl"):
-            _add_summary(order, source, gathered)
+            _add_summary(settings, source, gathered)
         else:
             _add_table(source, gathered)
     base = given or gathered.base or EAGER_GPU_PRIOR
     # sweeps state their lengths; tables and summaries of other tools do not
-    own = any(source.is_dir() for source in order.sources)
+    own = any(source.is_dir() for source in settings.sources)
     fit = fit_cells(base, gathered.cells) if own else fit_unstated(base, gathered.cells)
     profile = profile_of_fit(
         fit,
-        version=order.version,
-        fitted_on=_fitted_on(order, gathered.cells),
+        version=settings.version,
+        fitted_on=_fitted_on(settings.sources, gathered.cells),
         fitted_date=datetime.now(UTC).date().isoformat(),
         keep_levels=True,
     )
     profile = replace(profile, machine=gathered.machine)
-    if order.out is not None:
-        write_text(order.out, profile_to_json(profile))
-    _print(fit, profile)
-    if order.next_cells:
-        _print_next(fit, order.next_cells, fit.cells)
-    if order.out is not None:
-        say(f"profile: {order.out}")
+    return Calibration(fit, profile, True, _next(fit, settings.next_levels, fit.cells))
 
 
-def _plan_first(order: Order, base: EngineProfile) -> None:
-    """Name the levels to measure of a model on a machine of which nothing is known yet."""
-    if not order.next_cells or order.model is None or order.instance is None:
-        raise InputError(
-            "name sweeps or tables to fit to; or, to learn what to measure first, give --next, "
-            "--model and --instance"
-        )
-    if order.out is not None:
-        raise InputError("--out needs measured levels: nothing was fitted")
+def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration:
+    """Choose the levels to measure of a model on a machine of which nothing is known yet."""
+    assert settings.model is not None
+    assert settings.instance is not None
     plain = Cell(
-        shape=find_model(order.model),
-        instance=find_instance(order.instance),
-        tensor_parallel=order.tensor_parallel,
-        dtype=planned_dtype(order.model, order.dtype),
+        shape=find_model(settings.model),
+        instance=find_instance(settings.instance),
+        tensor_parallel=settings.tensor_parallel,
+        dtype=planned_dtype(settings.model, settings.dtype),
         input_tokens=_FIRST_TOKENS,
         output_tokens=_FIRST_TOKENS,
         concurrency=1,
         num_requests=1,
     )
     fit = prior_fit(base, [plain])
-    say(base.provenance)
-    _print_next(fit, order.next_cells, [plain])
+    return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
 
 
-def _fitted_on(order: Order, cells: Sequence[Cell]) -> str:
+def _fitted_on(sources: Sequence[Path], cells: Sequence[Cell]) -> str:
     models = ", ".join(dict.fromkeys(cell.shape.name for cell in cells))
     machines = ", ".join(dict.fromkeys(cell.instance.instance_type for cell in cells))
-    names = ", ".join(source.name for source in order.sources)
+    names = ", ".join(source.name for source in sources)
     return f"{len(cells)} levels of {models} on {machines} ({names})"
 
 
-def _add_run(order: Order, source: Path, gathered: _Gathered) -> None:
+def _add_run(settings: CalibrateSettings, source: Path, gathered: _Gathered) -> None:
     found = cells_of_run_folder(
         source,
-        model=order.model,
-        instance=order.instance,
-        dtype=order.dtype,
+        model=settings.model,
+        instance=settings.instance,
+        dtype=settings.dtype,
         machine=gathered.machine,
     )
     gathered.cells += found.cells
@@ -148,17 +149,17 @@ def _add_run(order: Order, source: Path, gathered: _Gathered) -> None:
     gathered.machine = found.machine or gathered.machine
 
 
-def _add_summary(order: Order, source: Path, gathered: _Gathered) -> None:
+def _add_summary(settings: CalibrateSettings, source: Path, gathered: _Gathered) -> None:
     content = read_summary(source)
-    model = order.model or model_named_in(content)
-    if model is None or order.instance is None:
+    model = settings.model or model_named_in(content)
+    if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not say {missing.removeprefix('--')}: add {missing}")
     served = Served(
         find_model(model),
-        find_instance(order.instance),
-        order.tensor_parallel,
-        planned_dtype(model, order.dtype),
+        find_instance(settings.instance),
+        settings.tensor_parallel,
+        planned_dtype(model, settings.dtype),
     )
     gathered.cells.append(cell_of_summary(source, content, served))
     gathered.base = gathered.base or GRAPH_GPU_PRIOR
@@ -185,74 +186,26 @@ def _add_table(source: Path, gathered: _Gathered) -> None:
     )
 
 
-def _print(fit: Fit, profile: EngineProfile) -> None:
-    say(profile.provenance)
-    print_table(
-        "Parameters",
-        [
-            {
-                "parameter": name,
-                "value": f"{getattr(profile.parameters, name):.4g}",
-                "80 % factor": f"{1 + 1.2816 * profile.log_sd[name]:.2f}",
-            }
-            for name in PARAMETER_NAMES
-            if name in profile.log_sd
-        ],
-        left=("parameter",),
-    )
-    items = observations_of(fit.cells)
-    worst = sorted(
-        zip(items, fit.residuals, strict=True), key=lambda pair: abs(pair[1]), reverse=True
-    )
-    print_table(
-        "Largest misfits",
-        [
-            {
-                "level": describe(item.cell),
-                "figure": item.metric,
-                "measured / predicted": f"{math.expm1(float(residual)):+.1%}",
-            }
-            for item, residual in worst[:_SHOWN_LEVELS]
-        ],
-        left=("level", "figure"),
-    )
-    for text in profile.notes:
-        warn(text)
-
-
-def describe(cell: Cell) -> str:
-    """A level for people."""
-    load = f"{cell.concurrency} users" if cell.rate_per_s is None else f"{cell.rate_per_s:g} req/s"
-    return (
-        f"{cell.shape.name} on {cell.instance.instance_type}, TP {cell.tensor_parallel}, "
-        f"{cell.input_tokens} in / {cell.output_tokens} out, {load}"
-    )
-
-
-def _print_next(fit: Fit, count: int, like: Sequence[Cell]) -> None:
+def _next(fit: Fit, count: int, like: Sequence[Cell]) -> tuple[NextLevel, ...]:
     """`count` levels to measure, on the machines and at the lengths of cells like these."""
+    if not count:
+        return ()
     wanted = _grid(fit, like)
     if not wanted:
         raise InputError(
             f"{like[0].shape.name} in {like[0].dtype} fits {like[0].instance.instance_type} at no "
             "tensor-parallel degree: nothing can be measured there"
         )
-    metrics: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
     known = {_key(cell) for cell in fit.cells}
     candidates = [cell for cell in wanted if _key(cell) not in known]
-    chosen = choose_cells(fit, candidates, wanted, count, metrics)
-    rows: list[dict[str, Any]] = []
-    for index in chosen:
-        said = fit.estimates(candidates[index], metrics)["throughput_tokens_per_s"]
-        rows.append(
-            {
-                "level": describe(candidates[index]),
-                "expected tok/s": "{} [{} to {}]".format(
-                    *map(format_figure, (said.value, said.low, said.high))
-                ),
-            }
+    chosen = choose_cells(fit, candidates, wanted, count, _TELLING)
+    return tuple(
+        NextLevel(
+            candidates[index],
+            fit.estimates(candidates[index], _TELLING)["throughput_tokens_per_s"],
         )
-    print_table("Measure next, the most telling first", rows, left=("level",))
+        for index in chosen
+    )
 
 
 def _key(cell: Cell) -> tuple[object, ...]:
@@ -296,3 +249,41 @@ def _grid(fit: Fit, like: Sequence[Cell]) -> list[Cell]:
                         grid[_key(cell)] = cell
                     users *= 4
     return list(grid.values())
+
+
+def cells_of_run_folder(
+    source: Path,
+    *,
+    model: str | None = None,
+    instance: str | None = None,
+    dtype: str | None = None,
+    machine: MeasuredMachine | None = None,
+) -> RunCells:
+    """Read a run folder.
+
+    model, instance, dtype  None: as the run says; the bundled engine runs on `local`
+    machine                 figures of `local` where they are known, else it is measured now
+
+    Raises InputError where the run does not say enough or has no usable level.
+    """
+    run = load_run(source)
+    facts = run.manifest.get("target")
+    facts = facts if isinstance(facts, Mapping) else {}
+    shape = find_model(model or run_model(run))
+    dtype = dtype or (None if model is None else narrow_dtype(model))
+    bundled = facts.get("kind") == "engine"
+    name = instance or facts.get("instance") or (LOCAL_NAME if bundled else None)
+    if name is None:
+        raise InputError(
+            f"{source} does not say which machine its endpoint runs on: add --instance, such as "
+            "--instance ml.g5.2xlarge, or --instance local for this one"
+        )
+    if name == LOCAL_NAME:
+        machine = machine or probe_machine()
+        where = machine.instance()
+        base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
+    else:
+        base, where, machine = EAGER_GPU_PRIOR, find_instance(str(name)), None
+    return RunCells(
+        cells_from_run(run, shape, where, dtype=dtype), profile_for_run(base, run), machine
+    )

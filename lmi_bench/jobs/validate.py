@@ -1,123 +1,152 @@
-"""One validation: read the table, judge every line, print, save."""
+"""Measured levels predicted, and how far off: those of a table, or of the shipped profiles."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.accuracy import accuracies, rates_under
+from lmi_bench.analysis.fit.accuracy import Accuracy, accuracy_of
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
-from lmi_bench.analysis.fit.validation import Judged, problems_of, validate_profile
+from lmi_bench.analysis.fit.validation import FIGURES, Judged, problems_of, validate_profile
 from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import Cell
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.cli.console import note, print_table, say, warn
-from lmi_bench.core.durable import write_text
+from lmi_bench.catalog.published import published_table
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.jobs.run_cells import cells_of_run_folder
-from lmi_bench.targets.profiles import find_profile
+from lmi_bench.core.units import plural
+from lmi_bench.jobs.calibrate import cells_of_run_folder
+from lmi_bench.jobs.settings.calibrate import ValidateSettings
+from lmi_bench.targets.profiles import SHIPPED, find_profile
 
-_SHOWN_WARNINGS = 5
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
+TABLES_VARIABLE = "LMI_BENCH_TABLES"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """The command's flags; None, 0 and () are what was left out."""
+class Validation:
+    """Every level as measured and as predicted.
 
-    sources: tuple[Path, ...]
-    calibrate_cells: int
-    calibrate_on: Path | None
-    profile: str | None
-    instance: str | None
-    dtype: str | None
-    slos: tuple[str, ...]
-    seed: int
+    limits  figures and their limits in ms, for the highest rates of open loops
+    """
+
+    judged: list[Judged]
+    limits: list[tuple[str, float]]
+    warnings: list[str]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As `validate --json` writes it."""
+        return [row.to_json() for row in self.judged]
 
 
-def run(order: Order, *, json_file: Path | None) -> None:
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A published table, and which of its lines a profile speaks for.
+
+    ships  with the program; others are looked for in the folder that LMI_BENCH_TABLES names
+    """
+
+    profile: str
+    file: str
+    engines: tuple[str, ...]
+    ships: bool
+
+    def path(self) -> Path | None:
+        """Where it lies; None where it is not at hand."""
+        if self.ships:
+            return published_table(self.file)
+        folder = os.environ.get(TABLES_VARIABLE)
+        path = None if not folder else Path(folder) / self.file
+        return path if path is not None and path.exists() else None
+
+
+_TABLES = (
+    PublishedTable("tgi-2023", "jumpstart_concurrency.csv", ("",), True),
+    PublishedTable("tgi-2023", "jumpstart_min_latency.csv", ("",), True),
+    PublishedTable("tgi-2023", "jumpstart_max_throughput.csv", ("",), True),
+    PublishedTable("vllm-0.12", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
+    PublishedTable("vllm-0.19", "h100_vllm_open_loop.csv", ("vllm",), False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedErrors:
+    """The errors of the shipped profiles, each with its profile and table.
+
+    absent  tables that are not at hand
+    """
+
+    errors: list[tuple[PublishedTable, Accuracy]]
+    absent: list[PublishedTable]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As `validate --json` writes it where no table is named."""
+        return [
+            {
+                "profile": table.profile,
+                "table": table.file,
+                "lines of": entry.slice_name,
+                "figure": entry.figure,
+                "lines": entry.rows,
+                "silent": entry.silent or None,
+                "median": entry.median,
+                "p90": entry.p90,
+                "covered": entry.coverage,
+                "half-width": entry.half_width,
+            }
+            for table, entry in self.errors
+        ]
+
+
+def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validation:
     """Judge the levels. Raises InputError where a file or a limit cannot be used."""
-    limits = _limits(order.slos)
-    profile = None if order.profile is None else find_profile(order.profile)
-    rows = _rows(order, profile)
-    warnings: list[str] = []
-    if profile is not None:
+    limits = _limits(settings.slo)
+    profile = None if settings.profile is None else find_profile(settings.profile)
+    rows = _rows(settings, profile, listener)
+    if profile is None:
+        on = settings.calibrate_on
+        judged, warnings = judge(
+            rows,
+            calibrate_cells=settings.calibrate_cells or 0,
+            calibrate_on=None if on is None else read_table(on),
+            seed=settings.seed,
+        )
+    else:
         judged = validate_profile(profile, rows)
         engines = sorted({row.engine for row in rows})
         warnings = [text for text in map(profile.warning_for_engine, engines) if text]
         warnings += problems_of(judged)
-    else:
-        judged, warnings = judge(
-            rows,
-            calibrate_cells=order.calibrate_cells,
-            calibrate_on=None if order.calibrate_on is None else read_table(order.calibrate_on),
-            seed=order.seed,
-        )
-    if json_file is not None:
-        content = [row.to_json() for row in judged]
-        write_text(json_file, json.dumps(content, indent=1) + "\n")
-    chosen = [row for row in judged if row.calibrated]
-    if chosen:
-        print_table(
-            f"Calibrated on {_count(len(chosen), 'line')}",
-            [_line(row) for row in chosen],
-            left=("engine", "model", "machine"),
-        )
-    found = accuracies(judged)
-    if not found:
-        note("no measured line is left to judge: every one was calibrated on, or cannot be used")
-    print_table(
-        "Errors on lines that were not calibrated on, and 80 % intervals",
-        [
-            {
-                "slice": entry.slice_name,
-                "figure": entry.figure,
-                "lines": entry.rows,
-                "silent": entry.silent or None,
-                "median": f"{entry.median:.1%}",
-                "p90": f"{entry.p90:.1%}",
-                "covered": f"{entry.coverage:.0%}",
-                "half-width": f"{entry.half_width:.1%}",
-            }
-            for entry in found
-        ],
-        left=("slice", "figure"),
-    )
-    for figure, limit_ms in limits:
-        print_table(
-            "Highest rate of the table under a limit, req/s",
-            [
-                {
-                    "engine": entry.engine,
-                    "model": entry.model,
-                    "TP": entry.tensor_parallel,
-                    "limit": entry.limit,
-                    "measured": _rate(entry.measured_per_s),
-                    "predicted": _rate(entry.predicted_per_s),
-                }
-                for entry in rates_under(judged, figure, limit_ms)
-            ],
-            left=("engine", "model", "limit"),
-        )
-    for text in warnings[:_SHOWN_WARNINGS]:
-        warn(text)
-    if len(warnings) > _SHOWN_WARNINGS:
-        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more such warnings")
-    if json_file is not None:
-        say(f"predictions: {json_file}")
+    return Validation(judged, limits, warnings)
 
 
-def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
+def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
+    """Judge each shipped profile on its tables, lines of other models apart."""
+    found: list[tuple[PublishedTable, Accuracy]] = []
+    absent: list[PublishedTable] = []
+    for index, table in enumerate(_TABLES):
+        listener.progress("tables", index, len(_TABLES))
+        path = table.path()
+        if path is None:
+            absent.append(table)
+        else:
+            found += [(table, entry) for entry in _errors(table, read_table(path))]
+    return ShippedErrors(found, absent)
+
+
+def _rows(
+    settings: ValidateSettings, profile: EngineProfile | None, listener: Listener
+) -> list[TableRow]:
     """The lines of a table, or the levels of sweeps."""
-    folders = [source for source in order.sources if source.is_dir()]
-    if not folders and len(order.sources) == 1:
-        rows = read_table(order.sources[0])
-        note(f"{_count(len(rows), 'line')} of {order.sources[0].name}")
+    folders = [source for source in settings.sources if source.is_dir()]
+    if not folders and len(settings.sources) == 1:
+        rows = read_table(settings.sources[0])
+        listener.note(f"{plural(len(rows), 'line')} of {settings.sources[0].name}")
         return rows
-    if len(folders) < len(order.sources):
+    if len(folders) < len(settings.sources):
         raise InputError("give one table, or sweeps alone: lines of several sources do not mix")
     if profile is None:
         raise InputError(
@@ -127,15 +156,11 @@ def _rows(order: Order, profile: EngineProfile | None) -> list[TableRow]:
     cells: list[Cell] = []
     for folder in folders:
         found = cells_of_run_folder(
-            folder, instance=order.instance, dtype=order.dtype, machine=profile.machine
+            folder, instance=settings.instance, dtype=settings.dtype, machine=profile.machine
         )
         cells += found.cells
-    note(f"{_count(len(cells), 'level')} of {_count(len(folders), 'sweep')}")
+    listener.note(f"{plural(len(cells), 'level')} of {plural(len(folders), 'sweep')}")
     return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
@@ -150,20 +175,21 @@ def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
     return limits
 
 
-def _rate(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
+def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accuracy]:
+    profile = SHIPPED[table.profile]
+    own = [row for row in rows if row.engine in table.engines]
+    judged = [replace(row, calibrated=False) for row in validate_profile(profile, own)]
+    parts: tuple[tuple[str, Callable[[Judged], bool]], ...] = (
+        ("fitted models", lambda row: _is_known(profile, row)),
+        ("other models", lambda row: not _is_known(profile, row)),
+    )
+    for name, belongs in parts:
+        part = [row for row in judged if row.row.cell is not None and belongs(row)]
+        for figure in FIGURES:
+            entry = accuracy_of(name, figure, part)
+            if entry is not None:
+                yield entry
 
 
-def _line(row: Judged) -> dict[str, Any]:
-    cell = row.row.cell
-    assert cell is not None
-    load = f"{cell.rate_per_s:g}/s" if cell.rate_per_s is not None else str(cell.concurrency)
-    return {
-        "line": row.row.number + 2,
-        "engine": row.row.engine,
-        "model": cell.shape.name,
-        "machine": cell.instance.instance_type,
-        "TP": cell.tensor_parallel,
-        "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
-        "load": load,
-    }
+def _is_known(profile: EngineProfile, row: Judged) -> bool:
+    return row.row.cell is not None and row.row.cell.shape.name in profile.models
