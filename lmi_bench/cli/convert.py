@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.jobs.settings.convert import ConvertSettings
 
 
-def convert(
-    folder: Annotated[Path, typer.Argument(help="Model folder with pytorch_model*.bin.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="New folder.")],
-) -> None:
-    """Write a folder of .bin weights anew as safetensors, which is all that the engine reads.
+@spread_options
+def convert(settings: ConvertSettings) -> None:
+    """Copy a model folder, with safetensors instead of .bin files: the engine reads nothing else.
 
-    The pickle is read by torch's restricted unpickler: tensors alone, no code. Both folders'
-    weights are hashed and compared.
+    torch's restricted unpickler reads the pickle: it loads tensors and runs no code. The weights
+    of both folders are hashed and compared.
     """
-    from lmi_bench.jobs.convert import run_convert
+    from lmi_bench.cli.console import say, terminal
+    from lmi_bench.jobs.convert import convert as run
 
-    run_convert(folder, out)
+    with terminal() as listener:
+        converted = run(settings, listener)
+    say(f"{converted.folder}: the same weights, sha256 {converted.sha256}")

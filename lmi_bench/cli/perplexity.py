@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.core.option import Option
+from lmi_bench.jobs.settings.perplexity import PerplexitySettings
+
+if TYPE_CHECKING:
+    from lmi_bench.jobs.perplexity import Perplexities
 
 
+@spread_options
 def perplexity(
-    model: Annotated[str, typer.Option("--model", "-m", help="A demo model or a folder.")],
-    lengths: Annotated[
-        str, typer.Option(help="Tokens read at once, as in 128,256,512.")
-    ] = "128,256,512",
-    rope_scaling: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also with stretched positions: linear:2, dynamic:4, yarn:4. Repeatable."
-        ),
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="A text, or JSON lines with `text` or `prompt`. (default: built in)"),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(min=2, help="Most tokens of the text that are scored.")
-    ] = 8192,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    quantize: Annotated[
-        str, typer.Option(help="Weights: none, int8, awq-int4, awq-int3, smoothquant or fp8.")
-    ] = "none",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures as JSON.")
-    ] = None,
+    settings: PerplexitySettings,
+    json_file: Annotated[Path | None, Option("File for the figures.", ("--json",))] = None,
 ) -> None:
     """Perplexity of a text by the length read at once, with and without RoPE scaling.
 
-    The text is cut into windows of each length, and each window is scored alone. A model that
-    knows its positions gets better with length; one that is stretched beyond what it was trained
-    on may get worse, which its speed does not show.
+    The text is cut into windows of each length, and each window is scored alone. A longer window
+    lowers the perplexity of a model that knows its positions. It may raise that of a model whose
+    positions are stretched beyond its training, which its speed does not show.
     """
-    from lmi_bench.jobs.perplexity import run_perplexity
+    from lmi_bench.cli.console import terminal, write_json
+    from lmi_bench.jobs.perplexity import perplexity as run
 
-    run_perplexity(
-        model,
-        lengths,
-        rope_scaling or [],
-        text=text,
-        max_tokens=max_tokens,
-        dtype=dtype,
-        quantize=quantize,
-        json_file=json_file,
+    with terminal() as listener:
+        found = run(settings, listener)
+    _print(found)
+    write_json(json_file, found.to_json())
+
+
+def _print(found: Perplexities) -> None:
+    from lmi_bench.cli.console import note, print_table
+    from lmi_bench.jobs.perplexity import AS_TRAINED
+    from lmi_bench.report.formats import MISSING, number
+
+    rows = []
+    for length in found.lengths:
+        cells = {"tokens at once": f"{length:,}"}
+        for scaling, scores in found.scores.items():
+            at = scores.get(length)
+            name = scaling or AS_TRAINED
+            cells[f"{name}: all"] = MISSING if at is None else number(at.perplexity, 4)
+            cells[f"{name}: 2nd half"] = MISSING if at is None else number(at.far_perplexity, 4)
+        rows.append(cells)
+    print_table(
+        f"Perplexity of {found.settings.model}, which knows {found.max_positions:,} positions",
+        rows,
     )
+    if any(length not in scores for scores in found.scores.values() for length in found.lengths):
+        note(
+            f"{MISSING}: longer than the text, or than the positions that the model knows; "
+            "--rope-scaling stretches them"
+        )

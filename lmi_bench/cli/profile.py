@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.jobs.settings.profile import AttentionSettings, CollectiveSettings
+
+if TYPE_CHECKING:
+    from lmi_bench.jobs.profile import AllReduces
 
 profile = typer.Typer(
     name="profile", help="Measure parts of this machine by themselves.", no_args_is_help=True
@@ -13,36 +18,86 @@ profile = typer.Typer(
 
 
 @profile.command()
-def collectives(
-    ranks: Annotated[int, typer.Option(help="Processes that add their arrays.")] = 2,
-    transport: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="shared-memory, gloo, or nccl between GPUs; repeatable. (default: the first two)"
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of each size; the median counts.")] = 5,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write times and fit to this JSON file.")
-    ] = None,
-) -> None:
+@spread_options
+def collectives(settings: CollectiveSettings) -> None:
     """Time the all-reduce of tensor parallelism by size, and fit latency + bytes / rate."""
-    from lmi_bench.jobs.profile import run_collectives
+    from lmi_bench.cli.console import say, terminal
+    from lmi_bench.jobs.profile import time_collectives
 
-    run_collectives(ranks, transport or [], rounds, out)
+    with terminal() as listener:
+        found = time_collectives(settings, listener)
+    _print_collectives(found)
+    if settings.out is not None:
+        say(f"written: {settings.out}")
+
+
+def _print_collectives(found: AllReduces) -> None:
+    from lmi_bench.cli.console import print_table
+    from lmi_bench.jobs.profile import SIZES_BYTES
+
+    print_table(
+        f"All-reduce of {found.ranks} ranks, us a call (float32 arrays, median of "
+        f"{found.rounds} rounds)",
+        [
+            {
+                "KiB": size // 1024,
+                **{
+                    name.replace("_", " "): _shown(times_s[i] * 1e6)
+                    for name, times_s in found.times_s.items()
+                },
+            }
+            for i, size in enumerate(SIZES_BYTES)
+        ],
+    )
+    print_table(
+        "time = latency + bytes / rate",
+        [
+            {
+                "transport": name.replace("_", " "),
+                "latency us": _shown(fit.latency_s * 1e6),
+                "rate GB/s": _shown(fit.bytes_per_s / 1e9),
+                "worst error %": round(100 * fit.worst_error_frac),
+            }
+            for name, fit in found.fits.items()
+        ],
+        left=("transport",),
+    )
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 @profile.command()
-def attention(
-    tokens: Annotated[
-        list[int] | None,
-        typer.Option(help="Prompt tokens; repeatable. (default: 256, 1,024 and 4,096)"),
-    ] = None,
-    heads: Annotated[int, typer.Option(help="Query heads.")] = 12,
-    head_dim: Annotated[int, typer.Option(help="Values of a head.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Rounds of each way; the median counts.")] = 5,
-) -> None:
+@spread_options
+def attention(settings: AttentionSettings) -> None:
     """Time a prompt's attention with its whole score matrix and in tiles, and count the bytes."""
-    from lmi_bench.jobs.profile_attention import run_attention
+    from lmi_bench.cli.console import note, print_table, terminal
+    from lmi_bench.core.host import usable_cores
+    from lmi_bench.core.units import MIB
+    from lmi_bench.jobs.profile import time_attention
 
-    run_attention(tokens or (256, 1024, 4096), heads, head_dim, rounds)
+    with terminal() as listener:
+        found = time_attention(settings, listener)
+    print_table(
+        f"Attention of one layer over a prompt ({settings.heads} heads of {settings.head_dim}, "
+        f"float32, {usable_cores()} threads, median of {settings.rounds})",
+        [
+            {
+                "tokens": f"{each.tokens:,}",
+                "whole ms": f"{1e3 * each.whole_s:.1f}",
+                "tiled ms": f"{1e3 * each.tiled_s:.1f}",
+                "ratio": f"{each.whole_s / each.tiled_s:.1f}",
+                "whole MiB": f"{each.whole_bytes / MIB:,.0f}",
+                "tiled MiB": f"{each.tiled_bytes / MIB:,.0f}",
+                "whole FLOP/B": f"{each.flop / each.whole_bytes:,.0f}",
+                "tiled FLOP/B": f"{each.flop / each.tiled_bytes:,.0f}",
+                "most apart": f"{each.worst_difference:.0e}",
+            }
+            for each in found
+        ],
+    )
+    note(
+        "whole: every score is in memory; tiled: none is (FlashAttention). MiB: moved at least, "
+        "when the scores do not fit a cache; FLOP/B: arithmetic intensity"
+    )

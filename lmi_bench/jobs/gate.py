@@ -1,60 +1,59 @@
-"""One gate from its flags to its verdict."""
+"""Pass or fail for a run: by SLOs, and by an earlier run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_values import FAILURE_RULES, FailureRule
-from lmi_bench.cli.console import print_table, say
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.report.gate_files import gate_junit, gate_markdown, gate_rows
+from lmi_bench.jobs.settings.gate import GateSettings
+from lmi_bench.report.gate_files import gate_junit, gate_markdown
 
 _MAX_REGRESSION = "5%"
 
 
-def run_gate(
-    folder: Path,
-    *,
-    slos: Sequence[str],
-    loads: Sequence[float],
-    failures: str,
-    baseline: Path | None,
-    max_regression: str | None,
-    junit: Path | None,
-    markdown: Path | None,
-) -> bool:
-    """Check, print and write; whether everything passed."""
-    run = load_run(folder)
-    texts = list(slos) or list((run.manifest.get("scenario") or {}).get("slo") or ())
-    if not texts and baseline is None:
+@dataclass(frozen=True, slots=True)
+class GateVerdict:
+    """Every check of a run."""
+
+    cases: tuple[GateCase, ...]
+
+    @property
+    def missed(self) -> int:
+        """Number of checks that the run missed."""
+        return sum(not case.passed for case in self.cases)
+
+
+def gate(settings: GateSettings) -> GateVerdict:
+    """Check the run and write the files that were asked for."""
+    run = load_run(settings.run)
+    texts = settings.slo or tuple((run.manifest.get("scenario") or {}).get("slo") or ())
+    if not texts and settings.baseline is None:
         raise InputError(
             "nothing to gate by: give --slo ttft_p90<=1s, or --baseline with an earlier run"
         )
-    if baseline is None and max_regression is not None:
+    if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression is against an earlier run: add --baseline RUN")
     cases: list[GateCase] = []
     if texts:
         limits = [parse_slo(text) for text in texts]
-        cases += gate_slos(pooled_run(run), limits, loads=loads, failures=read_failures(failures))
-    if baseline is not None:
-        allowed = read_share("--max-regression", max_regression or _MAX_REGRESSION)
-        cases += gate_baseline(run, load_run(baseline), max_regression=allowed, loads=loads)
-    print_table(f"Gate: {folder}", gate_rows(cases), left=("", "level", "check", "why"))
-    for path, text in (
-        (junit, gate_junit(cases)),
-        (markdown, gate_markdown(cases, title=f"lmi-bench gate {folder.name}")),
-    ):
-        if path is not None:
-            write_text(path, text)
-    missed = sum(not case.passed for case in cases)
-    say(f"gate: {missed} of {len(cases)} checks missed" if missed else "gate: passed")
-    return not missed
+        failures = read_failures(settings.failures)
+        cases += gate_slos(pooled_run(run), limits, loads=settings.at, failures=failures)
+    if settings.baseline is not None:
+        allowed = read_share("--max-regression", settings.max_regression or _MAX_REGRESSION)
+        earlier = load_run(settings.baseline)
+        cases += gate_baseline(run, earlier, max_regression=allowed, loads=settings.at)
+    if settings.junit is not None:
+        write_text(settings.junit, gate_junit(cases))
+    if settings.markdown is not None:
+        title = f"lmi-bench gate {settings.run.name}"
+        write_text(settings.markdown, gate_markdown(cases, title=title))
+    return GateVerdict(tuple(cases))
 
 
 def read_failures(text: str) -> FailureRule:

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from lmi_bench.cli.console import note, print_table, progress, terminal
-from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.engine.texts import EVALUATION, read_text
+from lmi_bench.jobs.settings.perplexity import PerplexitySettings
 from lmi_bench.models.folder import shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling
-from lmi_bench.report.formats import MISSING, number
 from lmi_bench.targets.bundled import model_folder, open_torch_engine
 from lmi_bench.targets.parts import close_all
 from lmi_bench.targets.tokenizers import find_tokenizer
 
-_AS_TRAINED: Final = "as it is"
+AS_TRAINED: Final = "as it is"
 _MOST_LENGTH: Final = 131_072
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
-    """perplexity       exp(-mean log-probability) of every token behind a window's first
-    far_perplexity      the same over the second half of each window
+class Score:
+    """How well a model knows a text that it reads in windows of one length.
+
+    perplexity      exp(-mean log-probability) of every token but each window's first
+    far_perplexity  the same over the second half of each window
     """
 
     length: int
@@ -39,57 +38,65 @@ class _Scored:
     far_perplexity: float
 
 
-def run_perplexity(
-    model: str,
-    lengths: str,
-    scalings: Sequence[str],
-    *,
-    text: Path | None,
-    max_tokens: int,
-    dtype: str,
-    quantize: str,
-    json_file: Path | None,
-) -> None:
-    """Score and print, longest window last; what a variant cannot read is left out."""
-    wanted = _parse_lengths(lengths)
-    for scaling in scalings:
+@dataclass(frozen=True, slots=True)
+class Perplexities:
+    """Scores by RoPE scaling (None: as trained) and length; a length that does not fit is absent.
+
+    max_positions  the longest request that the model was trained for, in tokens
+    """
+
+    settings: PerplexitySettings
+    max_positions: int
+    lengths: tuple[int, ...]
+    scores: dict[str | None, dict[int, Score]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `perplexity --json` writes it."""
+        settings = self.settings
+        return {
+            "model": settings.model,
+            "max_positions": self.max_positions,
+            "text": None if settings.text is None else str(settings.text),
+            "dtype": settings.dtype,
+            "quantize": settings.quantize,
+            "lengths": [
+                {"rope_scaling": scaling, **asdict(score)}
+                for scaling, rows in self.scores.items()
+                for score in rows.values()
+            ],
+        }
+
+
+def perplexity(settings: PerplexitySettings, listener: Listener = SILENT) -> Perplexities:
+    """Score the text at every length; raises InputError for settings that cannot be read."""
+    wanted = _parse_lengths(settings.lengths)
+    for scaling in settings.rope_scaling:
         parse_rope_scaling(scaling)
+    model = settings.model
     tokenizer = find_tokenizer(model)
     if tokenizer is None:
         raise InputError(f"model {model!r} has no tokenizer.json: give a demo model or a folder")
-    token_ids = tokenizer.encode(read_text(text, EVALUATION))[:max_tokens]
+    token_ids = tokenizer.encode(read_text(settings.text, EVALUATION))[: settings.max_tokens]
     if len(token_ids) < wanted[0]:
         raise InputError(
             f"the text has {len(token_ids):,} tokens, fewer than one window of {wanted[0]:,}: "
             "give a longer --text or shorter --lengths"
         )
-    settings = EngineSection.model_validate(
-        {"backend": "torch", "dtype": dtype, "quantize": parse_scheme(quantize).value}
+    engine = EngineSection.model_validate(
+        {
+            "backend": "torch",
+            "dtype": settings.dtype,
+            "quantize": parse_scheme(settings.quantize).value,
+        }
     )
     trained = shape_of_folder(model_folder(model)).max_positions
-    found: dict[str, dict[int, _Scored]] = {}
-    for name in (_AS_TRAINED, *scalings):
-        chosen = settings.model_copy(update={"rope_scaling": None if name == _AS_TRAINED else name})
-        found[name] = _score_lengths(model, chosen, name, token_ids, wanted)
-    _print(model, trained, wanted, found)
-    if json_file is not None:
-        content = {
-            "model": model,
-            "max_positions": trained,
-            "text": None if text is None else str(text),
-            "dtype": dtype,
-            "quantize": quantize,
-            "lengths": [
-                {"rope_scaling": None if name == _AS_TRAINED else name, **_plain(scored)}
-                for name, rows in found.items()
-                for scored in rows.values()
-            ],
-        }
-        write_text(json_file, json.dumps(content, indent=2) + "\n")
-
-
-def _plain(scored: _Scored) -> dict[str, Any]:
-    return {name: getattr(scored, name) for name in scored.__slots__}
+    scores = {
+        scaling: _score_lengths(
+            model, engine.model_copy(update={"rope_scaling": scaling}), token_ids, wanted, listener
+        )
+        for scaling in (None, *settings.rope_scaling)
+    }
+    return Perplexities(settings, trained, tuple(wanted), scores)
 
 
 def _parse_lengths(text: str) -> list[int]:
@@ -105,31 +112,34 @@ def _parse_lengths(text: str) -> list[int]:
 
 
 def _score_lengths(
-    model: str, settings: EngineSection, name: str, token_ids: Sequence[int], wanted: Sequence[int]
-) -> dict[int, _Scored]:
-    with terminal() as listener:
-        parts = open_torch_engine(model, settings, listener)
+    model: str,
+    engine: EngineSection,
+    token_ids: Sequence[int],
+    wanted: Sequence[int],
+    listener: Listener,
+) -> dict[int, Score]:
+    parts = open_torch_engine(model, engine, listener)
     score = parts.score
     assert score is not None  # a torch engine scores
     usable = [
         length for length in wanted if length <= min(parts.config.max_model_len, len(token_ids))
     ]
+    name = engine.rope_scaling or AS_TRAINED
 
-    async def all_windows() -> dict[int, _Scored]:
-        rows: dict[int, _Scored] = {}
+    async def all_windows() -> dict[int, Score]:
+        rows: dict[int, Score] = {}
         try:
-            with progress() as report:
-                for length in usable:
-                    every: list[float] = []
-                    far: list[float] = []
-                    starts = range(0, len(token_ids) - length + 1, length)
-                    for count, start in enumerate(starts, start=1):
-                        window = token_ids[start : start + length]
-                        scores = await score(window[:1], window[1:])
-                        every += scores
-                        far += scores[length // 2 - 1 :]
-                        report(f"{name}: windows of {length:,}", count, len(starts))
-                    rows[length] = _Scored(length, len(every), _exp(every), _exp(far))
+            for length in usable:
+                every: list[float] = []
+                far: list[float] = []
+                starts = range(0, len(token_ids) - length + 1, length)
+                for count, start in enumerate(starts, start=1):
+                    window = token_ids[start : start + length]
+                    scores = await score(window[:1], window[1:])
+                    every += scores
+                    far += scores[length // 2 - 1 :]
+                    listener.progress(f"{name}: windows of {length:,}", count, len(starts))
+                rows[length] = Score(length, len(every), _exp(every), _exp(far))
         finally:
             await close_all(parts.executors)
         return rows
@@ -139,22 +149,3 @@ def _score_lengths(
 
 def _exp(scores: Sequence[float]) -> float:
     return math.exp(-math.fsum(scores) / len(scores))
-
-
-def _print(
-    model: str, trained: int, wanted: Sequence[int], found: dict[str, dict[int, _Scored]]
-) -> None:
-    rows = []
-    for length in wanted:
-        cells = {"tokens at once": f"{length:,}"}
-        for name, scored in found.items():
-            at = scored.get(length)
-            cells[f"{name}: all"] = MISSING if at is None else number(at.perplexity, 4)
-            cells[f"{name}: 2nd half"] = MISSING if at is None else number(at.far_perplexity, 4)
-        rows.append(cells)
-    print_table(f"Perplexity of {model}, which knows {trained:,} positions", rows)
-    if any(length not in scored for scored in found.values() for length in wanted):
-        note(
-            f"{MISSING}: longer than the text, or than the positions that the model knows; "
-            "--rope-scaling stretches them"
-        )

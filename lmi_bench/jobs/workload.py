@@ -1,10 +1,9 @@
-"""From a source of traffic to a scenario file: read, summarise, print, write."""
+"""Recorded traffic as a scenario file."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import yaml
 
 from lmi_bench.analysis.level.layouts import RequestKind
-from lmi_bench.cli.console import print_table, say
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
@@ -26,6 +24,7 @@ from lmi_bench.interchange.traffic_statistics import (
     length_correlation,
     peak_rate_per_s,
 )
+from lmi_bench.jobs.settings.workload import WorkloadSettings
 
 PROMETHEUS = "prometheus:"
 _LEAST_SHARED = 16  # tokens: a cache's block; what is shorter is shared by chance or template
@@ -53,25 +52,32 @@ class Summary:
     notes: tuple[str, ...] = ()
 
 
-def run(source: str, out: Path, *, model: str | None, hours: float, growth: float) -> None:
-    """Read the source, write the scenario, say what it holds and what it cannot."""
+@dataclass(frozen=True, slots=True)
+class WrittenWorkload:
+    """What the source says, the scenario file, and the daily curve where the source has one."""
+
+    summary: Summary
+    scenario: Path
+    day: Path | None
+
+
+def workload_from(settings: WorkloadSettings) -> WrittenWorkload:
+    """Read the source and write the scenario; raises InputError for one that cannot be read."""
+    source, out = settings.source, settings.out
     if source.startswith(PROMETHEUS):
-        found = of_metrics(read_metrics(source.removeprefix(PROMETHEUS), hours=hours))
+        found = of_metrics(read_metrics(source.removeprefix(PROMETHEUS), hours=settings.hours))
     else:
         found = of_traffic(read_traffic(Path(source)))
-    content = scenario_content(found, name=out.stem, model=model, growth=growth)
+    content = scenario_content(found, name=out.stem, model=settings.model, growth=settings.speed)
     parse_scenario(content, source=str(out))
     header = f"# Written by `lmi-bench workload from {source}`.\n"
     header += "".join(f"# Not known: {text}\n" for text in found.unknown)
     write_text(out, header + yaml.safe_dump(content, sort_keys=False))
-    _print(found)
-    say(f"scenario: {out}")
     curve = day_curve(found)
-    if curve:
-        day = out.with_name(f"{out.stem}-day.csv")
+    day = out.with_name(f"{out.stem}-day.csv") if curve else None
+    if day is not None:
         write_text(day, curve)
-        say(f"daily curve: {day} (lmi-bench plan-day REC.json --load {day})")
-    say(f"next: lmi-bench recommend --workload {out} --model NAME --slo ...")
+    return WrittenWorkload(found, out, day)
 
 
 def of_traffic(traffic: Traffic) -> Summary:
@@ -173,45 +179,3 @@ def day_curve(found: Summary) -> str:
     writer.writerow(("hour", "rate_per_s"))
     writer.writerows((hour, f"{rate:.6g}") for hour, rate in known)
     return text.getvalue()
-
-
-def _print(found: Summary) -> None:
-    print_table(
-        "Kinds of request",
-        [
-            {
-                "input tokens": f"{kind.input_tokens:,}",
-                "output tokens": f"{kind.output_tokens:,}",
-                "share": f"{kind.share:.1%}",
-            }
-            for kind in found.kinds
-        ],
-    )
-    for text in (*_facts(found), *found.notes):
-        say(text)
-    for text in found.unknown:
-        say(f"not known: {text}")
-
-
-def _facts(found: Summary) -> Iterator[str]:
-    yield (
-        f"mean lengths: {_mean(found.kinds, 'input_tokens'):,.0f} in / "
-        f"{_mean(found.kinds, 'output_tokens'):,.0f} out"
-        + ("" if found.correlation is None else f", correlation {found.correlation:+.2f}")
-    )
-    if found.peak_per_s is not None and found.mean_per_s is not None:
-        yield (
-            f"rate: {found.peak_per_s:,.4g} req/s in the fullest five minutes, "
-            f"{found.mean_per_s:,.4g} on average"
-        )
-    if found.bursts is not None and found.bursts.shape is not None:
-        yield f"burstiness {found.bursts.shape:.3g} (1 is Poisson), by {found.bursts.how}"
-    if found.shared_tokens is not None and found.repeated is not None:
-        yield (
-            f"shared prefix: {found.shared_tokens:,} tokens of at least half of the prompts; "
-            f"{found.repeated:.0%} of all prompt text repeats the beginning of another prompt"
-        )
-
-
-def _mean(kinds: Sequence[RequestKind], name: str) -> float:
-    return sum(float(getattr(kind, name)) * kind.share for kind in kinds)

@@ -1,0 +1,39 @@
+"""What `workload from` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSettings:
+    """A source of traffic and the scenario to write."""
+
+    source: Annotated[
+        str,
+        Option(
+            "Log (JSON lines), trace (Azure's CSV, Mooncake's JSON lines), or prometheus:URL of a "
+            "Prometheus server or of an engine's /metrics page.",
+            argument=True,
+            metavar="SOURCE",
+        ),
+    ]
+    out: Annotated[Path, Option("Scenario file to write (YAML).", ("--out", "-o"))]
+    model: Annotated[str | None, Option("Model for the scenario.", ("--model", "-m"))] = None
+    hours: Annotated[
+        float, Option("Length in hours, up to now, of what a Prometheus server is asked for.")
+    ] = 24.0
+    speed: Annotated[
+        float, Option("Growth to plan for: the scenario's rate is the peak rate times this.")
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.hours < 0.1:
+            raise InputError(f"--hours {self.hours:g}: give at least 0.1")
+        if self.speed < 1e-6:
+            raise InputError(f"--speed {self.speed:g}: give a number above 0")
