@@ -19,8 +19,8 @@ from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.choices import calibrate, rank, read_questions
+from lmi_bench.targets.applies import idle_in_engine
 from lmi_bench.targets.bundled import open_torch_engine
-from lmi_bench.targets.idle_settings import idle_in_engine
 from lmi_bench.targets.launching import follow_launcher
 from lmi_bench.targets.parts import EngineParts
 from lmi_bench.targets.quantizing import quantize_notes
@@ -85,7 +85,7 @@ def run(
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     with terminal() as listener:
         parts = open_torch_engine(model, settings, listener)
-    for line in (*quantize_notes(parts.quantized), *idle_in_engine(settings)):
+    for line in (*quantize_notes(parts.quantized), *idle_in_engine("bundled", settings)):
         note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
     if choices:

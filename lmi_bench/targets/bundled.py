@@ -25,6 +25,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts.prompts import TokenIds
 from lmi_bench.models.folder import folder_name, shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder
+from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.back_ends import BackEnd, choose_back_end
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import (
@@ -34,7 +35,6 @@ from lmi_bench.targets.drafting import (
     speculation_facts,
     speculation_notes,
 )
-from lmi_bench.targets.idle_settings import idle_in_engine
 from lmi_bench.targets.launching import launched_degree, refuse_to_follow
 from lmi_bench.targets.limits import limits_of_all, scheduler_limits
 from lmi_bench.targets.loading import (
@@ -116,11 +116,7 @@ def open_torch_engine(
 
     Raises InputError where the model or a setting cannot be used, or torch is not installed.
     """
-    if settings.draft_acceptance is not None:
-        raise InputError(
-            "--draft-acceptance is for a simulated engine; the bundled one measures how many "
-            "drafted tokens hold"
-        )
+    refuse_impossible("bundled", settings)
     refuse_to_follow()
     wait_briefly()
     if settings.tensor_parallel != 1:
@@ -317,7 +313,7 @@ def _notes(
         *step_notes(settings, loaded.prepared),
         *(line for line in extra if line),
         *speculation_notes(settings),
-        *idle_in_engine(settings),
+        *idle_in_engine("bundled", settings),
     )
 
 

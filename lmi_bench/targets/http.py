@@ -24,8 +24,8 @@ from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.prompts import CommonWords, ExactText, PromptText, TextCounter
 from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.targets.access import Access
+from lmi_bench.targets.applies import idle_in_engine, kind_of
 from lmi_bench.targets.bench import Bench, Main
-from lmi_bench.targets.idle_settings import idle_at_endpoint
 from lmi_bench.targets.prompts import longest_request, make_prompts
 from lmi_bench.targets.tokenizers import find_tokenizer
 from lmi_bench.wire.format import find_format
@@ -226,7 +226,7 @@ def endpoint_bench(
         notes=(
             *notes,
             *(() if tokenizer is not None else (words,)),
-            *idle_at_endpoint(scenario.engine),
+            *idle_in_engine(kind_of(scenario.target), scenario.engine),
         ),
         secrets=secrets,
         spacing_s=SPACING_S,

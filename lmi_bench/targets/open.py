@@ -5,12 +5,14 @@ Engines and the planner are loaded where a target is one: a URL's first request 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import ENGINE_TARGET, SAGEMAKER_PREFIX, SIMULATED_PREFIX, Scenario
 from lmi_bench.targets.access import NO_ACCESS, Access
+from lmi_bench.targets.applies import idle_beside_engine, kind_of, refuse_idle
 from lmi_bench.targets.bench import Bench
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ def open_bench(
     access  what an endpoint wants to see before it answers
     trace   written by the engine, where it runs in this process
     """
+    refuse_idle(kind_of(scenario.target), ["step_trace"] if trace else [], scenario.engine)
+    bench = _open(scenario, access, listener, trace)
+    return replace(bench, notes=(*bench.notes, *idle_beside_engine(scenario)))
+
+
+def _open(scenario: Scenario, access: Access, listener: Listener, trace: StepTrace | None) -> Bench:
     target = scenario.target
     if target == ENGINE_TARGET:
         from lmi_bench.targets.bundled import engine_bench
@@ -38,11 +46,6 @@ def open_bench(
         from lmi_bench.targets.simulated import simulated_bench
 
         return simulated_bench(scenario, trace)
-    if trace is not None:
-        raise InputError(
-            "--step-trace shows an engine's own steps: use --target engine or sim:INSTANCE, or "
-            "give --step-trace to `lmi-bench serve`"
-        )
     if target.startswith(SAGEMAKER_PREFIX):
         from lmi_bench.targets.sagemaker import sagemaker_bench
 

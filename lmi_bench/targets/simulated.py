@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.speculation import Speculation
-from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import SIMULATED_PREFIX, EngineSection, Scenario
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
+from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import NoText, PromptText, TokenIds
+from lmi_bench.models.shape import ModelShape
+from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import (
     NGRAM_DRAFT,
@@ -26,7 +29,6 @@ from lmi_bench.targets.drafting import (
     speculation_facts,
     speculation_notes,
 )
-from lmi_bench.targets.idle_settings import idle_in_simulation
 from lmi_bench.targets.limits import simulated_limits
 from lmi_bench.targets.parts import (
     EngineParts,
@@ -99,43 +101,75 @@ def open_simulated_engine(
     """An engine that takes the predicted time of each step of a model on an instance.
 
     max_total_tokens  most tokens, input and output, of one request
+    profile           instead of the one that the settings name
     """
-    if settings.draft is not None and settings.draft_acceptance is None:
-        raise InputError(
-            f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
-            "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
-        )
-    if settings.kv_dtype is not None:
-        raise InputError(
-            f"--kv-dtype {settings.kv_dtype}: a simulated engine's cache has the format of its "
-            "weights; leave it out, choose both with --dtype, or ask `lmi-bench predict --kv-dtype`"
-        )
-    if settings.follow_memory:
-        raise InputError("--follow-memory: a simulated engine takes no memory; leave it out")
-    if settings.rope_scaling is not None:
-        raise InputError(
-            f"--rope-scaling {settings.rope_scaling}: a simulated engine reads no positions; "
-            "state the length with --max-model-len"
-        )
-    if settings.quantize != "none":
-        raise InputError(
-            f"--quantize {settings.quantize}: a simulated engine has no weights to round; its "
-            "format is chosen with --dtype"
-        )
-    for option, stated in (
-        ("--compile", settings.compile),
-        ("--artefact", settings.artefact is not None),
-        ("--device", settings.device is not None),
-    ):
-        if stated:
-            raise InputError(f"{option}: a simulated engine computes nothing; leave it out")
-    profile = profile or find_profile(settings.profile)
+    refuse_impossible("simulated", settings)
+    copy = _copy(model, instance_type, settings, profile or find_profile(settings.profile))
+    derived = scheduler_config_for(
+        copy.shape,
+        copy.instance,
+        copy.degree,
+        copy.dtype,
+        copy.profile,
+        settings.max_model_len or max_total_tokens,
+        speculation=copy.speculation,
+    )
+    config = scheduler_config(settings, derived)
+    step_time = copy.step_time(copy.shape)
+    draft = None if copy.speculation is None else copy.speculation.draft
+    draft_time = None if draft is None else copy.step_time(draft)
+    return EngineParts(
+        executors=tuple(
+            _simulated_executor(step_time, draft_time, settings, config.block_size)
+            for _ in range(settings.replicas)
+        ),
+        config=config,
+        shape=copy.shape,
+        tokenizer=None,
+        facts={
+            "kind": "simulated",
+            "model": copy.shape.name,
+            "instance": copy.instance.instance_type,
+            "accelerator": copy.instance.accelerator.name,
+            "tensor_parallel": copy.degree,
+            **replica_facts(settings),
+            "dtype": copy.dtype,
+            "profile": copy.profile.label,
+            "profile_provenance": copy.profile.provenance,
+            "scheduler": config_facts(config),
+            **speculation_facts(settings),
+        },
+        profile=copy.profile,
+        notes=_notes(copy, settings, config),
+        drafter=drafter_for(settings, copy.shape, draft, simulated=True),
+        tensor_parallel=copy.degree,
+        router=settings.router,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A model on some devices of an instance, and the profile that times its steps."""
+
+    shape: ModelShape
+    instance: Instance
+    degree: int
+    dtype: str
+    profile: EngineProfile
+    speculation: Speculation | None
+
+    def step_time(self, shape: ModelShape) -> StepTime:
+        """The step times of this model, or of its draft, on the copy's devices."""
+        return step_time_model_for(shape, self.instance, self.degree, self.dtype, self.profile)
+
+
+def _copy(model: str, instance_type: str, settings: EngineSection, profile: EngineProfile) -> _Copy:
+    """Raises InputError and CapacityError where the settings do not fit model and instance."""
     if settings.memory_share is not None:
         profile = replace(profile, memory_share=settings.memory_share)
     if settings.block_size is not None:
         profile = replace(profile, block_size=settings.block_size)
-    shape = find_model(model)
-    instance = find_instance(instance_type)
+    shape, instance = find_model(model), find_instance(instance_type)
     copies, devices = settings.replicas, instance.num_accelerators
     degree = degree_of(settings, most=max(1, devices // copies))
     if copies * degree > devices:
@@ -144,67 +178,38 @@ def open_simulated_engine(
             f"has {devices}: lower --replicas or --tp"
         )
     dtype = planned_dtype(model, settings.dtype)
-    draft = None
-    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
-        draft = find_model(settings.draft)
-    speculation = None
-    if settings.draft is not None:
-        speculation = Speculation(settings.draft_tokens, settings.draft_acceptance or 0.0, draft)
-    derived = scheduler_config_for(
-        shape,
-        instance,
-        degree,
-        dtype,
-        profile,
-        settings.max_model_len or max_total_tokens,
-        speculation=speculation,
-    )
-    config = scheduler_config(settings, derived)
-    step_time = step_time_model_for(shape, instance, degree, dtype, profile)
-    warnings = list(profile.warnings_for(accelerator=instance.accelerator.name))
-    draft_time = None
-    if draft is not None:
-        if draft.vocab_size != shape.vocab_size:
-            raise InputError(
-                f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
-                f"{shape.vocab_size:,}: a draft's token ids must mean the same"
-            )
-        draft_time = step_time_model_for(draft, instance, degree, dtype, profile)
-    return EngineParts(
-        executors=tuple(
-            _simulated_executor(step_time, draft_time, settings, config.block_size)
-            for _ in range(copies)
-        ),
-        config=config,
-        shape=shape,
-        tokenizer=None,
-        facts={
-            "kind": "simulated",
-            "model": shape.name,
-            "instance": instance.instance_type,
-            "accelerator": instance.accelerator.name,
-            "tensor_parallel": degree,
-            **replica_facts(settings),
-            "dtype": dtype,
-            "profile": profile.label,
-            "profile_provenance": profile.provenance,
-            "scheduler": config_facts(config),
-            **speculation_facts(settings),
-        },
-        profile=profile,
-        notes=(
-            f"{shape.name} on {instance.instance_type} ({instance.accelerator.name}), TP "
-            f"{degree}, {dtype}: predicted step times, {profile.provenance}",
-            f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
-            f"sequences at once{' a replica' if copies > 1 else ''}",
-            *((replica_note(copies, settings.router),) if copies > 1 else ()),
-            *speculation_notes(settings),
-            *idle_in_simulation(settings),
-            *(f"warning: {text}" for text in warnings),
-        ),
-        drafter=drafter_for(settings, shape, draft, simulated=True),
-        tensor_parallel=degree,
-        router=settings.router,
+    return _Copy(shape, instance, degree, dtype, profile, _speculation(settings, shape))
+
+
+def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | None:
+    if settings.draft is None:
+        return None
+    if settings.draft_acceptance is None:
+        raise InputError(
+            f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
+            "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
+        )
+    draft = None if settings.draft == NGRAM_DRAFT else find_model(settings.draft)
+    if draft is not None and draft.vocab_size != shape.vocab_size:
+        raise InputError(
+            f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
+            f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+        )
+    return Speculation(settings.draft_tokens, settings.draft_acceptance, draft)
+
+
+def _notes(copy: _Copy, settings: EngineSection, config: SchedulerConfig) -> tuple[str, ...]:
+    copies = settings.replicas
+    accelerator = copy.instance.accelerator.name
+    return (
+        f"{copy.shape.name} on {copy.instance.instance_type} ({accelerator}), TP "
+        f"{copy.degree}, {copy.dtype}: predicted step times, {copy.profile.provenance}",
+        f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
+        f"sequences at once{' a replica' if copies > 1 else ''}",
+        *((replica_note(copies, settings.router),) if copies > 1 else ()),
+        *speculation_notes(settings),
+        *idle_in_engine("simulated", settings),
+        *(f"warning: {text}" for text in copy.profile.warnings_for(accelerator=accelerator)),
     )
 
 

@@ -87,11 +87,11 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
     [
         (
             ("sweep", "http://127.0.0.1:9", "--policy", "none"),
-            "--policy: an endpoint keeps its own engine settings",
+            "--policy is for an engine in this process: an endpoint keeps its own engine settings",
         ),
         (
             ("sweep", "sim:ml.g5.2xlarge", "-m", "llama-2-7b", "--batch-size", "8"),
-            "--batch-size is for dynamic batching, and the policy is rolling",
+            "--batch-size is for dynamic batching; add --policy dynamic",
         ),
         (
             ("predict", *LLAMA, "--instance", "ml.g5.2xlarge", "--concurrency", "4"),

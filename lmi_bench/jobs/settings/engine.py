@@ -6,7 +6,7 @@ the scenario, and then to the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Final
 
@@ -406,20 +406,3 @@ _READERS: Final = {
     "quantize": _scheme,
     "router": _router,
 }
-
-_OF_ONE_POLICY: Final = {
-    "batch_size": ("--batch-size", "dynamic"),
-    "max_batch_delay_ms": ("--max-batch-delay-ms", "dynamic"),
-    "max_rolling_batch_size": ("--max-batch", "rolling"),
-    "recompute_on_join": ("--recompute-on-join", "rolling"),
-}
-
-
-def check_policy_flags(policy: str, overrides: Mapping[str, Any]) -> None:
-    """Raise InputError for a flag of another batching policy; overrides: fields of a scenario."""
-    for name, (flag, wanted) in _OF_ONE_POLICY.items():
-        if overrides.get(f"engine.{name}") is not None and policy != wanted:
-            raise InputError(
-                f"{flag} is for {wanted} batching, and the policy is {policy}: add --policy "
-                f"{wanted} or leave it out"
-            )

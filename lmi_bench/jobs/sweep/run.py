@@ -36,7 +36,6 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.jobs.gate import read_failures, read_share
-from lmi_bench.jobs.settings.engine import check_policy_flags
 from lmi_bench.jobs.sweep.client import AUTO_CLIENT, Client, open_pool, open_server_watch
 from lmi_bench.jobs.sweep.cloudwatch import DEFAULT_WAIT_S, read_cloudwatch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, with_levels_found
@@ -59,8 +58,8 @@ from lmi_bench.report.text import (
     token_counts_line,
 )
 from lmi_bench.targets.access import NO_ACCESS, Access
+from lmi_bench.targets.applies import kind_of, refuse_idle, stated_names
 from lmi_bench.targets.bench import Bench
-from lmi_bench.targets.idle_options import refuse_idle_options
 from lmi_bench.targets.open import open_bench
 
 if TYPE_CHECKING:
@@ -112,8 +111,7 @@ def run(
 ) -> SweepOutcome:
     """Run a sweep and print its answer; raises InputError before anything is written."""
     scenario = read_scenario(scenario_or_url, overrides)
-    refuse_idle_options(scenario.target, overrides)
-    check_policy_flags(scenario.engine.policy, overrides)
+    refuse_idle(kind_of(scenario.target), stated_names(overrides), scenario.engine)
     return run_scenario(scenario, options, out=out, resume=resume)
 
 

@@ -13,7 +13,6 @@ from lmi_bench.jobs.settings.engine import (
     BatchingOptions,
     ModelOptions,
     StepOptions,
-    check_policy_flags,
     stated_settings,
 )
 
@@ -77,8 +76,3 @@ def test_settings_have_their_names_and_values_of_the_scenario(stated):
 def test_a_value_that_cannot_be_read_names_its_option(steps, message):
     with pytest.raises(InputError, match=message):
         stated_settings(steps)
-
-
-def test_an_option_of_another_policy_is_refused_by_its_name():
-    with pytest.raises(InputError, match="--max-batch is for rolling batching"):
-        check_policy_flags("dynamic", {"engine.max_rolling_batch_size": 8})

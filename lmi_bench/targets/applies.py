@@ -1,0 +1,271 @@
+"""Which setting has an effect on which kind of target: one table for refusing and for noting.
+
+An option of the command line that cannot have an effect is refused. A scenario file may hold
+settings for several kinds of target: there a setting without effect is noted, or refused where
+the figures would be those of another engine than the file describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import (
+    SAGEMAKER_PREFIX,
+    SIMULATED_PREFIX,
+    ClientSection,
+    EngineSection,
+    SageMakerSection,
+    Scenario,
+)
+
+Kind = Literal["bundled", "simulated", "url", "sagemaker"]
+_IN_PROCESS: Final = ("bundled", "simulated")
+_ENDPOINTS: Final = ("url", "sagemaker")
+_ANY: Final = (*_IN_PROCESS, *_ENDPOINTS)
+_ENGINE: Final = "engine."
+_CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
+_SMOOTHQUANT: Final = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel")
+_RECORDED: Final = ("tensor_parallel", "dtype")
+"""Of any server: the run records them, and a calibration on the run reads them."""
+_OPTIONS: Final = {
+    "engine.tensor_parallel": "--tp",
+    "engine.enforce_eager": "--graphs",
+    "engine.max_rolling_batch_size": "--max-batch",
+    "engine.max_rolling_batch_prefill_tokens": "--prefill-tokens",
+    "stream": "--no-stream",
+    "client.first_token_timeout_s": "--first-token-timeout",
+    "sagemaker.endpoint_url": "--sagemaker-endpoint-url",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Settings that have an effect on some kinds of target only, or beside another setting only.
+
+    purpose  ends the sentence "NAME is for ..."
+    on       kinds of target; needs: what the engine's other settings must be
+    mend     what to do about an option that is refused
+    always   refused in a scenario file too: the engine would be another than the file says
+    """
+
+    names: tuple[str, ...]
+    purpose: str
+    on: tuple[str, ...] = _ANY
+    needs: Callable[[EngineSection], bool] = lambda _: True
+    mend: str = "leave it out"
+    always: bool = False
+
+
+def _engine(*names: str) -> tuple[str, ...]:
+    return tuple(_ENGINE + name for name in names)
+
+
+def _on_gpu(engine: EngineSection) -> bool:
+    return engine.device == "cuda" or engine.backend == "triton"
+
+
+def _prepares_steps(engine: EngineSection) -> bool:
+    graphs = _on_gpu(engine) and not engine.enforce_eager
+    return engine.compile or engine.artefact is not None or graphs
+
+
+_COMPUTING: Final = "the bundled engine: a simulated engine computes nothing"
+RULES: Final = (
+    Rule(
+        _engine(*(name for name in EngineSection.model_fields if name not in _RECORDED)),
+        "an engine in this process: an endpoint keeps its own engine settings",
+        _IN_PROCESS,
+        mend="leave it out, or give it to the server when that is started",
+    ),
+    Rule(_engine("backend", "threads", "enforce_eager"), _COMPUTING, ("bundled",)),
+    Rule(_engine("compile_shapes", "calibration", *_SMOOTHQUANT), _COMPUTING, ("bundled",)),
+    Rule(_engine("compile", "artefact", "device"), _COMPUTING, ("bundled",), always=True),
+    Rule(
+        _engine("follow_memory"),
+        "the bundled engine: a simulated engine takes no memory",
+        ("bundled",),
+        always=True,
+    ),
+    Rule(
+        _engine("kv_dtype"),
+        "the bundled engine: a simulated engine's cache has the format of its weights",
+        ("bundled",),
+        mend="choose both with --dtype, or ask `lmi-bench predict --kv-dtype`",
+        always=True,
+    ),
+    Rule(
+        _engine("rope_scaling"),
+        "the bundled engine: a simulated engine reads no positions",
+        ("bundled",),
+        mend="state the length with --max-model-len",
+        always=True,
+    ),
+    Rule(
+        _engine("quantize"),
+        "the bundled engine: a simulated engine has no weights to round",
+        ("bundled",),
+        mend="choose its format with --dtype",
+        always=True,
+    ),
+    Rule(_engine("profile"), "a simulated engine", ("simulated",)),
+    Rule(
+        _engine("draft_acceptance"),
+        "a simulated engine: the bundled one measures how many drafted tokens are accepted",
+        ("simulated",),
+        always=True,
+    ),
+    Rule(
+        _engine("draft_tokens", "draft_adaptive", "draft_acceptance"),
+        "speculative decoding",
+        needs=lambda engine: engine.draft is not None,
+        mend="add --draft, or leave it out",
+    ),
+    Rule(
+        _engine("batch_size", "max_batch_delay_ms"),
+        "dynamic batching",
+        needs=lambda engine: engine.policy == "dynamic",
+        mend="add --policy dynamic, or leave it out",
+    ),
+    Rule(
+        _engine("max_rolling_batch_size", "chunked_prefill", "recompute_on_join"),
+        "rolling batching",
+        needs=lambda engine: engine.policy == "rolling",
+        mend="add --policy rolling, or leave it out",
+    ),
+    Rule(
+        _engine("router"),
+        "several replicas",
+        needs=lambda engine: engine.replicas > 1,
+        mend="add --replicas, or leave it out",
+    ),
+    Rule(
+        _engine("memory_share"),
+        "a cache whose size follows from memory, not from num_blocks",
+        needs=lambda engine: engine.num_blocks is None,
+    ),
+    Rule(
+        _engine(*_SMOOTHQUANT),
+        "quantize smoothquant",
+        needs=lambda engine: engine.quantize == "smoothquant",
+    ),
+    Rule(
+        _engine("calibration"),
+        "awq and smoothquant",
+        needs=lambda engine: engine.quantize in _CALIBRATED,
+    ),
+    Rule(
+        _engine("compile_shapes"),
+        "compiled or captured steps",
+        needs=_prepares_steps,
+        mend="add --compile, or leave it out",
+    ),
+    Rule(_engine("enforce_eager"), "a GPU", needs=_on_gpu),
+    Rule(
+        (
+            *("protocol", "stream", "header", "workers"),
+            *(f"client.{name}" for name in ClientSection.model_fields),
+        ),
+        "an endpoint: this target runs in this process, without a connection",
+        _ENDPOINTS,
+        mend="leave it out, or measure an endpoint",
+    ),
+    Rule(
+        ("cloudwatch_wait", *(f"sagemaker.{name}" for name in SageMakerSection.model_fields)),
+        "a SageMaker endpoint",
+        ("sagemaker",),
+        mend="write sagemaker:NAME as the target, or leave it out",
+    ),
+    Rule(
+        ("step_trace",),
+        "an engine in this process: it shows the engine's own steps",
+        _IN_PROCESS,
+        mend="use --target engine or sim:INSTANCE, or give it to `lmi-bench serve`",
+    ),
+)
+
+
+def kind_of(target: str) -> Kind:
+    """What a scenario's target is; a name that is not understood counts as the bundled engine."""
+    if target.startswith(SIMULATED_PREFIX):
+        return "simulated"
+    if target.startswith(SAGEMAKER_PREFIX):
+        return "sagemaker"
+    return "url" if "://" in target else "bundled"
+
+
+def refuse_idle(kind: Kind, stated: Iterable[str], engine: EngineSection) -> None:
+    """Raise InputError for the first option that has no effect.
+
+    stated  dotted names, as in a scenario, of the settings that were given as options
+    """
+    for name, rule in _idle(kind, stated, engine):
+        raise _refusal(name, rule)
+
+
+def refuse_impossible(kind: Kind, engine: EngineSection) -> None:
+    """Raise InputError for a setting of the engine that makes it another than it can be."""
+    for name, rule in _idle(kind, _differing(engine, _ENGINE), engine):
+        if rule.always:
+            raise _refusal(name, rule)
+
+
+def idle_in_engine(kind: Kind, engine: EngineSection) -> tuple[str, ...]:
+    """A line that names the engine's settings without effect; none where all have one."""
+    return _line("engine settings", _idle(kind, _differing(engine, _ENGINE), engine))
+
+
+def idle_beside_engine(scenario: Scenario) -> tuple[str, ...]:
+    """As `idle_in_engine`, for what a scenario says of connections and of SageMaker."""
+    names = [
+        *(name for name in ("protocol", "stream") if _differs(scenario, name)),
+        *_differing(scenario.client, "client."),
+        *_differing(scenario.sagemaker, "sagemaker."),
+    ]
+    return _line("settings", _idle(kind_of(scenario.target), names, scenario.engine))
+
+
+def option_of(name: str) -> str:
+    """The option that states a setting of a dotted name."""
+    return _OPTIONS.get(name) or "--" + name.rpartition(".")[2].replace("_", "-")
+
+
+def _idle(kind: Kind, names: Iterable[str], engine: EngineSection) -> Iterator[tuple[str, Rule]]:
+    """Those of the names that have no effect, each with the first rule that says so."""
+    for name in names:
+        for rule in RULES:
+            if name in rule.names and not (kind in rule.on and rule.needs(engine)):
+                yield name, rule
+                break
+
+
+def _refusal(name: str, rule: Rule) -> InputError:
+    return InputError(f"{option_of(name)} is for {rule.purpose}; {rule.mend}")
+
+
+def _line(what: str, idle: Iterable[tuple[str, Rule]]) -> tuple[str, ...]:
+    by_purpose: dict[str, list[str]] = {}
+    for name, rule in idle:
+        by_purpose.setdefault(rule.purpose, []).append(name.rpartition(".")[2])
+    found = [f"{', '.join(names)} (for {purpose})" for purpose, names in by_purpose.items()]
+    return (f"{what} without effect here: {'; '.join(found)}",) if found else ()
+
+
+def _differing(section: Any, prefix: str) -> list[str]:
+    return [prefix + name for name in type(section).model_fields if _differs(section, name)]
+
+
+def _differs(section: Any, name: str) -> bool:
+    """Whether a setting has another value than the one that it has by default."""
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
+
+
+def stated_names(overrides: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that options gave; a stream, which is the default, counts as none."""
+    return [
+        name
+        for name, value in overrides.items()
+        if value is not None and not (name == "stream" and value is True)
+    ]
