@@ -1,10 +1,10 @@
-"""How many tokens to guess: as many as pay, by what held of a sequence's guesses lately.
+"""Chooses the draft length of each sequence from its recent acceptance rate.
 
-A step that verifies k guesses takes about 1 + c k times a plain step, c being what one more row
-and its guess cost. If each guess holds with chance a where those before it held, the step gives
-1 + a + ... + a^k tokens (Leviathan et al. 2023, arXiv:2211.17192, equation 1). The best k is that
-with the most tokens for its time; where even one guess does not pay, there is none, but for a
-guess now and then that tells whether the text has become easier.
+A step that verifies k draft tokens takes about 1 + c k times a plain step, where c is the cost of
+drafting and verifying one token. If each token is accepted with probability a once those before it
+are, the step yields 1 + a + ... + a^k tokens (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
+The best k maximizes tokens per time. If that is 0, a single draft token now and then probes whether
+the text has become easier to predict.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.sequence import Sequence
 
 DEFAULT_GUESS_COST: Final = 0.1
-"""Time of one more verified row as a share of a plain step, where nothing better is known."""
+"""Time per draft token as a share of a plain step, if nothing better is known."""
 
 PROBE_EVERY: Final = 16
-"""Steps without a guess before one is tried again."""
+"""Steps without a draft before one token is tried again."""
 
 _PRIOR_CHANCE: Final = 0.8
-_PRIOR_WEIGHT: Final = 2.0  # in guesses
-_KEPT: Final = 0.9  # of the past, at each verification
+_PRIOR_WEIGHT: Final = 2.0  # in draft tokens
+_KEPT: Final = 0.9  # decay of the past counts at each verification
 
 
 @dataclass(slots=True)
 class _Pace:
-    """What is remembered of a sequence: guesses that held and guesses tried, the past fading.
+    """A sequence's acceptance history, with exponential decay.
 
-    seen   the sequence's counts when they were last looked at; idle: steps since the last guess
+    held, tried  draft tokens accepted and verified
+    seen         the sequence's counts (accepted, rejected) at the last update
+    idle         steps since the last draft
     """
 
     held: float = _PRIOR_CHANCE * _PRIOR_WEIGHT
@@ -48,9 +50,9 @@ class _Pace:
 
 
 class AdaptiveDrafter:
-    """A drafter that asks another one for as many guesses as pay.
+    """Wraps a drafter and limits its drafts to the length that pays.
 
-    guess_cost_frac  time of one guess and its verification, as a share of a plain step
+    guess_cost_frac  time to draft and verify one token, as a share of a plain step
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class AdaptiveDrafter:
         self._probe_every = probe_every
 
     def __call__(self, seq: Sequence, most: int) -> tuple[int, ...]:
-        """At most `most` guesses; none while guessing does not pay."""
+        """At most `most` draft tokens; none while drafting does not pay."""
         if not isinstance(seq.pace, _Pace):
             seq.pace = _Pace()
         pace = seq.pace
@@ -87,7 +89,7 @@ class AdaptiveDrafter:
 
 
 def best_draft_length(chance: float, guess_cost_frac: float, *, most: int) -> int:
-    """The number of guesses, 0 to `most`, that gives the most tokens for a step's time.
+    """The draft length, 0 to `most`, that yields the most tokens per time.
 
     (1 + a + ... + a^k) / (1 + c k), the smaller k on a tie
 

@@ -1,6 +1,6 @@
-"""The plain values between the scheduler and whatever executes a step.
+"""The plain values that the scheduler and the executor exchange.
 
-They hold no sequence, queue or callback, so a batch can be logged, compared or sent to another
+They contain no sequence, queue or callback, so a batch can be logged, compared or sent to another
 process.
 """
 
@@ -15,11 +15,11 @@ from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 LAST_SAMPLED: Final = -1
-"""A token id that stands for the token which this sequence's previous step sampled: an executor
-that keeps sampled tokens on its device need not wait for the host to read them."""
+"""Placeholder for the token that this sequence's previous step sampled: an executor that keeps
+sampled tokens on its device need not wait for the host to read them."""
 
 DRAFTED: Final = -2
-"""A token id that the executor is to guess, with a model of its own, before it is verified."""
+"""Placeholder for a token that the executor drafts with a draft model before verification."""
 
 
 class StepKind(StrEnum):
@@ -34,18 +34,17 @@ class StepKind(StrEnum):
 class BatchEntry:
     """One sequence's part of a step.
 
-    token_ids       ids to compute in this step, in order; LAST_SAMPLED where the host has not
-                    seen the id yet
+    token_ids       ids to compute in this step, in order; LAST_SAMPLED if the host has not yet
+                    seen the id
     first_position  position of token_ids[0]; everything before it is in the cache
-    new_block_ids   blocks appended to the sequence's block table before this step; the table
-                    of a sequence that begins starts with them. A block that the windows of all
-                    layers have left behind stays in the table, but may be another's by now
-    samples         whether the row of the last token gives a token (not in a prompt's earlier
-                    chunks)
-    draft_length    drafted tokens at the end of token_ids (verify only), perhaps DRAFTED
+    new_block_ids   blocks appended to the sequence's block table before this step; all blocks if
+                    the sequence begins. A block outside every layer's window stays in the table
+                    but may belong to another sequence by now
+    samples         True if the last row yields a token (False in a prompt's earlier chunks)
+    draft_length    draft tokens at the end of token_ids (verify only), possibly DRAFTED
     num_generated   tokens that the sequence had generated before this step
-    cached_token_ids  the tokens before first_position, where other sequences computed them into
-                      the blocks with which this one begins
+    cached_token_ids  tokens before first_position that a beginning sequence takes from the
+                      prefix cache
     """
 
     seq_id: int
@@ -61,13 +60,13 @@ class BatchEntry:
 
     @property
     def begins(self) -> bool:
-        """Whether the sequence starts here, or starts anew."""
+        """True if the sequence starts or restarts in this step."""
         return self.first_position == len(self.cached_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step. `released_seq_ids` ended or were preempted: their state may be dropped first."""
+    """One step. `released_seq_ids` have ended or were preempted: drop their state first."""
 
     step_id: int
     entries: tuple[BatchEntry, ...]
@@ -77,10 +76,10 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one sequence got from a step: 0 to draft_length + 1 tokens.
+    """One sequence's result of a step: 0 to draft_length + 1 tokens.
 
-    logprobs      natural log-probabilities of those tokens, where they were asked for
-    top_logprobs  of each of them, likewise
+    logprobs      natural log-probabilities of those tokens, if requested
+    top_logprobs  the most likely tokens at each position, if requested
     """
 
     seq_id: int
@@ -91,9 +90,9 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens:
-    """What a step gave one sequence for good; `finish_reason` is set with its last tokens.
+    """Tokens that a step added to a sequence; `finish_reason` is set with its last tokens.
 
-    drafted, accepted  tokens guessed for this step, and how many of them held
+    drafted, accepted  draft tokens in this step, and how many were accepted
     """
 
     seq_id: int

@@ -1,9 +1,8 @@
-"""Who holds which block of the KV cache.
+"""Allocates KV-cache blocks and counts their references.
 
-A block is `block_size` token slots. Blocks are counted by their holders, so that sequences with a
-common prefix can hold the same block; a block is free when its last holder gives it back. The
-manager hands out numbers and knows neither tensors nor sequences.
-Source of the paged cache: Kwon et al. 2023, arXiv:2309.06180.
+A block is `block_size` token slots. Sequences with a common prefix share blocks; a block is free
+when its last reference is released. The manager hands out block numbers and knows neither tensors
+nor sequences. Source of the paged cache: Kwon et al. 2023, arXiv:2309.06180.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 
 
 class BlockManager:
-    """The books of one cache: every block is either free or has at least one holder.
+    """The blocks of one cache: every block is either free or referenced (it has holders).
 
-    prefix_cache  remembers what free blocks hold; those are handed out last
-    budget        blocks that may be held at once; lowered below what is held, nothing is free
-    most_used     blocks that were ever held at once: numbers go out again last in, first out, so
-                  that as many have been written to and no more
+    prefix_cache  remembers the content of free blocks; those are allocated last
+    budget        blocks that may be in use at once; no block is free while more are in use
+    most_used     peak number of blocks in use: freed blocks are reused last in, first out, so that
+                  no more than this have ever been written
     """
 
     __slots__ = (
@@ -40,19 +39,19 @@ class BlockManager:
         self.prefix_cache = prefix_cache
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last one freed goes first
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack
         self._holders = [0] * num_blocks
         self.budget = num_blocks
         self.most_used = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that may be handed out: nobody holds them, and the budget allows them."""
+        """Blocks that can be allocated: unused, and within the budget."""
         return max(0, self._unheld - (self.num_blocks - self.budget))
 
     @property
     def num_used(self) -> int:
-        """Blocks with at least one holder."""
+        """Blocks in use."""
         return self.num_blocks - self._unheld
 
     @property
@@ -62,21 +61,21 @@ class BlockManager:
         return len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` token slots take, the last one perhaps in part."""
+        """Blocks needed for `num_tokens` token slots, rounded up."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Take `count` free blocks, each with one holder.
+        """Allocate `count` free blocks.
 
         The caller checks `num_free` first: raises EngineError if there are too few.
         """
         if count > self.num_free:
-            raise EngineError(f"{count} KV blocks asked for, {self.num_free} are free")
+            raise EngineError(f"{count} KV blocks requested, {self.num_free} are free")
         if self.prefix_cache is not None:
             while len(self._free) < count:
                 self._free.append(self.prefix_cache.evict())
         self.most_used = max(self.most_used, self.num_used + count)
-        if count == 1:  # nearly every call: one more block for a growing sequence
+        if count == 1:  # fast path: nearly every call adds one block to a growing sequence
             block_id = self._free.pop()
             self._holders[block_id] = 1
             return (block_id,)
@@ -86,7 +85,7 @@ class BlockManager:
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a holder to blocks that are in use or known to the prefix cache.
+        """Add a reference to blocks that are in use or in the prefix cache.
 
         Raises EngineError for any other block.
         """
@@ -98,24 +97,24 @@ class BlockManager:
             self._holders[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Take one holder off each block; the last one frees it.
+        """Remove one reference from each block; a block without references becomes free.
 
-        A sequence gives its blocks from the last to the first, so that the prefix cache forgets
-        its tail before its head. Raises EngineError for a block that is free already.
+        A sequence releases its blocks from last to first, so that the prefix cache evicts its
+        tail before its head. Raises EngineError for a block that is already free.
         """
         for block_id in block_ids:
             holders = self._holders[block_id] - 1
             if holders < 0:
-                raise EngineError(f"KV block {block_id} is free already")
+                raise EngineError(f"KV block {block_id} is already free")
             self._holders[block_id] = holders
             if holders == 0 and (self.prefix_cache is None or not self.prefix_cache.rest(block_id)):
                 self._free.append(block_id)
 
     def audit(self, tables: Iterable[Iterable[int]]) -> None:
-        """Hold the books against the block tables of all sequences.
+        """Check the reference counts against the block tables of all sequences.
 
-        Raises EngineError if a block is held by other sequences than the books say, lies on the
-        free list twice, or is on neither side.
+        Raises EngineError if a count differs, or if a block is on the free list twice or is
+        neither free nor referenced.
         """
         held = Counter(block_id for table in tables for block_id in table)
         free = Counter(self._free)
@@ -126,6 +125,6 @@ class BlockManager:
             in_books, in_tables = self._holders[block_id], held[block_id]
             if in_books != in_tables or free[block_id] != (in_books == 0):
                 raise EngineError(
-                    f"KV block {block_id}: {in_books} holders in the books, {in_tables} in the "
+                    f"KV block {block_id}: {in_books} references counted, {in_tables} in the "
                     f"block tables, {free[block_id]} times on the free list"
                 )

@@ -1,4 +1,4 @@
-"""The scheduler's settings, checked once. Times in seconds, lengths in tokens."""
+"""The scheduler's settings, validated. Times are in seconds, lengths in tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lmi_bench.core.errors import CapacityError, InputError
 
 
 class BatchingPolicy(StrEnum):
-    """How requests become batches.
+    """How requests are batched.
 
     NONE     one request at a time
     DYNAMIC  collect `batch_size` requests or wait `max_batch_delay_s`, then run the whole batch
-             to its end
+             until every request has finished
     ROLLING  after every step finished sequences leave and waiting ones enter
     """
 
@@ -24,7 +24,7 @@ class BatchingPolicy(StrEnum):
 
 
 class KvLayout(StrEnum):
-    """PAGED takes blocks as a sequence grows; CONTIGUOUS reserves its whole length at admission."""
+    """PAGED allocates blocks as a sequence grows; CONTIGUOUS reserves them all at admission."""
 
     PAGED = "paged"
     CONTIGUOUS = "contiguous"
@@ -34,7 +34,7 @@ _E = TypeVar("_E", bound=StrEnum)
 
 
 def _member(kind: type[_E], name: str, value: str) -> _E:
-    """The member that a setting names; settings come as text from files and flags."""
+    """The enum member for a setting's text; raises InputError with the valid names."""
     try:
         return kind(value)
     except ValueError:
@@ -43,7 +43,7 @@ def _member(kind: type[_E], name: str, value: str) -> _E:
 
 
 DEFAULT_ROLLING_BATCH_SIZE: Final = 32
-"""Most sequences in the rolling batch, as in LMI up to 0.26."""
+"""Maximum sequences in the rolling batch, as in LMI up to 0.26."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +51,23 @@ class SchedulerConfig:
     """Settings of one scheduler.
 
     num_blocks                        KV-cache blocks of `block_size` tokens
-    max_model_len                     most tokens (input + output) of one request
+    max_model_len                     maximum tokens (input + output) per request
     batch_size, max_batch_delay_s     dynamic batching: LMI's batch_size and max_batch_delay
-    max_rolling_batch_size            most sequences in the rolling batch
-    max_rolling_batch_prefill_tokens  most prompt tokens of one step
+    max_rolling_batch_size            maximum sequences in the rolling batch
+    max_rolling_batch_prefill_tokens  maximum prompt tokens per step
     chunked_prefill                   split prompts and mix them with decode rows; otherwise a
                                       prefill step pauses decoding
-    max_input_tokens                  longest prompt; None: as far as the output leaves room
+    max_input_tokens                  maximum prompt tokens; None: limited only by max_model_len
     prefix_caching                    keep computed blocks and share them between prompts with
-                                      a common beginning
-    max_concurrent_requests           requests beyond it are refused at once; None: queue all
-    recompute_on_join                 a newcomer makes every running sequence compute its cache
-                                      anew, as engines did that could not insert a row into a
-                                      cache in use: the baseline of those that can
-    attention_window                  tokens that a position sees, itself included, where every
-                                      layer has a window: paged blocks behind it are given back.
-                                      None: some layer sees everything. A request must still fit
-                                      whole, since a preempted one computes all its tokens anew
+                                      a common prefix
+    max_concurrent_requests           reject requests above this; None: queue all
+    recompute_on_join                 a joining request makes every running sequence recompute its
+                                      cache: a baseline, as in engines that cannot insert a row
+                                      into a cache in use
+    attention_window                  tokens that a position attends to, itself included, if every
+                                      layer has a window: paged blocks outside it are freed.
+                                      None: some layer has no window. A request must still fit
+                                      whole, since a preempted one recomputes all its tokens
     """
 
     num_blocks: int
@@ -102,8 +102,8 @@ class SchedulerConfig:
             1 <= self.max_input_tokens < self.max_model_len
         ):
             raise InputError(
-                f"max_input_tokens must be from 1 to {self.max_model_len - 1:,}, one less than the "
-                f"whole length (max_model_len), got {self.max_input_tokens:,}"
+                f"max_input_tokens must be from 1 to {self.max_model_len - 1:,}, one less than "
+                f"max_model_len, got {self.max_input_tokens:,}"
             )
         if self.num_blocks < 1:
             raise CapacityError(
@@ -118,8 +118,7 @@ class SchedulerConfig:
             self.policy is not BatchingPolicy.ROLLING or self.chunked_prefill or self.prefix_caching
         ):
             raise InputError(
-                "recompute_on_join is about requests that join a rolling batch whose prefill "
-                "pauses decoding: use policy rolling without chunked_prefill and prefix_caching"
+                "recompute_on_join needs policy rolling without chunked_prefill and prefix_caching"
             )
         if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
             raise InputError(
@@ -128,5 +127,5 @@ class SchedulerConfig:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the whole cache holds."""
+        """Capacity of the whole cache in tokens."""
         return self.num_blocks * self.block_size

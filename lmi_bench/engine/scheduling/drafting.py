@@ -1,8 +1,7 @@
-"""Guesses of a sequence's next tokens, which the model then verifies all in one step.
+"""Drafters: propose a sequence's next tokens, which the model then verifies in one step.
 
-A guess costs nothing but the rows that verify it, and never changes what is generated: a token is
-only ever what the model itself chose at that position.
-Source: Leviathan et al. 2023, arXiv:2211.17192; for look-up Saxena 2023, prompt look-up decoding.
+A draft never changes the output: every token is the model's own choice at that position.
+Source: Leviathan et al. 2023, arXiv:2211.17192; n-gram drafts: Saxena 2023, prompt lookup decoding.
 """
 
 from __future__ import annotations
@@ -15,32 +14,31 @@ from lmi_bench.engine.scheduling.batch import DRAFTED
 from lmi_bench.engine.scheduling.sequence import Sequence
 
 Drafter = abc.Callable[[Sequence, int], tuple[int, ...]]
-"""Guesses at most n next tokens of a sequence; its last token is always known."""
+"""Drafts at most n next tokens of a sequence, whose last token is always known."""
 
 
 class ExecutorDrafter:
-    """Leaves the guessing to the executor, which runs a smaller model for it.
+    """Leaves drafting to the executor, which runs a draft model.
 
-    Gives `num_tokens` times DRAFTED, so that the slots of the guesses are seen to.
+    Returns `num_tokens` times DRAFTED, so that the scheduler reserves their cache slots.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self._draft = (DRAFTED,) * _checked(num_tokens)
 
     def __call__(self, seq: Sequence, most: int) -> tuple[int, ...]:
-        """As many places as the engine is to guess."""
+        """One placeholder per token to draft, at most `most`."""
         return self._draft[:most]
 
 
 class NgramDrafter:
-    """Looks the last tokens up in the sequence itself and guesses what followed them there.
+    """Drafts the tokens that followed the latest earlier occurrence of the sequence's last n-gram.
 
-    num_tokens         most tokens of a guess
-    longest, shortest  lengths of the run of tokens that is looked up, the longest first. Where it
-                       stood last counts; a guess that reaches the end of the text goes on with
-                       the same period
+    num_tokens         maximum draft length
+    longest, shortest  n-gram lengths, tried from longest to shortest. A draft that reaches the
+                       end of the text continues with the same period
 
-    It helps where the output repeats its input or itself: summaries, edits, code.
+    It helps if the output repeats its input or itself: summaries, edits, code.
     """
 
     def __init__(self, num_tokens: int, *, longest: int = 3, shortest: int = 2) -> None:
@@ -52,7 +50,7 @@ class NgramDrafter:
         self._lengths = range(longest, shortest - 1, -1)
 
     def __call__(self, seq: Sequence, most: int) -> tuple[int, ...]:
-        """The guess; empty where the last tokens are new."""
+        """The draft; empty if the last tokens have not occurred before."""
         if not isinstance(seq.drafting, _Index):
             seq.drafting = _Index(seq.prompt_token_ids)
         index = seq.drafting
@@ -61,7 +59,7 @@ class NgramDrafter:
 
 
 class _Index:
-    """A sequence's tokens, and after which place each run of them last stood."""
+    """A sequence's tokens, and the position after the latest occurrence of each n-gram."""
 
     __slots__ = ("_after", "_num_indexed", "_num_prompt_tokens", "_tokens")
 
@@ -72,7 +70,7 @@ class _Index:
         self._num_indexed = 0
 
     def extend(self, output_token_ids: abc.Sequence[int], lengths: range) -> None:
-        """Take in new output tokens; the runs at the very end have no following token yet."""
+        """Index new output tokens; the n-grams at the very end have no following token yet."""
         tokens = self._tokens
         tokens.extend(output_token_ids[len(tokens) - self._num_prompt_tokens :])
         for end in range(self._num_indexed + 1, len(tokens)):
@@ -92,9 +90,10 @@ class _Index:
 
 
 def guess_holds(acceptance: float, seq_id: int, position: int) -> bool:
-    """Whether a simulated guess holds if those before it did: a fixed draw of its place.
+    """Whether a simulated draft token is accepted once those before it are.
 
-    acceptance  its chance, 0 to 1
+    The draw depends only on sequence and position.
+    acceptance  its probability, 0 to 1
     """
     if not acceptance:
         return False
@@ -103,7 +102,7 @@ def guess_holds(acceptance: float, seq_id: int, position: int) -> bool:
 
 
 def tokens_gained(acceptance: float, seq_id: int, first_position: int, draft_length: int) -> int:
-    """Tokens of a simulated step that verifies `draft_length` guesses behind `first_position`."""
+    """Tokens of a simulated step that verifies `draft_length` tokens after `first_position`."""
     count = 1
     while count <= draft_length and guess_holds(acceptance, seq_id, first_position + count):
         count += 1

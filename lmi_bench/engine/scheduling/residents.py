@@ -1,4 +1,4 @@
-"""Who is in the batch and holds blocks: admission, growth and eviction over one cache."""
+"""The running batch and its KV blocks: admission, growth and preemption."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ORDER: Final = attrgetter("order")
 
 
 class Residents:
-    """The running sequences and their blocks, kept sound together.
+    """The running sequences and their blocks, kept consistent.
 
-    running      admitted and not ended, in order of (arrival, index)
-    num_filling  how many of them have prompt tokens left to compute
+    running      sequences admitted and not ended, in order of (arrival, index)
+    num_filling  number of them with prompt tokens left to compute
     """
 
     __slots__ = ("_contiguous", "_prefixes", "_window", "blocks", "num_filling", "running")
@@ -33,10 +33,10 @@ class Residents:
         self._window = None if self._contiguous else config.attention_window
 
     def has_room_for(self, seq: Sequence) -> bool:
-        """Whether blocks are free for a newcomer.
+        """True if there are enough free blocks to admit a sequence.
 
-        Paged, it must leave one block for each running sequence: else it would be preempted, its
-        prompt lost, as soon as one of them grows.
+        A paged cache must keep one free block per running sequence: otherwise the new one would
+        be preempted, and its prompt lost, as soon as another grows.
         """
         headroom = 0 if self._contiguous else len(self.running)
         needed = self._blocks_at_admission(seq) + headroom
@@ -44,15 +44,15 @@ class Residents:
         if needed <= num_free or self._prefixes is None:
             return needed <= num_free
         held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
-        return needed - held <= num_free  # an idle block counts as free until it is shared
+        return needed - held <= num_free  # an idle cached block counts as free until it is shared
 
     def admit(self, seq: Sequence) -> None:
-        """Give a sequence the blocks of its prompt, or of its whole length if contiguous.
+        """Allocate the blocks of a sequence's prompt, or of its whole length if contiguous.
 
-        Those that the prefix cache knows are shared, and their tokens count as computed.
+        Blocks in the prefix cache are shared, and their tokens count as computed.
         """
         known = self._known_blocks(seq)
-        self.blocks.share(known)  # first, so that none of them is evicted for the others
+        self.blocks.share(known)  # first, so that allocating the others evicts none of them
         seq.block_ids.extend(known)
         seq.slot_capacity = seq.num_computed = len(known) * self.blocks.block_size
         seq.num_cached = seq.num_computed
@@ -70,23 +70,23 @@ class Residents:
         return block_ids
 
     def missing_blocks(self) -> int:
-        """Blocks that are too few for one more token of every sequence that decodes."""
+        """Additional blocks needed for one more token of every decoding sequence."""
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
         return max(0, needed - self.blocks.num_free)
 
     def spare_blocks(self) -> int:
-        """Free blocks beside those that one more token of every decoding sequence takes."""
+        """Free blocks beyond those needed for one more token of every decoding sequence."""
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
         return max(0, self.blocks.num_free - needed)
 
     def missing_for(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks that a sequence lacks for this many more tokens."""
+        """Additional blocks that a sequence needs for this many more tokens."""
         return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
 
     def decoding(self) -> abc.Iterator[Sequence]:
-        """Sequences that may have one more token planned, oldest first.
+        """Sequences for which one more token can be planned, oldest first.
 
-        Not those with prompt left to compute, nor those whose last token is in flight.
+        Excludes those with prompt left to compute and those whose last token is in flight.
         """
         for seq in self.running:
             if seq.num_computed >= seq.tokens_to_fill and not (
@@ -101,7 +101,7 @@ class Residents:
         return [seq for seq in self.running if seq.num_computed < seq.tokens_to_fill]
 
     def learn(self, seq: Sequence, num_tokens: int) -> None:
-        """The first `num_tokens` positions of a sequence are computed for good."""
+        """Add a sequence's full blocks to the prefix cache; `num_tokens` positions are final."""
         if self._prefixes is None:
             return
         size = self.blocks.block_size
@@ -113,9 +113,9 @@ class Residents:
             seq.num_learnt = full
 
     def forget(self, seq: Sequence, num_tokens: int) -> None:
-        """Give back the blocks that no position from `num_tokens` on sees.
+        """Free the blocks outside the attention window of every position from `num_tokens` on.
 
-        The positions before it are computed for good; a step in flight begins at or behind it.
+        Positions before `num_tokens` are final; any step in flight begins at or after it.
         """
         behind = self._blocks_behind(num_tokens)
         if behind > seq.num_forgotten:
@@ -123,14 +123,14 @@ class Residents:
             seq.num_forgotten = behind
 
     def _known_blocks(self, seq: Sequence) -> list[int]:
-        """Blocks that hold the sequence's beginning; at least one token is left to compute."""
+        """Cached blocks of the sequence's prefix; at least one token is left to compute."""
         if self._prefixes is None:
             return []
         size = self.blocks.block_size
         return self._prefixes.find(seq.digests((seq.tokens_to_fill - 1) // size, size))
 
     def evict_youngest(self) -> Sequence:
-        """Take the blocks from the youngest sequence; it has to begin anew."""
+        """Remove the youngest sequence and free its blocks; it must restart."""
         seq = self.running[-1]
         self.remove(seq)
         self.blocks.release(reversed(seq.held_block_ids))
@@ -138,30 +138,30 @@ class Residents:
         return seq
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out of the batch; its blocks stay with it until `release`."""
+        """Take a sequence out of the batch; it keeps its blocks until `release`."""
         self.running.remove(seq)
         if seq.num_computed < seq.tokens_to_fill:
             self.num_filling -= 1
 
     def release(self, seq: Sequence) -> None:
-        """Give back the blocks of a sequence that has left."""
+        """Free the blocks of a sequence that has left the batch."""
         self.blocks.release(reversed(seq.held_block_ids))
         seq.block_ids = []
         seq.slot_capacity = 0
         seq.num_forgotten = 0
 
     def drop_finished(self) -> None:
-        """Take everyone who finished with a token out of the batch."""
+        """Remove sequences with a finish reason from the batch."""
         self.running = [seq for seq in self.running if seq.finish_reason is None]
 
     def steps_that_fit(self, most: int) -> int:
-        """How many decode steps of all running sequences the free blocks allow, up to `most`.
+        """Decode steps of all running sequences that the free blocks allow, up to `most`.
 
-        Blocks that fall behind a window in these steps are not counted on: it may be more.
+        A lower bound: blocks that leave the attention window in these steps are not counted.
         """
         if self._blocks_for_steps(most) <= self.blocks.num_free:
             return most
-        low, high = 0, most  # the blocks suffice for `low` steps, not for `high`
+        low, high = 0, most  # the blocks suffice for `low` steps but not for `high`
         while high - low > 1:
             middle = (low + high) // 2
             if self._blocks_for_steps(middle) <= self.blocks.num_free:
@@ -171,8 +171,8 @@ class Residents:
         return low
 
     def steps_until_forgotten(self) -> int | None:
-        """Decode steps of all running sequences until one gives blocks back, with the last of them;
-        None where no block ever falls behind a window."""
+        """Decode steps of all running sequences until one frees a block outside its window (in
+        the last of them); None without a window."""
         if self._window is None:
             return None
         size, window = self.blocks.block_size, self._window
@@ -182,7 +182,7 @@ class Residents:
         )
 
     def slots(self) -> tuple[int, int]:
-        """Token slots that the running sequences hold, and those of them with a token."""
+        """Token slots reserved by the running sequences, and those of them with a token."""
         reserved = filled = 0
         for seq in self.running:
             forgotten = seq.num_forgotten * self.blocks.block_size
@@ -191,7 +191,7 @@ class Residents:
         return reserved, filled
 
     def slots_over_steps(self, num_steps: int) -> tuple[int, int]:
-        """`slots` summed over as many decode steps of all running sequences from now on."""
+        """`slots` summed over the next `num_steps` decode steps of all running sequences."""
         reserved = filled = 0
         for seq in self.running:
             first = seq.num_computed
@@ -207,7 +207,7 @@ class Residents:
         return reserved, filled
 
     def take_steps(self, num_steps: int, token_id: int) -> None:
-        """Let every running sequence have decoded `token_id` this many times."""
+        """Advance every running sequence by `num_steps` tokens, all `token_id`."""
         for seq in self.running:
             seq.num_computed += num_steps
             seq.output_token_ids.extend([token_id] * num_steps)
@@ -216,21 +216,21 @@ class Residents:
             self.forget(seq, seq.num_computed)
 
     def _blocks_behind(self, num_tokens: int) -> int:
-        """Blocks at a table's head that a token at position `num_tokens` does not see."""
+        """Blocks at a table's head outside the window of a token at position `num_tokens`."""
         if self._window is None:
             return 0
         return max(0, num_tokens + 1 - self._window) // self.blocks.block_size
 
     def _sum_behind(self, num_tokens: int) -> int:
-        """Slots of the blocks behind the window in a step to 1 token, to 2, and so on up to
-        `num_tokens`, summed: the step to n tokens has those behind position n - 1 given back."""
+        """Slots of the blocks outside the window, summed over steps that reach 1, 2, ...,
+        `num_tokens` tokens; the step to n tokens has freed those outside the window of n - 1."""
         size = self.blocks.block_size
         assert self._window is not None
         whole, rest = divmod(max(0, num_tokens - self._window), size)
         return size * (size * whole * (whole - 1) // 2 + whole * (rest + 1))
 
     def _sum_of_capacities(self, num_tokens: int) -> int:
-        """Slots of the blocks for 1 token, for 2, and so on up to `num_tokens`, summed."""
+        """Slots of the blocks needed for n tokens, summed over n = 1, 2, ..., `num_tokens`."""
         size = self.blocks.block_size
         whole, rest = divmod(num_tokens, size)
         return size * (size * whole * (whole + 1) // 2 + rest * (whole + 1))

@@ -1,4 +1,4 @@
-"""How a sequence's next token is chosen and when it ends: one request's generation settings."""
+"""One request's generation settings: sampling, penalties and stop conditions."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Final
 from lmi_bench.core.errors import InputError
 
 MOST_TOP_LOGPROBS: Final = 20
-"""Of one token, as vLLM and OpenAI allow."""
+"""Maximum `top_logprobs` per token, as in vLLM and OpenAI."""
 
 STRONGEST_PENALTY: Final = 2.0
-"""Of `presence_penalty` and `frequency_penalty`, either way, as OpenAI allows."""
+"""Limit of `presence_penalty` and `frequency_penalty`, positive or negative, as in OpenAI."""
 
 LEAST_TEMPERATURE: Final = 1e-5
-"""Anything below counts as 0, as in vLLM: logits divided by less overflow float32."""
+"""A lower temperature counts as 0, as in vLLM: dividing logits by less overflows float32."""
 
 Ranked = tuple[tuple[int, float], ...]
-"""The likeliest tokens of one place with their natural log-probabilities, the likeliest first."""
+"""The most likely tokens at one position with natural log-probabilities, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Generation settings of one request; the defaults are greedy decoding.
 
-    max_new_tokens  most tokens generated; ends with finish reason `length`
-    temperature     below LEAST_TEMPERATURE greedy; from there the logits are divided by it
-    top_k           keep the k likeliest tokens, 0 keeps all; top_p: smallest set of that mass
-    repetition_penalty  of tokens in the prompt or the answer: 1 is none
-    presence_penalty    taken from the logit of every token that the answer holds already, and
-    frequency_penalty   as many times as it holds it: OpenAI's penalties, which pass over the prompt
+    max_new_tokens  output limit in tokens; ends with finish reason `length`
+    temperature     divisor of the logits; below LEAST_TEMPERATURE decoding is greedy
+    top_k           keep the k most likely tokens, 0 keeps all; top_p: smallest set of that mass
+    repetition_penalty  applies to tokens in the prompt or output; 1 is off
+    presence_penalty    subtracted from the logit of every token already in the output
+    frequency_penalty   likewise, times its count there; as in OpenAI, both ignore the prompt
     logprobs        return the log-probability of each generated token
-    top_logprobs    and those of so many of the likeliest tokens in its place
+    top_logprobs    also return those of this many most likely tokens per position
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
     stop_token_ids  end it with reason `stop_sequence`
-    penalised       whether what came before changes the logits; follows from the rest
+    penalised       True if earlier tokens change the logits; derived from the rest
     """
 
     max_new_tokens: int = 16
@@ -52,7 +52,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
-    # a field, since every step asks every row for it
+    # a field, since every step reads it for every row
     penalised: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
         if min(self.stop_token_ids, default=0) < 0:
-            raise InputError(f"a token id is 0 or more, got {min(self.stop_token_ids)}")
+            raise InputError(f"a token id must be 0 or more, got {min(self.stop_token_ids)}")
         if self.top_k < 0:
             raise InputError(f"top_k must be 0 (off) or more, got {self.top_k}")
         if not 0 < self.repetition_penalty < math.inf:
@@ -91,10 +91,10 @@ class SamplingParams:
 
     @property
     def counts_answer(self) -> bool:
-        """Whether a token's logit hangs on how often the answer holds it."""
+        """True if a token's logit depends on its count in the output."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the most likely token is always chosen."""
         return self.temperature < LEAST_TEMPERATURE

@@ -1,15 +1,15 @@
-"""What runs next: turns requests into steps under one of three batching policies.
+"""The scheduler: turns requests into steps under one of three batching policies.
 
-The scheduler decides and never runs: time comes in as `now_s`, steps go out as `StepBatch`, their
-results come back through `commit`. Requests are served first come, first served, in order of
-(arrival, index). When blocks run out the youngest running sequence is preempted: it loses its
-blocks and later computes its prompt and its tokens so far anew. The oldest is never preempted
-while another runs, and a request that could not run alone is refused by `add`, so every request
-comes to its end.
+The scheduler plans steps but does not run them: time comes in as `now_s`, steps go out as
+`StepBatch`, results come back through `commit`. Requests are served first come, first served, in
+order of (arrival, index). When blocks run out, the youngest running sequence is preempted: its
+blocks are freed, and its prompt and output so far are recomputed later. The oldest is never
+preempted while another runs, and `add` rejects a request that could not run alone, so every request
+finishes.
 
-A batch may be planned before the one ahead of it is committed; the token that is still on its way
-is then LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and
-nothing is preempted before every batch is committed: `plan` says Idle until then.
+A batch may be planned before the previous one is committed; a token not yet known is then
+LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and nothing
+is preempted before every batch is committed: until then `plan` returns Idle.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Scheduler:
         self._released: list[int] = []
         self._next_index = 0
         self._next_step_id = 0
-        self._batch_slots = 0  # members with which the running dynamic batch left
-        self._decoded_since_join = False  # else a newcomer finds a batch just computed anew
+        self._batch_slots = 0  # size of the running dynamic batch when it started
+        self._decoded_since_join = False  # False: the batch was just recomputed
         self._mixes_prefill = config.chunked_prefill and config.policy is BatchingPolicy.ROLLING
         self._max_running = {
             BatchingPolicy.NONE: 1,
@@ -71,34 +71,35 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue, preempted ones included."""
+        """Sequences in the queue, including preempted ones."""
         return len(self._waiting)
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that may be handed out: no sequence holds them, and the budget allows them."""
+        """KV blocks that can be allocated: unused, and within the budget."""
         return self._residents.blocks.num_free
 
     @property
     def used_blocks(self) -> int:
-        """KV blocks that sequences hold."""
+        """KV blocks in use."""
         return self._residents.blocks.num_used
 
     @property
     def block_budget(self) -> int:
-        """KV blocks that sequences may hold at once."""
+        """KV blocks that may be in use at once."""
         return self._residents.blocks.budget
 
     @property
     def most_used_blocks(self) -> int:
-        """KV blocks that sequences ever held at once."""
+        """Peak number of KV blocks in use."""
         return self._residents.blocks.most_used
 
     def set_block_budget(self, num_blocks: int) -> None:
-        """Let sequences hold at most so many KV blocks from now on.
+        """Limit the KV blocks in use from now on.
 
-        Never fewer than the longest request takes, or it would wait for ever, nor more than there
-        are. Who holds more goes on until it needs another block; then the youngest give way.
+        The limit is at least what the longest request needs, or that would wait forever, and at
+        most all blocks. If more are in use, sequences continue until one needs another block;
+        then the youngest are preempted.
         """
         blocks = self._residents.blocks
         longest = blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
@@ -106,11 +107,11 @@ class Scheduler:
 
     @property
     def unfilled_slots(self) -> int:
-        """Token slots that are reserved but hold no token yet: the waste of the KV layout."""
+        """Reserved token slots without a token yet: the waste of the KV layout."""
         return sum(seq.slot_capacity - seq.num_computed for seq in self._residents.running)
 
     def audit(self) -> None:
-        """Hold the block books against the sequences' block tables; raises EngineError."""
+        """Check the blocks' reference counts against the block tables; raises EngineError."""
         self._residents.blocks.audit(seq.held_block_ids for seq in self._sequences.values())
 
     def running_seq_ids(self) -> list[int]:
@@ -120,7 +121,7 @@ class Scheduler:
     def block_table(self, seq_id: int) -> tuple[int, ...]:
         """The blocks of a sequence, in order of its positions; empty while it waits.
 
-        Those behind its window stay in it, although they may be another's by now.
+        Blocks outside its window stay listed, although another sequence may use them by now.
         """
         seq = self._sequences.get(seq_id)
         return () if seq is None else tuple(seq.block_ids)
@@ -132,21 +133,21 @@ class Scheduler:
         sampling: SamplingParams,
         arrival_s: float,
     ) -> Sequence:
-        """Queue a request that came at `arrival_s`. The prompt is kept, not copied.
+        """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied.
 
-        Raises CapacityError if it could never run, OverloadedError if max_concurrent_requests
-        are in the engine.
+        Raises CapacityError if it can never run, OverloadedError if max_concurrent_requests
+        are already in the engine.
         """
         num_prompt_tokens = len(prompt_token_ids)
         check_fits(self.config, seq_id, num_prompt_tokens, sampling.max_new_tokens)
         limit = self.config.max_concurrent_requests
         if limit is not None and self.num_running + self.num_waiting >= limit:
             raise OverloadedError(
-                f"{limit} requests are in the engine already (max_concurrent_requests): "
-                "send this one again later, or raise the limit"
+                f"{limit} requests are already in the engine (max_concurrent_requests): "
+                "retry later, or raise the limit"
             )
         if seq_id in self._sequences:
-            raise InputError(f"request {seq_id} is in the engine already: ids must be unique")
+            raise InputError(f"request {seq_id} is already in the engine: ids must be unique")
         seq = Sequence(
             seq_id=seq_id,
             index=self._next_index,
@@ -162,11 +163,11 @@ class Scheduler:
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
-        """The step to run now, or how long there is nothing to run."""
+        """The step to run now, or how long to wait for one."""
         entries: list[BatchEntry] = []
         members: list[Sequence] = []
         if self._drafter is not None and self._in_flight:
-            return _IDLE  # how many drafted tokens hold is not known before the commit
+            return _IDLE  # the number of accepted draft tokens is known only after the commit
         if self.config.recompute_on_join and not self._clear_for_newcomer():
             return _IDLE
         if self._mixes_prefill:
@@ -199,17 +200,17 @@ class Scheduler:
     def commit(
         self, batch: StepBatch, outputs: abc.Sequence[StepOutput], now_s: float
     ) -> list[CommittedTokens]:
-        """Take the results of the oldest batch in flight; `now_s` is the end of its step.
+        """Process the results of the oldest batch in flight; `now_s` is the end of its step.
 
-        Returns what each sequence gained, in the batch's order; sequences that ended meanwhile
-        gain nothing. Raises EngineError if the outputs are not those of this batch.
+        Returns each sequence's new tokens, in batch order; sequences that have ended meanwhile
+        get none. Raises EngineError if the outputs do not match this batch.
         """
         if not self._in_flight or self._in_flight[0][0] is not batch:
             raise EngineError(f"step {batch.step_id} is not the oldest step in flight")
         if len(outputs) != len(batch.entries):
             raise EngineError(
                 f"step {batch.step_id} has {len(batch.entries)} entries, "
-                f"the executor gave {len(outputs)} outputs"
+                f"the executor returned {len(outputs)} outputs"
             )
         _, members = self._in_flight.popleft()
         committed: list[CommittedTokens] = []
@@ -224,7 +225,7 @@ class Scheduler:
                     self._release(seq)
                 continue
             computed = entry.first_position + len(entry.token_ids)
-            if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are written anew
+            if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are overwritten
                 computed = seq.num_computed = entry.first_position + len(output.token_ids)
             if not output.token_ids:
                 self._residents.learn(seq, computed)
@@ -245,9 +246,9 @@ class Scheduler:
         return committed
 
     def finish(self, seq_id: int, reason: str) -> None:
-        """End a sequence now (a stop string, a cancel); nothing happens if it has ended.
+        """End a sequence now (stop string, cancellation); no effect if it has ended.
 
-        Its blocks are free at once, or at the commit of the last batch in flight that holds it.
+        Its blocks are freed now, or at the commit of its last batch in flight.
         """
         seq = self._sequences.get(seq_id)
         if seq is None or seq.finish_reason is not None:
@@ -262,7 +263,7 @@ class Scheduler:
             self._release(seq)
 
     def decode_shape(self) -> StepShape:
-        """The shape of the next step where `identical_decode_steps` is above 0."""
+        """The shape of the next step if `identical_decode_steps` is above 0."""
         context = sum(seq.num_computed for seq in self._residents.running)
         rows = self.num_running
         return StepShape(
@@ -270,11 +271,11 @@ class Scheduler:
         )
 
     def identical_decode_steps(self) -> int:
-        """For how many steps from now nothing changes but the context lengths.
+        """Number of steps from now in which only the context lengths change.
 
-        In each of them every running sequence decodes one token and goes on, none enters and the
-        blocks suffice, provided that no request arrives or is cancelled and no token ends a
-        sequence early. 0: the next step may be another one.
+        In each of them every running sequence decodes one token without finishing, none joins and
+        the blocks suffice, provided that no request arrives or is cancelled and no token ends a
+        sequence early. 0: the next step may be different.
         """
         residents = self._residents
         if not residents.running or residents.num_filling:
@@ -285,16 +286,16 @@ class Scheduler:
             return 0
         most = min(seq.num_left for seq in residents.running) - 1
         if self._waiting and self.num_running < self._max_running:
-            # it is blocks that the oldest waits for, and those behind a window come free
+            # the oldest waits for blocks, and those outside a window are freed
             until = residents.steps_until_forgotten()
             most = most if until is None else min(most, until)
         return residents.steps_that_fit(most)
 
     def skip_decode_steps(self, num_steps: int, token_id: int) -> None:
-        """Take `num_steps` identical decode steps at once: each gave each sequence `token_id`.
+        """Apply `num_steps` identical decode steps at once: each gave each sequence `token_id`.
 
-        For simulations, since no executor is told of the blocks: the scheduler stands as after
-        as many rounds of `plan` and `commit`. `num_steps` is at most `identical_decode_steps()`.
+        Only for simulations, since no executor sees the blocks. The scheduler's state equals that
+        after `num_steps` rounds of `plan` and `commit`; at most `identical_decode_steps()`.
         """
         shape = self.decode_shape()
         self._decoded_since_join = True
@@ -307,11 +308,11 @@ class Scheduler:
     # Admission
 
     def _next_to_admit(self) -> Sequence | None:
-        """The oldest waiting sequence if a slot and blocks are free for it."""
+        """The oldest waiting sequence if a batch slot and enough blocks are free."""
         if not self._waiting or self.num_running >= self._max_running:
             return None
         if self.config.policy is BatchingPolicy.DYNAMIC and self._batch_slots:
-            return None  # the batch runs to its end without newcomers
+            return None  # nothing joins a dynamic batch before it ends
         seq = self._waiting.head()
         return seq if seq is not None and self._residents.has_room_for(seq) else None
 
@@ -324,7 +325,7 @@ class Scheduler:
         self.stats.peak_running = max(self.stats.peak_running, self.num_running)
 
     def _start_dynamic_batch(self, now_s: float) -> None:
-        """Let a batch leave if it is full or its oldest member has waited long enough."""
+        """Start a batch if it is full or its oldest request has waited long enough."""
         if self._residents.running or self._in_flight:
             return
         self._batch_slots = 0
@@ -336,7 +337,7 @@ class Scheduler:
         self._batch_slots = self.num_running
 
     def _batch_leaves_s(self) -> float | None:
-        """When the next dynamic batch leaves, None while nobody waits."""
+        """When the next dynamic batch starts; None while no request waits."""
         seq = self._waiting.head()
         if seq is None:
             return None
@@ -356,9 +357,9 @@ class Scheduler:
     def _plan_prefill(
         self, entries: list[BatchEntry], members: list[Sequence], now_s: float
     ) -> tuple[int, int, int, int]:
-        """Prompt chunks of one step: begun prompts first, then newcomers, oldest first.
+        """Plan a step's prompt chunks: begun prompts first, then new requests, oldest first.
 
-        A prompt is split only under chunked prefill or if it is longer than a whole step.
+        A prompt is split only with chunked prefill or if it exceeds a step's prefill limit.
         Returns the prefill fields of the step's shape.
         """
         if self.config.policy is BatchingPolicy.DYNAMIC:
@@ -376,7 +377,7 @@ class Scheduler:
                 break
             if not seq.admitted:
                 self._admit(seq)
-                left = seq.tokens_to_fill - seq.num_computed  # less if its beginning is known
+                left = seq.tokens_to_fill - seq.num_computed  # less after a prefix-cache hit
                 count = min(left, budget)
             first = seq.num_computed
             begins = first == seq.num_cached
@@ -407,19 +408,19 @@ class Scheduler:
         return (rows, limit - budget, pairs, context)
 
     def _filling(self) -> abc.Iterator[Sequence]:
-        """Sequences with prompt tokens left to compute; newcomers as long as there is room."""
+        """Sequences with prompt tokens left to compute; then new ones while there is room."""
         yield from self._residents.filling()
         if self.config.policy is BatchingPolicy.DYNAMIC:
-            return  # its batch was admitted as a whole
+            return  # the batch was admitted as a whole
         while (seq := self._next_to_admit()) is not None:
             yield seq
             if not seq.admitted:  # the step is full
                 return
 
     def _make_room(self) -> bool:
-        """See to one more token slot for each decoding sequence, by preemption if need be.
+        """Ensure one more token slot for each decoding sequence, by preemption if necessary.
 
-        False: blocks are short, and batches in flight must be committed before a preemption.
+        False: blocks are missing, and batches in flight must be committed before a preemption.
         """
         missing = self._residents.missing_blocks()
         if missing and self._in_flight:
@@ -430,11 +431,11 @@ class Scheduler:
         return True
 
     def _clear_for_newcomer(self) -> bool:
-        """Send the whole batch back to the queue if somebody can join it.
+        """Return the whole batch to the queue if a waiting request can join it.
 
-        They stand before the newcomer there, so all are admitted again, and computed, together:
-        in one step, or in several before the next decode if max_rolling_batch_prefill_tokens are
-        fewer than the batch holds. False: batches in flight must be committed before.
+        The batch precedes the new request there, so all are admitted and recomputed together: in
+        one step, or in several before the next decode if the batch has more than
+        max_rolling_batch_prefill_tokens. False: batches in flight must be committed first.
         """
         residents = self._residents
         if not residents.running:
@@ -455,7 +456,7 @@ class Scheduler:
 
     def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
-        if seq.num_computed > seq.num_cached:  # else no executor has heard of it
+        if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
             self._released.append(seq.seq_id)
         self._residents.evict_youngest()
         self._waiting.push(seq)
@@ -463,7 +464,7 @@ class Scheduler:
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]
     ) -> tuple[int, int, int]:
-        """One token for each sequence whose prompt is computed; returns the decode fields."""
+        """Plan one token for each sequence with a computed prompt; returns the decode fields."""
         rows = tokens = context = 0
         spare = self._residents.spare_blocks() if self._drafter is not None else 0
         for seq in self._residents.decoding():
@@ -480,7 +481,7 @@ class Scheduler:
                 if 0 < missing <= spare:
                     new_block_ids += self._residents.grow(seq, missing)
                     spare -= missing
-                draft = draft[: seq.slot_capacity - position - 1]  # never at another's expense
+                draft = draft[: seq.slot_capacity - position - 1]  # a draft preempts no sequence
                 if draft:
                     kind, drafted = StepKind.VERIFY, len(draft)
                     token_ids += draft
@@ -516,7 +517,7 @@ class Scheduler:
             right = count == entry.samples
         if not right or output.seq_id != entry.seq_id:
             raise EngineError(
-                f"the executor gave sequence {output.seq_id} {count} tokens for the "
+                f"the executor returned {count} tokens of sequence {output.seq_id} for the "
                 f"{entry.kind} of sequence {entry.seq_id}"
             )
 
@@ -532,9 +533,8 @@ class Scheduler:
                 logprobs = None if logprobs is None else logprobs[:count]
                 ranked = None if ranked is None else ranked[:count]
                 break
-        held = (
-            min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
-        )  # one is the model's
+        # one of the output tokens is the model's own, not a draft token
+        held = min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
         if drafted:
             self.stats.drafts += 1
             seq.num_accepted += len(output.token_ids) - 1

@@ -1,4 +1,4 @@
-"""One request as the scheduler sees it: its tokens, its blocks, how far it has come."""
+"""The scheduler's state of one request: its tokens, blocks and progress."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 class Sequence:
     """A request from its arrival to its end. Lengths and positions are in tokens.
 
-    index           place in the order of arrival among requests of the same time
-    tokens_to_fill  tokens to compute before the next one can be sampled: the prompt, after a
-                    preemption the prompt and what was generated
-    num_computed    positions that are in the cache, those of batches in flight included
+    index           order among requests with the same arrival time
+    tokens_to_fill  tokens to compute before the next one can be sampled: the prompt, and after a
+                    preemption also the output so far
+    num_computed    positions in the cache, including those of batches in flight
     num_pending     tokens that batches in flight will sample
-    num_in_flight   batches in flight that hold the sequence
+    num_in_flight   batches in flight that contain the sequence
     slot_capacity   token slots of its blocks
-    block_digests   of its full blocks as far as they were asked for, for the prefix cache
-    num_cached      tokens that its latest admission found computed
-    num_learnt      full blocks that the prefix cache was told of
-    num_forgotten   blocks at the table's head that were given back: no later position sees them
-    num_accepted    guesses that held so far; num_rejected: verifications that met a wrong one
-    drafting, pace  what a drafter keeps of the sequence from step to step, and what decides how
-                    much is guessed
+    block_digests   digests of its full blocks, computed on demand for the prefix cache
+    num_cached      tokens found in the prefix cache at the latest admission
+    num_learnt      full blocks added to the prefix cache
+    num_forgotten   blocks at the table's head that were freed: outside every later window
+    num_accepted    draft tokens accepted so far; num_rejected: verifications with a rejection
+    drafting, pace  state that a drafter keeps between steps, and its acceptance history
     """
 
     seq_id: int
@@ -55,7 +54,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[float, int]:
-        """First come, first served: by arrival, then by index."""
+        """Sort key for first come, first served: arrival, then index."""
         return (self.arrival_s, self.index)
 
     @property
@@ -65,12 +64,12 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be generated beside those in flight."""
+        """Tokens that may still be generated, not counting those in flight."""
         return self.sampling.max_new_tokens - len(self.output_token_ids) - self.num_pending
 
     @property
     def held_block_ids(self) -> list[int]:
-        """Its blocks without those that it has given back."""
+        """Its blocks without those already freed."""
         return self.block_ids[self.num_forgotten :]
 
     def token_ids(self, first: int, count: int) -> abc.Sequence[int]:
@@ -86,7 +85,7 @@ class Sequence:
         return (*self.prompt_token_ids[first:], *outputs[: end - split])
 
     def digests(self, num_blocks: int, block_size: int) -> list[bytes]:
-        """The digests of the first full blocks, each made once."""
+        """The digests of the first `num_blocks` full blocks, each computed once."""
         known = self.block_digests
         while len(known) < num_blocks:
             tokens = self.token_ids(len(known) * block_size, block_size)
@@ -104,7 +103,7 @@ class Sequence:
         return "length" if num_output_tokens >= sampling.max_new_tokens else None
 
     def restart(self) -> None:
-        """Forget what was computed; the tokens so far become the prompt of the next attempt."""
+        """Discard what was computed; all tokens so far are computed again at readmission."""
         self.block_ids = []
         self.slot_capacity = 0
         self.num_computed = 0

@@ -1,4 +1,4 @@
-"""What a scheduler has done so far, in counts."""
+"""Counters of a scheduler's work."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counts since the scheduler was made.
+    """Counts since the scheduler was created.
 
-    prompt_tokens     prompt tokens computed, those computed again after a preemption included
-    slot_steps_used   rows of decode steps that gave a token
-    slot_steps_idle   slots of decode steps whose member had ended or lost its blocks while the
-                      rest of its dynamic batch ran on
-    cache_slots_reserved  token slots that running sequences held, summed over the steps; and
-    cache_slots_unfilled  those of them that held no token yet: the waste of the KV layout
-    peak_running      most sequences in the batch at one time
-    prefix_tokens     prompt tokens that the prefix cache was asked for; prefix_hit_tokens: found
-    rebuilt_batches   batches whose sequences were all computed anew because a request joined
-    drafts            guesses of one or more tokens that were verified, drafted_tokens together;
-                      accepted_tokens: those of them that held
+    prompt_tokens     prompt tokens computed, including recomputation after a preemption
+    slot_steps_used   rows of decode steps that yielded a token
+    slot_steps_idle   slots of decode steps whose sequence had ended or was preempted while the
+                      rest of its dynamic batch continued
+    cache_slots_reserved  token slots reserved by running sequences, summed over the steps
+    cache_slots_unfilled  those of them without a token yet: the waste of the KV layout
+    peak_running      maximum sequences in the batch at one time
+    prefix_tokens     prompt tokens looked up in the prefix cache; prefix_hit_tokens: found
+    rebuilt_batches   batches recomputed because a request joined
+    drafts            verified drafts, with drafted_tokens in total;
+                      accepted_tokens: those of them accepted
     """
 
     steps: int = 0
@@ -43,12 +43,12 @@ class SchedulerStats:
 
     @property
     def slot_waste_frac(self) -> float:
-        """Share of the decode steps' slots that stood idle."""
+        """Share of the decode steps' slots that were idle."""
         slots = self.slot_steps_used + self.slot_steps_idle
         return self.slot_steps_idle / slots if slots else 0.0
 
     def count_steps(self, shape: StepShape, batch_slots: int, num_steps: int = 1) -> None:
-        """Count steps of one shape; `batch_slots`: members with which a dynamic batch left."""
+        """Count steps of one shape; `batch_slots`: size of the dynamic batch when it started."""
         self.steps += num_steps
         self.prompt_tokens += shape.prefill_tokens * num_steps
         if shape.prefill_sequences:
@@ -58,6 +58,6 @@ class SchedulerStats:
             self.slot_steps_idle += max(0, batch_slots - shape.decode_sequences) * num_steps
 
     def count_cache(self, reserved: int, filled: int) -> None:
-        """Count the token slots that the running sequences hold in a step, or in several."""
+        """Count the running sequences' token slots in one or more steps."""
         self.cache_slots_reserved += reserved
         self.cache_slots_unfilled += reserved - filled

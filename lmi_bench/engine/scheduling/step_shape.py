@@ -1,4 +1,4 @@
-"""What one step asks of a machine, in counts that a step-time model can price."""
+"""The work of one step, in counts from which a step-time model predicts its time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class StepShape:
     prefill_sequences      sequences whose prompt tokens are computed in this step
     prefill_tokens         prompt tokens computed in this step
     prefill_context_pairs  (query, key) pairs of their causal attention: for a chunk of n tokens
-                           behind c cached ones, n * c + n * (n + 1) / 2
+                           after c cached ones, n * c + n * (n + 1) / 2
     prefill_context_tokens cached tokens that the prompt chunks read (0 without chunking)
     decode_sequences       sequences that decode or verify
-    decode_tokens          tokens computed for them: one each, k + 1 with k drafted tokens
+    decode_tokens          tokens computed for them: one each, k + 1 with k draft tokens
     decode_context_tokens  cached tokens that they read: the sum of their context lengths,
-                           the tokens of this step included
+                           including this step's tokens
     """
 
     prefill_sequences: int = 0
@@ -41,8 +41,8 @@ class StepShape:
 
 
 class StepTime(Protocol):
-    """What predicts one step."""
+    """A model that predicts a step's time."""
 
     def step_time_s(self, shape: StepShape) -> float:
-        """Seconds that the step takes from its start to its tokens."""
+        """Seconds from the step's start to its tokens."""
         ...

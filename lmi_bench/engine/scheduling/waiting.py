@@ -1,4 +1,4 @@
-"""The queue: who waits for a place, oldest first."""
+"""The queue of waiting sequences, oldest first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from lmi_bench.engine.scheduling.sequence import Sequence
 
 
 class WaitingQueue:
-    """Sequences in order of (arrival, index). One that ends while it waits leaves by itself.
+    """Sequences in order of (arrival, index).
 
-    The heap keeps ended sequences until they come to the top; `len` does not count them.
+    The heap keeps sequences that ended while waiting until they reach the top; `len` does not
+    count them.
     """
 
     __slots__ = ("_heap", "_num_waiting")
@@ -28,18 +29,18 @@ class WaitingQueue:
         self._num_waiting += 1
 
     def head(self) -> Sequence | None:
-        """The oldest one, left in place."""
+        """The oldest sequence, which stays in the queue; None if it is empty."""
         heap = self._heap
         while heap and heap[0][2].finish_reason is not None:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def pop_head(self) -> None:
-        """Take out what `head` gave."""
+        """Remove the sequence that `head` returned."""
         heapq.heappop(self._heap)
         self._num_waiting -= 1
 
     def forget(self, seq: Sequence) -> None:
-        """A waiting sequence, already marked as finished, has ended."""
+        """Stop counting a waiting sequence that is already marked as finished."""
         assert seq.finish_reason is not None
         self._num_waiting -= 1

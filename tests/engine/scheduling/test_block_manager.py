@@ -33,7 +33,7 @@ def test_a_shared_block_is_free_only_when_its_last_holder_gives_it_back():
 
 def test_more_blocks_than_are_free_are_refused_with_both_numbers():
     blocks = BlockManager(num_blocks=2, block_size=16)
-    with pytest.raises(EngineError, match="3 KV blocks asked for, 2 are free"):
+    with pytest.raises(EngineError, match="3 KV blocks requested, 2 are free"):
         blocks.allocate(3)
 
 
@@ -41,7 +41,7 @@ def test_giving_back_a_free_block_or_sharing_one_is_an_error():
     blocks = BlockManager(num_blocks=2, block_size=16)
     taken = blocks.allocate(1)
     blocks.release(taken)
-    with pytest.raises(EngineError, match="free already"):
+    with pytest.raises(EngineError, match="already free"):
         blocks.release(taken)
     with pytest.raises(EngineError, match="cannot be shared"):
         blocks.share(taken)
@@ -53,7 +53,7 @@ def test_giving_back_a_free_block_or_sharing_one_is_an_error():
 def test_the_audit_sees_tables_that_disagree_with_the_books(tables):
     blocks = BlockManager(num_blocks=4, block_size=16)
     assert set(blocks.allocate(2)) == {0, 1}
-    with pytest.raises(EngineError, match="holders in the books"):
+    with pytest.raises(EngineError, match="references counted"):
         blocks.audit(tables)
 
 

@@ -213,5 +213,5 @@ def test_outputs_that_are_not_the_batchs_are_refused(drive, outputs):
     run = drive()
     run.add(0, 4, 3)
     batch = run.scheduler.plan(0.0)
-    with pytest.raises(EngineError, match="executor gave"):
+    with pytest.raises(EngineError, match="executor returned"):
         run.scheduler.commit(batch, outputs, 1.0)
