@@ -63,7 +63,9 @@ def test_an_empty_variable_is_absent():
 def test_a_prompt_beyond_the_longest_input_is_refused_although_the_whole_would_fit():
     scheduler = Scheduler(SchedulerConfig(num_blocks=99, max_model_len=100, max_input_tokens=50))
     scheduler.add(0, range(50), SamplingParams(max_new_tokens=50), 0.0)
-    with pytest.raises(CapacityError, match="has 51 input tokens but the engine accepts at most 50"):
+    with pytest.raises(
+        CapacityError, match="has 51 input tokens but the engine accepts at most 50"
+    ):
         scheduler.add(1, range(51), SamplingParams(max_new_tokens=1), 0.0)
 
 
