@@ -54,6 +54,7 @@ from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -242,7 +243,7 @@ class Judge:
             return False
         ramp = min(200, math.ceil(plan.steady.batch_at(rate)))
         level = simulate_level(
-            LevelSpec(0, rate_per_s=rate, num_requests=JUDGED_REQUESTS + ramp),
+            LevelSpec(0, Load(rate_per_s=rate), num_requests=JUDGED_REQUESTS + ramp),
             world.request,
             world.config(plan),
             HiddenEngine(plan.steady.model, world.effects, seed=world.number + 10_007 * draw),
@@ -283,7 +284,7 @@ def measure(world: World, layout: Layout, concurrency: int) -> Cell:
     plan = world.plan(layout)
     requests = max(3 * concurrency, 20)
     level = simulate_level(
-        LevelSpec(0, concurrency=concurrency, num_requests=requests),
+        LevelSpec(0, Load(concurrency=concurrency), num_requests=requests),
         world.request,
         world.config(plan),
         HiddenEngine(plan.steady.model, world.effects, seed=world.number + concurrency),
@@ -352,7 +353,7 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
     plan = world.plan(layout)
     seed = 2_000_003 + 10 * world.number + index
     level = simulate_level(
-        LevelSpec(0, rate_per_s=rate_per_s, num_requests=MEASURED_REQUESTS),
+        LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=MEASURED_REQUESTS),
         world.request,
         world.config(plan),
         HiddenEngine(plan.steady.model, world.effects, seed=seed),

@@ -44,6 +44,7 @@ import rich.progress
 from rich.console import Console
 
 from lmi_bench.core.host import host_facts
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.native_harvest import choose_receive
@@ -313,7 +314,11 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Re
         with open(os.devnull, "w") as nowhere, drawn_progress(nowhere) as on_progress:
             async with open_target() as target, WorkerPool(job, row.workers) as workers:
                 await run_sweep(
-                    [LevelSpec(0, concurrency=row.streams, num_requests=row.streams * rounds)],
+                    [
+                        LevelSpec(
+                            0, Load(concurrency=row.streams), num_requests=row.streams * rounds
+                        )
+                    ],
                     target,
                     None,
                     prompts=prompts,

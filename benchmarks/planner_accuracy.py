@@ -30,6 +30,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_models, find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 JUMPSTART = Path(__file__).parents[1] / "lmi_bench/catalog/data/published/jumpstart_concurrency.csv"
@@ -213,7 +214,7 @@ def simulated_tokens_per_s(instance: str, degree: int, copies: int, users: int) 
     workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
     plan = plan_copy(Layout(find_instance(instance), degree), workload, TGI_2023, open_loop=False)
     level = simulate_level(
-        LevelSpec(0, concurrency=users, num_requests=3 * users),
+        LevelSpec(0, Load(concurrency=users), num_requests=3 * users),
         lambda i: PlannedRequest(i, 0.0, 256, 256),
         plan.config,
         plan.steady.model,
@@ -268,7 +269,7 @@ def speed() -> None:
 def _level_s(plan) -> float:
     start_s = time.perf_counter()
     simulate_level(
-        LevelSpec(0, concurrency=64, duration_s=60.0),
+        LevelSpec(0, Load(concurrency=64), duration_s=60.0),
         lambda i: PlannedRequest(i, 0.0, 256, 256),
         plan.config,
         plan.steady.model,

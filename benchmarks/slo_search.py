@@ -30,11 +30,12 @@ from lmi_bench.analysis.results.slo_judgement import (
     judge_level,
     requests_needed,
 )
-from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
+from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSpec, PlannedRequest

@@ -9,11 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from lmi_bench.core.errors import InputError
-
-ArrivalProcess = Literal["constant", "poisson", "gamma", "trace"]
+from lmi_bench.core.load import ArrivalProcess, Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,61 +51,41 @@ class PlannedRequest:
 class LevelSpec:
     """One level of a sweep: a fixed load, and when it ends.
 
-    Exactly one of `concurrency` (closed loop: users that wait for their answer) and `rate_per_s`
-    (open loop) is given, and at least one of `num_requests` and `duration_s`.
+    At least one of `num_requests` and `duration_s` is given.
 
-    arrivals    of an open loop; with "trace" each request holds its own arrival_s
-    repeat      how often the level ran before: the same lengths, but other prompts and arrivals
-    burstiness  of gamma arrivals: 1 is Poisson, below it they come in bursts, above it evenly
-    ramp_s      an open loop's rate rises from 0 over these first seconds
-    sessions       users or arrivals are conversations of several turns, a request each;
-                   num_sessions: how many of them, None where the level's time ends it
+    repeat         how often the level ran before: the same lengths, other prompts and arrivals
+    num_sessions   conversations, where the load is of sessions; None: the level's time ends it
     max_sessions   most conversations at once in an open loop
     max_in_flight  most requests at once
     """
 
     index: int
-    concurrency: int | None = None
-    rate_per_s: float | None = None
-    arrivals: ArrivalProcess = "poisson"
+    load: Load
     num_requests: int | None = None
     duration_s: float | None = None
     warmup_requests: int = 0
     repeat: int = 0
-    burstiness: float = 1.0
-    ramp_s: float = 0.0
-    sessions: bool = False
     num_sessions: int | None = None
     max_sessions: int | None = None
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.concurrency is None) == (self.rate_per_s is None):
-            raise InputError("a level has either a concurrency or a rate_per_s")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InputError(f"concurrency must be at least 1, got {self.concurrency}")
-        if self.rate_per_s is not None and self.rate_per_s <= 0:
-            raise InputError(f"rate_per_s must be above 0, got {self.rate_per_s:g}")
         if self.num_requests is None and self.duration_s is None:
             raise InputError("a level needs a number of requests or a duration_s")
         if self.num_requests is not None and self.num_requests < 1:
             raise InputError(f"a level needs at least 1 request, got {self.num_requests}")
-        if self.burstiness <= 0 or self.ramp_s < 0:
-            raise InputError(
-                f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and "
-                f"{self.ramp_s:g}"
-            )
         if self.duration_s is not None and self.duration_s <= 0:
             raise InputError(f"duration_s must be above 0, got {self.duration_s:g}")
 
     @property
-    def label(self) -> str:
-        """How people name the level: `concurrency 8`, `2.5 req/s`."""
-        if self.concurrency is not None:
-            return f"concurrency {self.concurrency}"
-        if self.sessions:
-            return f"{self.rate_per_s:g} sessions/s"
-        return f"{self.rate_per_s:g} req/s"
+    def concurrency(self) -> int | None:
+        """Users of a closed loop."""
+        return self.load.concurrency
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Requests per second of an open loop."""
+        return self.load.rate_per_s
 
 
 def of_sessions(
@@ -132,7 +110,7 @@ def of_sessions(
             count += 1
     return replace(
         spec,
-        sessions=True,
+        load=replace(spec.load, sessions=True),
         num_sessions=count or None,
         num_requests=requests or None,
         max_sessions=max_sessions,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.interchange.imports.level import Load
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.interchange.imports.run_folder import write_imported
 from lmi_bench.jobs.settings.import_results import ImportSettings

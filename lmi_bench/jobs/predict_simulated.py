@@ -167,7 +167,7 @@ def _forecast(
         figures[key] = Estimate(value, value / factor, value * factor)
     load = f"{spec.concurrency}" if spec.concurrency is not None else f"{spec.rate_per_s:.4g}/s"
     return SimulatedForecast(
-        load if spec.arrivals != "trace" else f"trace, {load}",
+        load if spec.load.arrivals != "trace" else f"trace, {load}",
         spec.concurrency,
         spec.rate_per_s,
         int(said["requests"]),

@@ -9,6 +9,7 @@ import statistics
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 
 
@@ -73,12 +74,16 @@ def test_users_stop_at_the_duration_and_when_told():
 )
 def test_a_level_that_makes_no_sense_cannot_exist(fields):
     with pytest.raises(InputError):
-        LevelSpec(index=0, **fields)
+        level(**fields)
+
+
+def level(concurrency=None, rate_per_s=None, **size):
+    return LevelSpec(0, Load(concurrency, rate_per_s), **size)
 
 
 def test_a_level_is_named_by_its_load():
-    assert LevelSpec(0, concurrency=8, num_requests=1).label == "concurrency 8"
-    assert LevelSpec(0, rate_per_s=2.5, num_requests=1).label == "2.5 req/s"
+    assert LevelSpec(0, Load(concurrency=8), num_requests=1).load.name == "concurrency 8"
+    assert LevelSpec(0, Load(rate_per_s=2.5), num_requests=1).load.name == "2.5 req/s"
 
 
 def test_a_request_asks_and_gets_at_least_one_token():

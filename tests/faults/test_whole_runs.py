@@ -9,6 +9,7 @@ import time
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -58,7 +59,9 @@ def _run(
     script, num_requests, *, run=None, users=4, rules=EVERYTHING_GOES, timeout_s=0.5, levels=1
 ):
     """The lines of a sweep, each request answered by script(its place in the order of arrival)."""
-    specs = [LevelSpec(i, concurrency=users, num_requests=num_requests) for i in range(levels)]
+    specs = [
+        LevelSpec(i, Load(concurrency=users), num_requests=num_requests) for i in range(levels)
+    ]
     prompts = SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0)
 
     async def main():

@@ -10,6 +10,7 @@ import yaml
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import RunStore, build_manifest, load_run
 from lmi_bench.core.workload import LevelSpec
@@ -26,7 +27,7 @@ def level(users, n, stopped_by=None):
         )
         for i in range(n)
     )
-    spec = LevelSpec(users - 1, concurrency=users, num_requests=n)
+    spec = LevelSpec(users - 1, Load(concurrency=users), num_requests=n)
     return LevelRun(spec, 1, records, stopped_by)
 
 

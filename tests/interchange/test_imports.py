@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
-from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.interchange.imports.run_folder import write_imported
 

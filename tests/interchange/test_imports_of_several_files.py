@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.interchange.imports.level import Load
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.read import read_results
 
 DATA = Path(__file__).parent.parent / "data" / "imports"

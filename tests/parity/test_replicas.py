@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -41,10 +42,10 @@ class Uneven(StepTimes):
 
 
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-@pytest.mark.parametrize("load", [{"concurrency": 7}, {"rate_per_s": 9.0}], ids=str)
+@pytest.mark.parametrize("load", [Load(concurrency=7), Load(rate_per_s=9.0)], ids=str)
 def test_each_router_sends_the_same_requests_to_the_same_replicas(router, load):
     config = SchedulerConfig(num_blocks=60, block_size=4, max_rolling_batch_size=3)
-    spec = LevelSpec(index=0, num_requests=30, **load)
+    spec = LevelSpec(0, load, num_requests=30)
     run = assert_same_level(
         spec, [(20, 31), (31, 20), (7, 3)], config, Uneven(), replicas=3, router=router
     )
@@ -60,14 +61,14 @@ def test_open_loops_over_replicas_give_the_same_records(spec, lengths, config, r
 
 
 def test_round_robin_gives_every_replica_its_share():
-    spec = LevelSpec(index=0, concurrency=4, num_requests=24)
+    spec = LevelSpec(index=0, load=Load(concurrency=4), num_requests=24)
     run = assert_same_level(spec, MIXED, SchedulerConfig(num_blocks=1000), Uneven(), replicas=4)
     assert [record.replica for record in run.records] == [n % 4 for n in range(24)]
 
 
 def test_overload_of_one_replica_is_refused_in_both():
     """Round robin sends on whether or not the replica has room."""
-    spec = LevelSpec(index=0, concurrency=6, num_requests=40)
+    spec = LevelSpec(index=0, load=Load(concurrency=6), num_requests=40)
     config = SchedulerConfig(num_blocks=100, max_concurrent_requests=2)
     run = assert_same_level(spec, [(4, 3), (4, 30)], config, Uneven(), replicas=2)
     refused = [record for record in run.records if record.status == "overloaded"]

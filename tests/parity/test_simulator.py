@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.async_engine import AsyncEngine
@@ -182,7 +183,7 @@ configs = st.builds(
 closed_loops = st.builds(
     LevelSpec,
     index=st.just(0),
-    concurrency=st.integers(1, 9),
+    load=st.builds(Load, concurrency=st.integers(1, 9)),
     num_requests=st.integers(1, 30),
     duration_s=st.sampled_from([None, None, 1.7]),
     warmup_requests=st.sampled_from([0, 0, 3]),
@@ -191,8 +192,11 @@ closed_loops = st.builds(
 open_loops = st.builds(
     LevelSpec,
     index=st.just(0),
-    rate_per_s=st.sampled_from([0.3, 2.3, 7.7, 40.0]),
-    arrivals=st.sampled_from(["poisson", "constant"]),
+    load=st.builds(
+        Load,
+        rate_per_s=st.sampled_from([0.3, 2.3, 7.7, 40.0]),
+        arrivals=st.sampled_from(["poisson", "constant"]),
+    ),
     num_requests=st.integers(1, 30),
     duration_s=st.sampled_from([None, None, 3.1]),
     warmup_requests=st.sampled_from([0, 0, 2]),
@@ -233,9 +237,9 @@ def test_what_falls_on_one_instant_happens_in_the_same_order(rate, lengths, conf
     Only a time-out never falls on an arrival here: whether the level stops before that arrival is
     a matter of the event loop's heap.
     """
-    spec = LevelSpec(index=0, rate_per_s=rate, arrivals="constant", num_requests=25)
+    spec = LevelSpec(index=0, load=Load(rate_per_s=rate, arrivals="constant"), num_requests=25)
     assert_same_level(spec, lengths, config, Constant(), timeout_s=timeout_s)
-    spec = LevelSpec(index=0, concurrency=int(rate), num_requests=25)
+    spec = LevelSpec(index=0, load=Load(concurrency=int(rate)), num_requests=25)
     assert_same_level(spec, lengths, config, Constant(), timeout_s=timeout_s)
 
 
@@ -243,12 +247,12 @@ MIXED = [(20, 70), (70, 20)]
 
 
 @pytest.mark.parametrize("policy", ["none", "dynamic", "rolling"])
-@pytest.mark.parametrize("load", [{"concurrency": 6}, {"rate_per_s": 3.0}], ids=str)
+@pytest.mark.parametrize("load", [Load(concurrency=6), Load(rate_per_s=3.0)], ids=str)
 def test_each_policy_on_the_mixed_load(policy, load):
     config = SchedulerConfig(
         num_blocks=60, block_size=4, policy=policy, batch_size=4, max_rolling_batch_size=6
     )
-    spec = LevelSpec(index=0, num_requests=24, **load)
+    spec = LevelSpec(0, load, num_requests=24)
     run = assert_same_level(spec, MIXED, config, StepTimes())
     assert [record.output_tokens for record in run.records] == [70, 20] * 12
 
@@ -256,7 +260,7 @@ def test_each_policy_on_the_mixed_load(policy, load):
 def test_under_preemption():
     """20 blocks of 4 tokens for six users of 90 tokens each: most lose their blocks at times."""
     config = SchedulerConfig(num_blocks=25, block_size=4, max_rolling_batch_size=6)
-    spec = LevelSpec(index=0, concurrency=6, num_requests=18)
+    spec = LevelSpec(index=0, load=Load(concurrency=6), num_requests=18)
     scheduler_saw = []
 
     class Watching(StepTimes):
@@ -272,14 +276,14 @@ def test_under_preemption():
 def test_long_runs_of_steps_at_a_time_far_from_zero():
     """After a warm-up of 1,000 tokens a level's times are differences of large numbers."""
     config = SchedulerConfig(num_blocks=1000)
-    spec = LevelSpec(index=0, concurrency=3, num_requests=5, warmup_requests=2)
+    spec = LevelSpec(index=0, load=Load(concurrency=3), num_requests=5, warmup_requests=2)
     assert_same_level(spec, [(30, 1000), (10, 333)], config, StepTimes())
 
 
 def test_a_time_out_stops_the_level_and_keeps_what_had_come():
     """Steps of 1/8 s. Request 3 is sent at 0.75 s, after two answers of three steps each; it has
     a second of its own although the level stops at 1 s. At 1 s the time-out beats the token."""
-    spec = LevelSpec(index=0, concurrency=2, num_requests=10)
+    spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=10)
     run = assert_same_level(
         spec, [(4, 3), (4, 40)], SchedulerConfig(num_blocks=100), Constant(), timeout_s=1.0
     )
@@ -292,7 +296,7 @@ def test_a_time_out_stops_the_level_and_keeps_what_had_come():
 
 
 def test_what_can_never_fit_is_refused_in_both():
-    spec = LevelSpec(index=0, concurrency=2, num_requests=12)
+    spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=12)
     run = assert_same_level(
         spec, [(4, 3), (4, 4), (4, 3), (90, 40)], SchedulerConfig(num_blocks=8), Constant()
     )
@@ -300,7 +304,7 @@ def test_what_can_never_fit_is_refused_in_both():
 
 
 def test_overload_is_refused_in_both():
-    spec = LevelSpec(index=0, concurrency=3, num_requests=40)
+    spec = LevelSpec(index=0, load=Load(concurrency=3), num_requests=40)
     config = SchedulerConfig(num_blocks=100, max_concurrent_requests=2)
     run = assert_same_level(spec, [(4, 3)], config, StepTimes())
     assert run.stopped_by == "errors"

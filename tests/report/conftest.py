@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
@@ -84,7 +85,7 @@ def make_run(
         check = GeneratorCheck(
             dispatch_delay_p99_s=0.0004, loop_lag_p99_s=0.001, cpu_share=0.07, timestamps="kernel"
         )
-        spec = LevelSpec(index, concurrency=load, num_requests=3 * load)
+        spec = LevelSpec(index, Load(concurrency=load), num_requests=3 * load)
         levels.append(summarise_level(LevelRun(spec, 1, here, check=check)))
         records.append(here)
     return FakeRun(Path(path), manifest(name, **(more or {})), levels, records)

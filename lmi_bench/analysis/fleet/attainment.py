@@ -19,6 +19,7 @@ from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.steady_state import QUANTILES
 from lmi_bench.analysis.results.goodput import goodput
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
@@ -141,14 +142,14 @@ def look_long(
         )
 
     if steady.open_loop:
-        spec = LevelSpec(0, rate_per_s=rate_per_s, num_requests=wanted)
+        spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=wanted)
         level = simulate_copy(
             plan, spec, seed=seed, replicas=replicas, router=_router(routing, seed)
         )
         settled = level.records[ramp:]
     else:
         users = max(1, round(operating.batch))
-        spec = LevelSpec(0, concurrency=users, num_requests=max(wanted, 3 * users))
+        spec = LevelSpec(0, Load(concurrency=users), num_requests=max(wanted, 3 * users))
         spacing_s = steady.cycle_s(users) / users
         level = simulate_copy(plan, spec, seed=seed, spacing_s=spacing_s)
         settled = level.records[users : len(level.records) - users]

@@ -17,6 +17,7 @@ from lmi_bench.analysis.level.copy_levels import simulate_copy
 from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.steady_state import QUANTILES, SteadyState
 from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
@@ -123,7 +124,7 @@ class CopySimulation:
         steady = self.plan.steady
         level = simulate_copy(
             self.plan,
-            LevelSpec(0, concurrency=concurrency, num_requests=4 * concurrency),
+            LevelSpec(0, Load(concurrency=concurrency), num_requests=4 * concurrency),
             seed=self.seed,
             spacing_s=steady.cycle_s(concurrency) / concurrency,
         )
@@ -186,7 +187,7 @@ class CopySimulation:
         number = max(120, 3 * ramp_requests, ramp_requests + needed)
         level = simulate_copy(
             self.plan,
-            LevelSpec(0, rate_per_s=rate_per_s, num_requests=number),
+            LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number),
             seed=self.seed,
         )
         settled = level.records[ramp_requests:]

@@ -27,7 +27,8 @@ def simulate_copy(plan: CopyPlan, spec: LevelSpec, *, seed: int = 0, **options: 
     workload, model = plan.workload, plan.steady.model
     spoken = workload.speculation
     if spec.rate_per_s is not None and workload.burstiness < 1:
-        spec = replace(spec, arrivals="gamma", burstiness=workload.burstiness)
+        bursts = replace(spec.load, arrivals="gamma", burstiness=workload.burstiness)
+        spec = replace(spec, load=bursts)
     if spoken is not None:
         options["draft_tokens"] = spoken.draft_tokens
         options["draft_acceptance"] = spoken.acceptance

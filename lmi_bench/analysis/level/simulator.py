@@ -88,7 +88,7 @@ def simulate_level(
     )
     if spec.rate_per_s is None:
         level.run(level.users.start_offset_s(n, spacing_s) for n in range(level.users.concurrency))
-    elif spec.arrivals == "trace":
+    elif spec.load.arrivals == "trace":
         recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
         limit_s = math.inf if spec.duration_s is None else spec.duration_s
         level.run(takewhile(lambda at_s: at_s < limit_s, recorded))
@@ -96,12 +96,12 @@ def simulate_level(
         level.run(
             arrival_times_s(
                 spec.rate_per_s,
-                process=spec.arrivals,
+                process=spec.load.arrivals,
                 seed=seed + spec.repeat,
                 num_requests=spec.num_requests,
                 duration_s=spec.duration_s,
-                burstiness=spec.burstiness,
-                ramp_s=spec.ramp_s,
+                burstiness=spec.load.burstiness,
+                ramp_s=spec.load.ramp_s,
             )
         )
     return level.result()

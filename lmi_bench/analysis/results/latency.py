@@ -239,7 +239,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
     line |= _of_lengths(completed)
     if unsaid := _without_reason(run.check, completed):
         line["without_finish_reason"] = unsaid
-    if spec.sessions:
+    if spec.load.sessions:
         line["sessions"] = summarise_sessions(run)
     if spec.max_in_flight is not None:
         line["max_in_flight"] = spec.max_in_flight
@@ -351,7 +351,7 @@ def _little_law_ratio(
     run: LevelRun, mean_concurrency: float | None, e2e_s: Sequence[float]
 ) -> float | None:
     """Mean concurrency over what Little's law makes of the load that was asked for."""
-    if mean_concurrency is None or not e2e_s or run.spec.sessions:
+    if mean_concurrency is None or not e2e_s or run.spec.load.sessions:
         return None
     if run.spec.concurrency is not None:
         return mean_concurrency / run.spec.concurrency

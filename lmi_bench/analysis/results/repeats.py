@@ -21,6 +21,7 @@ from lmi_bench.analysis.results.latency import (
     wall_time_s,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import LEVEL_KEY, METRICS, STATISTICS
@@ -219,8 +220,7 @@ def _pool(
         return last, ()
     spec = LevelSpec(
         last["level"],
-        concurrency=last.get("concurrency"),
-        rate_per_s=last.get("rate_per_s"),
+        Load(concurrency=last.get("concurrency"), rate_per_s=last.get("rate_per_s")),
         num_requests=len(pooled),
     )
     line = summarise_level(LevelRun(spec, last["attempt"], tuple(pooled)))
@@ -260,6 +260,6 @@ def _check_supported(levels: Sequence[LevelSpec], until: Until) -> None:
     for level in levels:
         if level.num_requests is not None and level.num_requests < needed:
             raise InputError(
-                f"--until {until.metric}: {level.label} sends {level.num_requests} requests, but "
-                f"a {statistic} needs {needed}: give --requests-per-level {needed} or more"
+                f"--until {until.metric}: {level.load.name} sends {level.num_requests} requests, "
+                f"but a {statistic} needs {needed}: give --requests-per-level {needed} or more"
             )

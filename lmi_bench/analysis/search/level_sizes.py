@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from lmi_bench.core.workload import ArrivalProcess, LevelSpec
+from lmi_bench.core.load import ArrivalProcess, Load, LoadAxis
+from lmi_bench.core.workload import LevelSpec
 
-LoadAxis = Literal["concurrency", "rate_per_s"]
 OPEN_LOOP_REQUESTS = 100
 
 
@@ -47,11 +46,13 @@ class LevelSizes:
         by_concurrency = axis == "concurrency"
         spec = LevelSpec(
             index=index,
-            concurrency=int(load) if by_concurrency else None,
-            rate_per_s=None if by_concurrency else load,
-            arrivals=self.arrivals,
-            burstiness=self.burstiness,
-            ramp_s=0.0 if by_concurrency else self.ramp_s,
+            load=Load(
+                concurrency=int(load) if by_concurrency else None,
+                rate_per_s=None if by_concurrency else load,
+                arrivals=self.arrivals,
+                burstiness=self.burstiness,
+                ramp_s=0.0 if by_concurrency else self.ramp_s,
+            ),
             num_requests=num_requests,
             duration_s=self.duration_s,
             warmup_requests=self.warmup_requests,

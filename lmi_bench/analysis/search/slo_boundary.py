@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmi_bench.analysis.results.uncertainty import central_interval
-from lmi_bench.analysis.search.level_sizes import LoadAxis
 from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.analysis.search.slo_trials import Bracket, Trial, bracket, curve
+from lmi_bench.core.load import LoadAxis
 
 Boundary = Literal["smooth", "cliff"]
 

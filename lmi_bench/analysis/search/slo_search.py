@@ -21,7 +21,7 @@ from typing import Any
 
 from lmi_bench.analysis.results.latency import QUANTILES
 from lmi_bench.analysis.results.slo_judgement import requests_needed
-from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
+from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_trials import (
     SEARCH_KEY,
     Bracket,
@@ -31,6 +31,7 @@ from lmi_bench.analysis.search.slo_trials import (
     curve,
     trial,
 )
+from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import ms_to_s
 from lmi_bench.core.workload import LevelSpec

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.slo_judgement import Judgement
-from lmi_bench.analysis.search.level_sizes import LoadAxis
 from lmi_bench.analysis.search.slo_curve import Curve
+from lmi_bench.core.load import LoadAxis
 
 FloatArray = NDArray[np.float64]
 

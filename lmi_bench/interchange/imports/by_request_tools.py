@@ -13,15 +13,16 @@ from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_ms
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     failed_record,
     missing,
     number_of,
     record_level,
+    stated_load,
     statistics,
     summary_line,
     two_event_record,
@@ -61,12 +62,12 @@ def is_inference_perf_request(content: Mapping[str, Any]) -> bool:
 
 def llmeter_load(content: Mapping[str, Any]) -> Load:
     """What a summary.json of llmeter says of how it was measured."""
-    return Load(concurrency=whole_of(content, "clients"))
+    return stated_load(concurrency=whole_of(content, "clients"))
 
 
 def llmperf_load(content: Mapping[str, Any]) -> Load:
     """What a `_summary.json` of llmperf says of how it was measured."""
-    return Load(concurrency=whole_of(content, "num_concurrent_requests"))
+    return stated_load(concurrency=whole_of(content, "num_concurrent_requests"))
 
 
 def read_llmperf(content: Mapping[str, Any], load: Load | None) -> Imported:
@@ -81,7 +82,7 @@ def read_llmperf(content: Mapping[str, Any], load: Load | None) -> Imported:
         for mean in [number_of(content, f"results_{name}_mean")]
     ]
     line = summary_line(
-        load or Load(concurrency=whole_of(content, "num_concurrent_requests")),
+        load or stated_load(concurrency=whole_of(content, "num_concurrent_requests")),
         tool="llmperf",
         requests=None if completed is None else completed + errors,
         errors=errors,

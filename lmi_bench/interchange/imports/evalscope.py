@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     missing,
     number_of,
+    stated_load,
     statistics,
     summary_line,
     whole_of,
@@ -67,7 +68,11 @@ def read_evalscope(content: Mapping[str, Any], load: Load | None) -> Imported:
     if load is None:
         rate = number_of(found, "Request Rate")  # -1: no rate, but users
         users = whole_of(found, "Concurrency", "Number of concurrency")
-        load = Load(rate_per_s=rate) if rate is not None and rate > 0 else Load(concurrency=users)
+        load = (
+            stated_load(rate_per_s=rate)
+            if rate is not None and rate > 0
+            else stated_load(concurrency=users)
+        )
     completed = whole_of(found, "Success Requests", "Succeed requests")
     mean_tokens = [
         number_of(found, *names)

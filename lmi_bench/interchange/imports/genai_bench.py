@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     missing,
     number_of,
+    stated_load,
     statistics,
     summary_line,
     whole_of,
@@ -52,7 +53,7 @@ def read_genai_bench(content: Mapping[str, Any], load: Load | None) -> Imported:
         for name, key in _METRICS.items()
     }
     line = summary_line(
-        load or Load(concurrency=whole_of(level, "num_concurrency")),
+        load or stated_load(concurrency=whole_of(level, "num_concurrency")),
         tool="genai-bench",
         requests=whole_of(level, "num_requests"),
         errors=whole_of(level, "num_error_requests"),

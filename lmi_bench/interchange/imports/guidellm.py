@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     Statistics,
     missing,
     number_of,
+    stated_load,
     statistics,
     summary_line,
     whole_of,
@@ -94,10 +95,10 @@ def _load(benchmark: Mapping[str, Any]) -> Load:
         )
     rate = number_of(strategy, "rate")
     if rate is not None:
-        return Load(rate_per_s=rate)
+        return stated_load(rate_per_s=rate)
     if str(strategy.get("type_")) == "synchronous":
-        return Load(concurrency=1)
-    return Load(concurrency=whole_of(strategy, "streams", "max_concurrency"))
+        return stated_load(concurrency=1)
+    return stated_load(concurrency=whole_of(strategy, "streams", "max_concurrency"))
 
 
 def _wall_s(benchmark: Mapping[str, Any]) -> float | None:

@@ -19,6 +19,7 @@ from lmi_bench.analysis.results.latency import (
     summarise_level,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
@@ -26,19 +27,14 @@ NOT_IN_FILE = "not in the imported file"
 Statistics = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much at once, as the file says it; one of the two is given."""
-
-    concurrency: int | None = None
-    rate_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.concurrency is None) == (self.rate_per_s is None):
-            raise InputError(
-                "the file does not say under which load it was measured: give --concurrency N or "
-                "--rate R"
-            )
+def stated_load(concurrency: int | None = None, rate_per_s: float | None = None) -> Load:
+    """The load that a file states; InputError says how to state it where the file does not."""
+    if (concurrency is None) == (rate_per_s is None):
+        raise InputError(
+            "the file does not say under which load it was measured: give --concurrency N or "
+            "--rate R"
+        )
+    return Load(concurrency, rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +151,7 @@ def record_level(
         raise InputError("the file holds no request")
     start_s = min(record.sent_s for record in records)
     ordered = sorted((r.shifted(start_s) for r in records), key=lambda r: r.request_id)
-    spec = LevelSpec(
-        0,
-        concurrency=load.concurrency,
-        rate_per_s=load.rate_per_s,
-        num_requests=len(ordered),
-    )
+    spec = LevelSpec(0, load, num_requests=len(ordered))
     line = summarise_level(LevelRun(spec, 1, tuple(ordered)))
     for key in ("level", "attempt"):
         del line[key]

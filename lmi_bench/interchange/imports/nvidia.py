@@ -11,14 +11,15 @@ from itertools import accumulate
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     failed_record,
     number_of,
     record_level,
+    stated_load,
     statistics,
     summary_line,
     two_event_record,
@@ -77,8 +78,8 @@ def load_of(content: Mapping[str, Any]) -> Load:
     rate = number_of({"x": _find(config, "request_rate")}, "x")
     # a rate with a cap on the concurrency is an open loop
     if rate:
-        return Load(rate_per_s=rate)
-    return Load(concurrency=whole_of({"x": _find(config, "concurrency")}, "x"))
+        return stated_load(rate_per_s=rate)
+    return stated_load(concurrency=whole_of({"x": _find(config, "concurrency")}, "x"))
 
 
 def read_sweep(content: Mapping[str, Any], load: Load | None) -> Imported:
@@ -185,9 +186,9 @@ def _mean_of_runs(
     """
     values = {str(name).split(".")[-1]: value for name, value in parameters.items()}
     if load is None and values.get("request_rate"):
-        load = Load(rate_per_s=number_of(values, "request_rate"))
+        load = stated_load(rate_per_s=number_of(values, "request_rate"))
     elif load is None:
-        load = Load(concurrency=whole_of(values, "concurrency"))
+        load = stated_load(concurrency=whole_of(values, "concurrency"))
     metrics: dict[str, dict[str, Any]] = {}
     for name, metric in found.items():
         unit = metric.get("unit", "ms")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports import (
     by_request_tools,
     evalscope,
@@ -21,7 +22,7 @@ from lmi_bench.interchange.imports import (
     summaries,
     vllm_family,
 )
-from lmi_bench.interchange.imports.level import Imported, Load
+from lmi_bench.interchange.imports.level import Imported
 
 _Object = Mapping[str, Any]
 _Reader = Callable[[_Object, Load | None], Imported]

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     missing,
     number_of,
+    stated_load,
     statistics,
     summary_line,
     whole_of,
@@ -59,7 +60,7 @@ def read_inference_perf(content: Mapping[str, Any], load: Load | None) -> Import
     mean_output = number_of(successes.get("output_len") or {}, "mean")
     rate = number_of(asked, "requested_rate", "achieved_rate")
     line = summary_line(
-        load or Load(rate_per_s=rate),
+        load or stated_load(rate_per_s=rate),
         tool="inference-perf",
         requests=completed + errors,
         errors=errors,
@@ -94,7 +95,7 @@ def read_awscurl(content: Mapping[str, Any], load: Load | None) -> Imported:
     tokens = None if by_request is None or completed is None else by_request * completed
     total_ms = number_of(content, "totalTimeMills")
     line = summary_line(
-        load or Load(concurrency=whole_of(content, "concurrentClients")),
+        load or stated_load(concurrency=whole_of(content, "concurrentClients")),
         tool="awscurl",
         requests=requests,
         errors=failed,
@@ -136,7 +137,7 @@ def read_llm_d(content: Mapping[str, Any], load: Load | None) -> Imported:
     if load is None:
         rate = number_of(asked, "rate_qps")
         users = whole_of(asked, "concurrency")
-        load = Load(concurrency=users) if users is not None else Load(rate_per_s=rate)
+        load = stated_load(concurrency=users) if users is not None else stated_load(rate_per_s=rate)
     tokens = [
         None if mean is None or completed is None else mean * completed
         for name in ("input_length", "output_length")

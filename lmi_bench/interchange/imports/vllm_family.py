@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    Load,
     Statistics,
     failed_record,
     missing,
     number_of,
     record_level,
+    stated_load,
     statistics,
     summary_line,
     whole_of,
@@ -162,7 +163,7 @@ def read_inferencex(content: Mapping[str, Any], load: Load | None) -> Imported:
         for name, key in _KEYS.items()
     }
     line = summary_line(
-        load or Load(concurrency=whole_of(content, "conc")),
+        load or stated_load(concurrency=whole_of(content, "conc")),
         tool="inferencex",
         requests=None,
         errors=None,
@@ -192,8 +193,8 @@ def _load(content: Mapping[str, Any]) -> Load:
     """A finite rate is an open loop; else the users, or all prompts at once."""
     rate = number_of(content, "request_rate")  # "inf" and Infinity are no finite number
     if rate is not None:
-        return Load(rate_per_s=rate)
-    return Load(concurrency=whole_of(content, "max_concurrency", "num_prompts", "completed"))
+        return stated_load(rate_per_s=rate)
+    return stated_load(concurrency=whole_of(content, "max_concurrency", "num_prompts", "completed"))
 
 
 def _values(content: Mapping[str, Any], name: str) -> dict[str, float | None]:

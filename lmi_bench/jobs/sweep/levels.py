@@ -9,9 +9,10 @@ from typing import Any
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.results.slo_judgement import CertainMiss, judge_level
-from lmi_bench.analysis.search.level_sizes import LevelSizes, LoadAxis
+from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, START_USERS, SloSearch
+from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
 from lmi_bench.core.slo import parse_slo

@@ -351,7 +351,9 @@ def _run_levels(
         def on_level(run: LevelRun, line: dict[str, Any]) -> None:
             if not STDERR.is_terminal:
                 speed = f"{line['throughput_tokens_per_s'] or 0:.1f} tok/s"
-                note(f"{run.spec.label}: {speed} in {line['wall_s'] or 0:.0f} s{_left(time_box)}")
+                note(
+                    f"{run.spec.load.name}: {speed} in {line['wall_s'] or 0:.0f} s{_left(time_box)}"
+                )
 
         async def send_levels(target: Target) -> SweepResult:
             return await run_sweep(

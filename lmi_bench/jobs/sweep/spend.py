@@ -108,9 +108,9 @@ class Spend:
             likely_usd = _likely_s(spec, finished) * self._usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
                 self._note(
-                    f"stopped before {spec.label}: {number(self._max_usd - left_usd, 2)} USD are "
-                    f"spent, it would take about {number(likely_usd, 2)} more, and --max-spend is "
-                    f"{self._max_usd:g}"
+                    f"stopped before {spec.load.name}: {number(self._max_usd - left_usd, 2)} USD "
+                    f"are spent, it would take about {number(likely_usd, 2)} more, and "
+                    f"--max-spend is {self._max_usd:g}"
                 )
                 return None
             left_s = left_usd * SECONDS_PER_HOUR / self._usd_per_hour

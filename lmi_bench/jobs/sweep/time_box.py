@@ -60,7 +60,7 @@ class TimeBox:
         if not self._noted:
             self._noted = True
             self._note(
-                f"left out {spec.label}: it would take about {clock_text(likely_s)}, and "
+                f"left out {spec.load.name}: it would take about {clock_text(likely_s)}, and "
                 f"{clock_text(left_s)} of {clock_text(self.max_s or 0.0)} are left; --resume with "
                 "a longer --max-time goes on"
             )

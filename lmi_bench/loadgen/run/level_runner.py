@@ -190,7 +190,7 @@ class LevelRunner:
             self._start_s = await start()
             with watch.watching():
                 self._report("running")
-                if self._spec.sessions:
+                if self._spec.load.sessions:
                     measured = await self._sessions(spacing_s, seed)
                 elif self._spec.concurrency is not None:
                     measured = await self._closed(spacing_s)
@@ -218,7 +218,7 @@ class LevelRunner:
         self._stop()
 
     def _prepare(self) -> None:
-        if self._spec.sessions:
+        if self._spec.load.sessions:
             return  # what a turn says depends on the answers before it
         known = self._num_requests or 2 * self._users
         tokens = 0
@@ -322,7 +322,7 @@ class LevelRunner:
         return await loop.run_open(planned, max_sessions=spec.max_sessions)
 
     def _arrivals(self, seed: int) -> Iterator[PlannedRequest]:
-        if self._spec.arrivals == "trace":
+        if self._spec.load.arrivals == "trace":
             yield from self._recorded()
             return
         for number, arrival_s in enumerate(self._times(seed, self._spec.num_requests)):
@@ -337,12 +337,12 @@ class LevelRunner:
             raise ValueError("an open loop needs a rate")
         return arrival_times_s(
             spec.rate_per_s,
-            process=spec.arrivals,
+            process=spec.load.arrivals,
             seed=seed + spec.repeat,
             num_requests=count,
             duration_s=spec.duration_s,
-            burstiness=spec.burstiness,
-            ramp_s=spec.ramp_s,
+            burstiness=spec.load.burstiness,
+            ramp_s=spec.load.ramp_s,
         )
 
     def _recorded(self) -> Iterator[PlannedRequest]:
@@ -389,7 +389,7 @@ class LevelRunner:
         self._on_progress(
             Progress(
                 level=self._spec.index,
-                label=self._spec.label,
+                label=self._spec.load.name,
                 state=state,
                 done=self._done,
                 total=self._num_requests,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
 from lmi_bench.core.traces import Trace, read_trace
 from lmi_bench.core.workload import LevelSpec, of_sessions
@@ -33,7 +34,7 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
         levels.append(
             LevelSpec(
                 index=len(levels),
-                concurrency=concurrency,
+                load=Load(concurrency=concurrency),
                 num_requests=num_requests,
                 duration_s=load.duration_s,
                 warmup_requests=load.warmup_requests,
@@ -47,10 +48,12 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
         levels.append(
             LevelSpec(
                 index=len(levels),
-                rate_per_s=rate_per_s,
-                arrivals=load.arrivals,
-                burstiness=load.burstiness,
-                ramp_s=load.ramp_s,
+                load=Load(
+                    rate_per_s=rate_per_s,
+                    arrivals=load.arrivals,
+                    burstiness=load.burstiness,
+                    ramp_s=load.ramp_s,
+                ),
                 num_requests=num_requests,
                 duration_s=load.duration_s,
                 warmup_requests=load.warmup_requests,
@@ -90,8 +93,7 @@ def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
     return [
         LevelSpec(
             index=index,
-            rate_per_s=rate_per_s,
-            arrivals="trace",
+            load=Load(rate_per_s=rate_per_s, arrivals="trace"),
             num_requests=min(most, load.requests_per_level or most),
             duration_s=load.duration_s,
             warmup_requests=load.warmup_requests,

@@ -124,7 +124,7 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
 
     All users are at it from the last one's first send to the last send of all.
     """
-    if spec.sessions:  # how many are in flight is left to think times and answers
+    if spec.load.sessions:  # how many are in flight is left to think times and answers
         return spec.rate_per_s or float(spec.concurrency or 1), None
     sent_s = sorted(record.sent_s for record in records)
     if spec.rate_per_s is not None:
@@ -192,7 +192,7 @@ def _ttfts(
 def _plan_too_small(spec: LevelSpec) -> str | None:
     if spec.concurrency is None or spec.num_requests is None:
         return None
-    if spec.sessions:
+    if spec.load.sessions:
         if spec.num_sessions is None or spec.num_sessions >= spec.concurrency:
             return None
         return (

@@ -234,7 +234,7 @@ def _sum(states: Any, spec: LevelSpec) -> Progress:
     states = list(states)
     return Progress(
         level=spec.index,
-        label=spec.label,
+        label=spec.load.name,
         state="running",
         done=sum(state.done for state in states),
         total=spec.num_requests,

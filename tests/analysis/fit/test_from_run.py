@@ -25,6 +25,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
@@ -39,7 +40,7 @@ def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
     lines = [
         summarise_level(
             simulate_level(
-                LevelSpec(index, concurrency=users, num_requests=3 * users),
+                LevelSpec(index, Load(concurrency=users), num_requests=3 * users),
                 lambda i: PlannedRequest(i, 0.0, 256, 256),
                 config,
                 model,

@@ -13,6 +13,7 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 
 
@@ -40,7 +41,7 @@ def setting(profile, name, machine, isl, osl):
 def test_random_arrivals_meet_the_same_times_as_in_the_scheduler(profile, name, machine, rate):
     config, model, limits = setting(profile, name, machine, 256, 64)
     level = simulate_level(
-        LevelSpec(0, rate_per_s=rate, num_requests=150),
+        LevelSpec(0, Load(rate_per_s=rate), num_requests=150),
         lambda i: PlannedRequest(i, 0.0, 256, 64),
         config,
         model,
@@ -59,7 +60,7 @@ def test_random_arrivals_meet_the_same_times_as_in_the_scheduler(profile, name, 
 def test_users_meet_the_same_times_as_in_the_scheduler():
     config, model, limits = setting(TGI_2023, "llama-2-7b", "ml.g5.2xlarge", 256, 64)
     level = simulate_level(
-        LevelSpec(0, concurrency=32, num_requests=96),
+        LevelSpec(0, Load(concurrency=32), num_requests=96),
         lambda i: PlannedRequest(i, 0.0, 256, 64),
         config,
         model,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -39,7 +40,7 @@ def same(input_tokens, output_tokens):
 def test_two_users_by_hand():
     """Both prefill in 1 s; user 0 has its 2 tokens at 1.1 and sends again; the prefill of that
     takes until 2.1, in which user 1 stands still."""
-    spec = LevelSpec(index=0, concurrency=2, num_requests=3)
+    spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=3)
     outputs = [2, 4, 1]
     run = simulate_level(
         spec, lambda i: PlannedRequest(i, 0.0, 10, outputs[i]), CONFIG, StepTimes()
@@ -54,7 +55,7 @@ def test_two_users_by_hand():
 
 def test_a_run_of_equal_steps_is_the_sum_of_its_steps():
     """100 tokens behind a prompt of 50: 0.02 a step and 1e-6 for each of 51, 52, ... tokens."""
-    spec = LevelSpec(index=0, concurrency=1, num_requests=1)
+    spec = LevelSpec(index=0, load=Load(concurrency=1), num_requests=1)
     run = simulate_level(spec, same(50, 100), CONFIG, Growing())
     total_s = (0.02 + 50e-4) + 99 * 0.02 + 1e-6 * sum(range(51, 150))
     assert run.records[0].token_times_s[-1] == pytest.approx(total_s, rel=1e-12)
@@ -62,21 +63,21 @@ def test_a_run_of_equal_steps_is_the_sum_of_its_steps():
 
 
 def test_an_idle_level_waits_for_its_arrivals():
-    spec = LevelSpec(index=0, rate_per_s=0.1, arrivals="constant", num_requests=3)
+    spec = LevelSpec(index=0, load=Load(rate_per_s=0.1, arrivals="constant"), num_requests=3)
     run = simulate_level(spec, same(10, 2), CONFIG, StepTimes())
     assert [record.token_times_s[0] for record in run.records] == pytest.approx([1.0, 11.0, 21.0])
     assert [record.due_s for record in run.records] == pytest.approx([0.0, 10.0, 20.0])
 
 
 def test_a_level_cut_by_its_duration_says_so():
-    spec = LevelSpec(index=0, concurrency=1, num_requests=100, duration_s=5.0)
+    spec = LevelSpec(index=0, load=Load(concurrency=1), num_requests=100, duration_s=5.0)
     run = simulate_level(spec, same(10, 2), CONFIG, StepTimes())
     assert len(run.records) == 5  # each takes 1.1 s; the fifth is sent at 4.4 s
     assert run.stopped_by == "duration"
 
 
 class TestReplicas:
-    SPEC = LevelSpec(index=0, concurrency=4, num_requests=40)
+    SPEC = LevelSpec(index=0, load=Load(concurrency=4), num_requests=40)
 
     def test_two_replicas_with_a_slot_each_do_the_work_of_two(self):
         config = SchedulerConfig(num_blocks=100, max_rolling_batch_size=1)
@@ -87,9 +88,9 @@ class TestReplicas:
 
     def test_each_replica_of_an_open_loop_behaves_as_if_it_were_alone(self):
         """Round robin sends the even requests to one engine and the odd ones to the other."""
-        spec = LevelSpec(index=0, rate_per_s=3.0, arrivals="constant", num_requests=60)
+        spec = LevelSpec(index=0, load=Load(rate_per_s=3.0, arrivals="constant"), num_requests=60)
         both = simulate_level(spec, same(30, 50), CONFIG, Growing(), replicas=2)
-        halved = LevelSpec(index=0, rate_per_s=1.5, arrivals="constant", num_requests=30)
+        halved = LevelSpec(index=0, load=Load(rate_per_s=1.5, arrivals="constant"), num_requests=30)
         alone = simulate_level(halved, same(30, 50), CONFIG, Growing())
         for even, odd, single in zip(
             both.records[::2], both.records[1::2], alone.records, strict=True
@@ -101,7 +102,7 @@ class TestReplicas:
     def test_least_outstanding_beats_chance_under_uneven_lengths(self):
         draw = random.Random(3)
         outputs = [draw.choice([5, 400]) for _ in range(200)]
-        spec = LevelSpec(index=0, rate_per_s=1.2, num_requests=200)
+        spec = LevelSpec(index=0, load=Load(rate_per_s=1.2), num_requests=200)
         config = SchedulerConfig(num_blocks=1000, max_rolling_batch_size=4)
 
         def mean_first_token_s(router):
@@ -131,7 +132,7 @@ class TestReplicas:
         self, replicas, concurrency, lengths, router, timeout_s
     ):
         """A scheduler that never sees equal steps ahead makes the simulator take each of them."""
-        spec = LevelSpec(index=0, concurrency=concurrency, num_requests=25)
+        spec = LevelSpec(index=0, load=Load(concurrency=concurrency), num_requests=25)
         config = SchedulerConfig(num_blocks=60, block_size=4, max_rolling_batch_size=4)
 
         def run():
@@ -168,7 +169,7 @@ def test_64_streams_for_a_minute_take_a_fraction_of_a_second():
     """About 0.1 s on one core of the machine it was written on; the bound leaves room for noise."""
     draw = random.Random(1)
     lengths = [(draw.randint(20, 500), draw.randint(20, 500)) for _ in range(1000)]
-    spec = LevelSpec(index=0, concurrency=64, duration_s=60.0)
+    spec = LevelSpec(index=0, load=Load(concurrency=64), duration_s=60.0)
     start_s = time.process_time()
     run = simulate_level(
         spec, lambda i: PlannedRequest(i, 0.0, *lengths[i % 1000]), CONFIG, Growing()
@@ -199,7 +200,7 @@ def test_users_that_never_rest_keep_the_engine_busy_to_the_last_step():
             return step_s
 
     steps = Busy()
-    spec = LevelSpec(index=0, concurrency=128, num_requests=1000)
+    spec = LevelSpec(index=0, load=Load(concurrency=128), num_requests=1000)
     run = simulate_level(spec, same(50, 20), CONFIG, steps)
     assert len(run.records) == 1000
     wall_s = max(record.token_times_s[-1] for record in run.records)

@@ -13,6 +13,7 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 CASES = [
@@ -48,7 +49,7 @@ def test_waiting_users_take_one_cycle_an_answer(case, users):
     cycle_s = plan.steady.cycle_s(users)
     seen = latencies(
         plan,
-        LevelSpec(0, concurrency=users, num_requests=6 * users),
+        LevelSpec(0, Load(concurrency=users), num_requests=6 * users),
         spacing_s=cycle_s / users,
     )
     assert np.mean([each.e2e_s for each in seen]) == pytest.approx(cycle_s, rel=0.02)
@@ -62,7 +63,7 @@ def test_random_arrivals_are_foreseen_within_fifteen_per_cent(case, share):
     rate = share * steady.saturated_rate_per_s
     batch = steady.batch_at(rate)
     number = max(300, round(6 * batch))  # the middle third is settled
-    seen = latencies(plan, LevelSpec(0, rate_per_s=rate, num_requests=number), seed=3)
+    seen = latencies(plan, LevelSpec(0, Load(rate_per_s=rate), num_requests=number), seed=3)
     gaps_s = np.concatenate([each.itl_s for each in seen])
     assert steady.latency_s("itl", "p50", batch) == pytest.approx(np.median(gaps_s), rel=0.15)
     e2e_s = np.quantile([each.e2e_s for each in seen], 0.9)

@@ -16,6 +16,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout
 
@@ -97,7 +98,7 @@ def test_the_simulated_sweep_of_a_published_instance_is_close_to_it():
         if row.instance_type != instance.instance_type:
             continue
         level = simulate_level(
-            LevelSpec(0, concurrency=row.concurrency, num_requests=3 * row.concurrency),
+            LevelSpec(0, Load(concurrency=row.concurrency), num_requests=3 * row.concurrency),
             lambda i: PlannedRequest(i, 0.0, 256, 256),
             config(),
             model,

@@ -26,6 +26,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 SHORT, LONG = find_model("llama-3-8b"), find_model("llama-3.1-8b")  # 8,192 and 131,072 positions
@@ -120,7 +121,7 @@ def served(profile, cell):
         cell.shape, cell.instance, 1, cell.dtype, profile, cell.input_tokens + cell.output_tokens
     )
     run = simulate_level(
-        LevelSpec(0, concurrency=cell.concurrency, num_requests=cell.num_requests),
+        LevelSpec(0, Load(concurrency=cell.concurrency), num_requests=cell.num_requests),
         lambda i: PlannedRequest(i, 0.0, cell.input_tokens, cell.output_tokens),
         config,
         model_of(profile, cell),

@@ -17,6 +17,7 @@ from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.workload import LevelSpec
 
@@ -122,7 +123,7 @@ def test_chunks_shorten_the_longest_gap_between_tokens():
 
     def longest_gap_s(setting):
         level = simulate_copy(
-            plan(setting, workload), LevelSpec(0, rate_per_s=0.5, num_requests=12)
+            plan(setting, workload), LevelSpec(0, Load(rate_per_s=0.5), num_requests=12)
         )
         times = (record.token_times_s for record in level.records)
         return max(b - a for own in times for a, b in pairwise(own))
@@ -135,7 +136,7 @@ def test_chunks_shorten_the_longest_gap_between_tokens():
 def test_guesses_that_always_hold_give_all_tokens_of_a_step_at_once():
     """4 guesses that hold and the token after them: 5 tokens an event, 64 in 13 events."""
     setting = EngineSetting(speculation=Speculation(4, 1.0))
-    level = simulate_copy(plan(setting), LevelSpec(0, concurrency=1, num_requests=1))
+    level = simulate_copy(plan(setting), LevelSpec(0, Load(concurrency=1), num_requests=1))
     counts = level.records[0].token_counts
     assert sum(counts) == 64
     assert max(counts) == 5

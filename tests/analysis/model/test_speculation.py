@@ -18,6 +18,7 @@ from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_coun
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
@@ -126,7 +127,7 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
     )
     config = scheduler_config_for(MODEL, A100, 1, "float16", TGI_2023, 440, speculation=spec)
     level = simulate_level(
-        LevelSpec(0, concurrency=8, num_requests=120),
+        LevelSpec(0, Load(concurrency=8), num_requests=120),
         lambda index: PlannedRequest(index, 0.0, 200, 240),
         config,
         model_for(spec, A100).real_steps,

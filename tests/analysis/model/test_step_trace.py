@@ -14,6 +14,7 @@ from lmi_bench.analysis.model.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -36,7 +37,7 @@ def test_a_trace_gives_the_scheduler_s_times(case):
     config = replace(config, max_rolling_batch_prefill_tokens=profile.max_prefill_tokens)
     model = step_time_model_for(shape, instance, tp, "float16", profile)
     level = simulate_level(
-        LevelSpec(0, concurrency=users, num_requests=3 * users),
+        LevelSpec(0, Load(concurrency=users), num_requests=3 * users),
         lambda i: PlannedRequest(i, 0.0, isl, osl),
         config,
         model,

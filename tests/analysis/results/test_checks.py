@@ -6,6 +6,7 @@ import pytest
 
 from lmi_bench.analysis.results.checks import check_level, check_levels, has_failed
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
@@ -43,7 +44,9 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
         RequestRecord(n, 0.0, 0.0, tuple(0.1 * i for i in range(1, chunks + 1)), output_tokens=16)
         for n in range(10)
     )
-    level = summarise_level(LevelRun(LevelSpec(0, concurrency=10, num_requests=10), 1, records))
+    level = summarise_level(
+        LevelRun(LevelSpec(0, Load(concurrency=10), num_requests=10), 1, records)
+    )
     assert level["output_tokens"] == 160
     said = [text for text in check_level(level) if "came as chunks" in text]
     assert bool(said) == warned == ("unequal_counts" in level)
@@ -56,7 +59,7 @@ def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
     records = (
         RequestRecord(0, 0.0, 0.0, tuple(0.1 * i for i in range(1, 200)), output_tokens=200),
     )
-    level = summarise_level(LevelRun(LevelSpec(0, concurrency=1, num_requests=1), 1, records))
+    level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, records))
     assert level["unequal_counts"]["chunk_tokens"] == 199
     assert not [text for text in check_level(level) if "came as chunks" in text]
 
@@ -101,7 +104,7 @@ def test_answers_of_another_length_than_planned_are_another_workload():
         RequestRecord(i, 0.0, 0.0, (1.0,), (n,), output_tokens=n, asked_tokens=40)
         for i, n in enumerate((40, 10, 10))
     ]
-    run = LevelRun(LevelSpec(0, concurrency=1, num_requests=3), 1, tuple(records))
+    run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=3), 1, tuple(records))
     line = summarise_level(run)
     assert line["unplanned_lengths"]["requests"] == 2
     (warning,) = [text for text in check_level(line) if "planned length" in text]
@@ -112,7 +115,9 @@ def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wante
     record = RequestRecord(
         0, 0.0, 0.0, (1.0,), (4,), input_tokens=100, cached_tokens=96, asked_tokens=4
     )
-    line = summarise_level(LevelRun(LevelSpec(0, concurrency=1, num_requests=1), 1, (record,)))
+    line = summarise_level(
+        LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, (record,))
+    )
     assert line["cached_prompt_frac"] == 0.96
     assert "unplanned_lengths" not in line
     assert any("96.0% of the prompt tokens" in text for text in check_level(line))
@@ -144,7 +149,7 @@ def test_answers_that_end_without_a_reason_beside_others_with_one_may_have_been_
         for n in range(10)
     )
     check = GeneratorCheck(receiver="python")
-    spec = LevelSpec(0, concurrency=10, num_requests=10)
+    spec = LevelSpec(0, Load(concurrency=10), num_requests=10)
     level = summarise_level(LevelRun(spec, 1, records, check=check))
     assert level.get("without_finish_reason", 0) == unsaid
     said = [text for text in check_level(level) if "finish_reason" in text]

@@ -20,6 +20,7 @@ from lmi_bench.analysis.results.latency import (
     summarise_ms,
     wall_time_s,
 )
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
@@ -57,7 +58,9 @@ def test_overload_shows_from_the_due_time_and_hides_from_the_send():
     Request i is sent at 0.5 i and due at 0.1 i, so it waits 0.4 i; the mean of i is 3.5.
     """
     records = tuple(record(i, due=0.1 * i, sent=0.5 * i, times=(0.5 * i + 0.5,)) for i in range(8))
-    line = summarise_level(LevelRun(LevelSpec(0, rate_per_s=10.0, num_requests=8), 0, records))
+    line = summarise_level(
+        LevelRun(LevelSpec(0, Load(rate_per_s=10.0), num_requests=8), 0, records)
+    )
     assert line["ttft_from_sent_ms"]["mean"] == pytest.approx(500)
     delay_ms = line["dispatch_delay_ms"]["mean"]
     assert line["e2e_ms"]["mean"] - line["e2e_from_sent_ms"]["mean"] == pytest.approx(delay_ms)
@@ -129,7 +132,10 @@ def test_quantiles_interpolate_linearly_between_order_statistics(values):
 
 def closed_level(records, concurrency=1, **more):
     return LevelRun(
-        LevelSpec(3, concurrency=concurrency, num_requests=len(records)), 0, tuple(records), **more
+        LevelSpec(3, Load(concurrency=concurrency), num_requests=len(records)),
+        0,
+        tuple(records),
+        **more,
     )
 
 
@@ -231,7 +237,7 @@ def test_the_answers_first_token_is_reported_beside_the_thoughts():
         output_tokens=4,
     )
     plain = RequestRecord(1, 1.0, 1.0, token_times_s=(1.25, 2.0), output_tokens=2)
-    spec = LevelSpec(index=0, concurrency=2, num_requests=2)
+    spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=2)
     line = summarise_level(LevelRun(spec, 1, (thinking, plain)))
     assert line["ttft_ms"]["max"] == pytest.approx(500.0)
     assert line["ttft_answer_ms"]["n"] == 1
@@ -242,7 +248,7 @@ def test_the_answers_first_token_is_reported_beside_the_thoughts():
 
 def test_an_answer_that_came_whole_has_no_first_token_time():
     whole = RequestRecord(0, 1.0, 1.0, token_times_s=(3.0,), token_counts=(4,), streamed=False)
-    spec = LevelSpec(index=0, concurrency=1, num_requests=1)
+    spec = LevelSpec(index=0, load=Load(concurrency=1), num_requests=1)
     line = summarise_level(LevelRun(spec, 1, (whole,)))
     assert line["ttft_ms"]["n"] == line["ttft_from_sent_ms"]["n"] == 0
     assert line["e2e_ms"]["mean"] == pytest.approx(2000.0)

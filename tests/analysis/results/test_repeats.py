@@ -19,13 +19,14 @@ from lmi_bench.analysis.results.repeats import (
     unmet_until,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
 
 LEVELS = [
-    LevelSpec(0, concurrency=1, num_requests=40),
-    LevelSpec(1, concurrency=2, num_requests=40),
+    LevelSpec(0, Load(concurrency=1), num_requests=40),
+    LevelSpec(1, Load(concurrency=2), num_requests=40),
 ]
 
 
@@ -104,7 +105,7 @@ def test_levels_take_turns():
 
 
 def test_a_quantile_that_a_level_can_never_support_is_refused_at_once():
-    few = [LevelSpec(0, concurrency=1, num_requests=10)]
+    few = [LevelSpec(0, Load(concurrency=1), num_requests=10)]
     with pytest.raises(InputError, match="sends 10 requests, but a p90 needs 29"):
         repeat_rule(few, repeats=1, until=Until("ttft_p90", 0.05))
 
@@ -128,7 +129,7 @@ def attempt(number, first_token_s, start_s=5.0):
         )
         for i in range(2)
     )  # fmt: skip
-    run = LevelRun(LevelSpec(0, concurrency=1, num_requests=2), number, records)
+    run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=2), number, records)
     return {**summarise_level(run), "attempt": number}, records
 
 

@@ -12,6 +12,7 @@ from lmi_bench.analysis.results.slo_judgement import CertainMiss, Judgement, jud
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_boundary import slo_answer
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
@@ -101,7 +102,9 @@ def noisy_doubling_seconds(server):
 
     def passes(users):
         nonlocal seconds
-        run = server.level(LevelSpec(0, concurrency=users, num_requests=max(3 * users, 29)), SLOS)
+        run = server.level(
+            LevelSpec(0, Load(concurrency=users), num_requests=max(3 * users, 29)), SLOS
+        )
         seconds += summarise_level(run)["wall_s"]
         return judge_level(run, SLOS).passed
 
@@ -237,7 +240,7 @@ def test_a_miss_is_sure_where_chance_hardly_makes_it(over, sure):
     """Of 20 with a tenth allowed over the limit: P(6 or more) is 0.0113, P(7 or more) 0.0024."""
     times = [10.0] * over + [1.0] * (20 - over)
     records = tuple(RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times))
-    spec = LevelSpec(0, concurrency=1, num_requests=20)
+    spec = LevelSpec(0, Load(concurrency=1), num_requests=20)
     judged = judge_level(LevelRun(spec, 1, records), SLOS)
     assert (judged.passed, judged.sure) == (False, sure)
     assert not judge_level(LevelRun(spec, 1, records), (parse_slo("e2e_mean<=1ms"),)).sure
@@ -269,7 +272,7 @@ def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
         return [RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times)]
 
     def misses(slow):
-        spec = LevelSpec(0, concurrency=1, num_requests=n)
+        spec = LevelSpec(0, Load(concurrency=1), num_requests=n)
         return not judge_level(LevelRun(spec, 1, tuple(finished(slow))), slos).passed
 
     watch = CertainMiss(slos, n, open_loop=False)
@@ -291,7 +294,7 @@ def test_a_failed_request_is_endless():
     """One failure in ten is above a p90's place, two are not."""
     good = [RequestRecord(i, 0.0, 0.0, (0.5, 1.0)) for i in range(19)]
     bad = RequestRecord(19, 0.0, 0.0, status="overloaded", ended_s=0.1)
-    spec = LevelSpec(0, concurrency=1, num_requests=20)
+    spec = LevelSpec(0, Load(concurrency=1), num_requests=20)
     one = judge_level(LevelRun(spec, 1, (*good, bad)), SLOS)
     three = judge_level(LevelRun(spec, 1, (*good[:17], bad, bad, bad)), SLOS)
     assert (one.passed, three.passed, three.ratio) == (True, False, math.inf)
@@ -300,7 +303,7 @@ def test_a_failed_request_is_endless():
 
 def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_were():
     records = tuple(RequestRecord(i, 0.0, 0.0, (0.5, 1.0)) for i in range(30))
-    run = LevelRun(LevelSpec(0, concurrency=1, num_requests=40), 1, records, "timeout")
+    run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=40), 1, records, "timeout")
     assert not judge_level(run, SLOS).passed
     assert summarise_level(run)["stopped_by"] == "timeout"
 

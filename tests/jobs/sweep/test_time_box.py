@@ -8,6 +8,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.time_box import TimeBox, likely_level_s, read_max_time
 from tests.analysis.search.servers import MadeUpServer
@@ -61,10 +62,10 @@ def test_a_level_is_expected_to_gain_what_the_last_doubling_gained():
         {"concurrency": 1, "requests": 3, "wall_s": 3.0},
         {"concurrency": 2, "requests": 6, "wall_s": 4.0},
     ]
-    spec = LevelSpec(2, concurrency=4, num_requests=12)
+    spec = LevelSpec(2, Load(concurrency=4), num_requests=12)
     assert likely_level_s(spec, lines) == pytest.approx(12 / 2.25)
-    assert likely_level_s(LevelSpec(2, concurrency=4, duration_s=2.0), lines) == 2.0
-    assert likely_level_s(LevelSpec(2, rate_per_s=4.0, num_requests=12), lines) == 3.0
+    assert likely_level_s(LevelSpec(2, Load(concurrency=4), duration_s=2.0), lines) == 2.0
+    assert likely_level_s(LevelSpec(2, Load(rate_per_s=4.0), num_requests=12), lines) == 3.0
 
 
 @pytest.mark.parametrize(

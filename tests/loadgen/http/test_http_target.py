@@ -17,6 +17,7 @@ import pytest
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.kernel_time import KernelStamps
@@ -301,7 +302,7 @@ def test_a_sweep_over_http_counts_every_request():
             url = f"http://127.0.0.1:{server.port}"
             async with HttpTarget(url, OPENAI, model="m") as target:
                 await run_sweep(
-                    [LevelSpec(0, concurrency=4, num_requests=20, warmup_requests=2)],
+                    [LevelSpec(0, Load(concurrency=4), num_requests=20, warmup_requests=2)],
                     target,
                     None,
                     prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),
@@ -370,7 +371,7 @@ def test_a_level_names_who_counted_its_tokens(stated, counter, named):
             url = f"http://127.0.0.1:{server.port}"
             async with HttpTarget(url, OPENAI, model="m", count_tokens=counter) as target:
                 result = await run_sweep(
-                    [LevelSpec(0, concurrency=2, num_requests=4)],
+                    [LevelSpec(0, Load(concurrency=2), num_requests=4)],
                     target,
                     None,
                     prompts=SyntheticPrompts([Lengths(4, 1)], CommonWords(), seed=0),
@@ -390,7 +391,7 @@ def test_a_cancelled_sweep_hangs_up_on_the_server():
             async with HttpTarget(url, OPENAI, model="m") as target:
                 task = asyncio.create_task(
                     run_sweep(
-                        [LevelSpec(0, concurrency=8, num_requests=8)],
+                        [LevelSpec(0, Load(concurrency=8), num_requests=8)],
                         target,
                         None,
                         prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),

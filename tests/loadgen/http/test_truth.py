@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
@@ -65,7 +66,7 @@ def _level(protocol: str, *options: str, users: int = 8):
             url = f"http://127.0.0.1:{port}"
             async with HttpTarget(url, find_format(protocol), model="truth-model") as target:
                 await run_sweep(
-                    [LevelSpec(0, concurrency=users, num_requests=users * 3)],
+                    [LevelSpec(0, Load(concurrency=users), num_requests=users * 3)],
                     target,
                     None,
                     prompts=SyntheticPrompts([Lengths(16, TOKENS)], CommonWords(), seed=0),

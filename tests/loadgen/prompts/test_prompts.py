@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts.prompts import (
     CommonWords,
@@ -19,7 +20,7 @@ from lmi_bench.loadgen.prompts.prompts import (
     load_dataset,
 )
 
-LEVEL = LevelSpec(0, concurrency=1, num_requests=1)
+LEVEL = LevelSpec(0, Load(concurrency=1), num_requests=1)
 
 
 class PairTokenizer:
@@ -95,7 +96,7 @@ def test_one_seed_and_salt_give_one_prompt_and_another_salt_another():
 
 def test_no_two_requests_of_a_run_share_a_prefix():
     source = SyntheticPrompts([Lengths(64, 4)], CommonWords(), seed=1)
-    levels = [LevelSpec(i, concurrency=1, num_requests=1) for i in range(4)]
+    levels = [LevelSpec(i, Load(concurrency=1), num_requests=1) for i in range(4)]
     starts = {
         " ".join(source.request(level, number).prompt_text.split()[:8])
         for level in levels
@@ -132,7 +133,7 @@ def test_lengths_are_the_same_in_every_level_and_run():
         source = SyntheticPrompts([Lengths(20, 500), Lengths(500, 20)], NoText(), seed=1, salt=salt)
         return [source.request(level, number).output_tokens for number in range(20)]
 
-    other = LevelSpec(3, concurrency=4, num_requests=9)
+    other = LevelSpec(3, Load(concurrency=4), num_requests=9)
     assert lengths(LEVEL, "a") == lengths(other, "b")
 
 

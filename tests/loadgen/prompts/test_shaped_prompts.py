@@ -12,6 +12,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
@@ -51,8 +52,8 @@ def test_lengths_are_drawn_alike_at_every_level():
         parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)"), NoText(), seed=1
     )
     low, high = (
-        LevelSpec(0, concurrency=1, num_requests=1),
-        LevelSpec(1, rate_per_s=2, num_requests=1),
+        LevelSpec(0, Load(concurrency=1), num_requests=1),
+        LevelSpec(1, Load(rate_per_s=2), num_requests=1),
     )
     requests = [prompts.request(low, number) for number in range(4000)]
     assert [prompts.request(high, n) for n in range(20)] == requests[:20]

@@ -10,6 +10,7 @@ import pytest
 from lmi_bench.analysis.results.checks import check_level
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions
 from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.run.in_flight import InFlightCap
@@ -21,7 +22,7 @@ def level(**fields):
     """A line and its run: 8 requests at 10/s against half a second an answer."""
     runs = []
     spec = LevelSpec(
-        0, rate_per_s=10.0, arrivals="constant", num_requests=8, warmup_requests=0, **fields
+        0, Load(rate_per_s=10.0, arrivals="constant"), num_requests=8, warmup_requests=0, **fields
     )
     target = Answering()
     result = run_virtual(
@@ -109,22 +110,24 @@ def sweep_of(target, *specs, timeout_s):
     return lines[0]
 
 
-@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate_per_s": 8.0, "arrivals": "constant"}])
+@pytest.mark.parametrize("load", [Load(concurrency=4), Load(rate_per_s=8.0, arrivals="constant")])
 def test_a_time_out_does_not_count_the_wait_for_a_connection(load):
     """Half a second each, one at a time: the fourth waits 1.5 s and is answered within 0.6 s."""
     target = Narrow()
-    line = sweep_of(target, LevelSpec(0, num_requests=4, warmup_requests=0, **load), timeout_s=0.6)
+    line = sweep_of(target, LevelSpec(0, load, num_requests=4), timeout_s=0.6)
     assert (line["requests"], line["errors"]) == (4, 0)
     assert target.most == 1
     assert line["held"]["requests"] >= 3
 
 
-@pytest.mark.parametrize("load", [{"concurrency": 8}, {"rate_per_s": 8.0, "max_in_flight": 1}])
-def test_what_waits_when_a_level_is_stopped_is_never_sent(load):
+@pytest.mark.parametrize(
+    ("load", "cap"), [(Load(concurrency=8), {}), (Load(rate_per_s=8.0), {"max_in_flight": 1})]
+)
+def test_what_waits_when_a_level_is_stopped_is_never_sent(load, cap):
     """One time-out ends the level; seven more, one after the other, would take 7 times as long."""
     target = Stuck()
     target.max_connections = 1
-    line = sweep_of(target, LevelSpec(0, num_requests=8, warmup_requests=0, **load), timeout_s=5.0)
+    line = sweep_of(target, LevelSpec(0, load, num_requests=8, **cap), timeout_s=5.0)
     assert target.asked == line["requests"] == 1
     assert line["stopped_by"] == "timeout"
 
@@ -132,7 +135,7 @@ def test_what_waits_when_a_level_is_stopped_is_never_sent(load):
 def test_conversations_that_wait_for_a_place_end_with_the_level():
     target = Stuck()
     source = dialogues()
-    alone = LevelSpec(0, concurrency=3, num_requests=1, warmup_requests=0, max_in_flight=1)
+    alone = LevelSpec(0, Load(concurrency=3), num_requests=1, warmup_requests=0, max_in_flight=1)
     spec = of_sessions(alone, source.num_turns, num_sessions=3, max_sessions=None)
     line = run_virtual(
         run_sweep([spec], target, None, prompts=source, summarise=summarise_level, timeout_s=5.0)

@@ -8,6 +8,7 @@ import pytest
 
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -68,7 +69,7 @@ def test_a_level_says_what_the_engine_did_in_it_and_not_before():
     runs = []
 
     async def use(target, engine):
-        spec = LevelSpec(index=0, concurrency=2, num_requests=2, warmup_requests=3)
+        spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=2, warmup_requests=3)
         await run_sweep(
             [spec],
             target,
@@ -121,7 +122,7 @@ def test_a_full_engine_is_overloaded():
 def test_an_engine_that_dies_ends_the_sweep_with_its_error():
     async def use(target, engine):
         return await run_sweep(
-            [LevelSpec(0, concurrency=2, num_requests=4)],
+            [LevelSpec(0, Load(concurrency=2), num_requests=4)],
             target,
             None,
             prompts=SyntheticPrompts([Lengths(8, 8)], NoText(), seed=0),
@@ -146,7 +147,7 @@ def test_a_closed_loop_keeps_the_batch_full():
 
     async def use(target, engine):
         await run_sweep(
-            [LevelSpec(0, concurrency=2, num_requests=6)],
+            [LevelSpec(0, Load(concurrency=2), num_requests=6)],
             target,
             None,
             prompts=SyntheticPrompts([Lengths(8, 8)], NoText(), seed=0),

@@ -9,17 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
 
-SPEC = LevelSpec(0, concurrency=8, num_requests=400)
+SPEC = LevelSpec(0, Load(concurrency=8), num_requests=400)
 
 
 @given(st.integers(1, 40), st.integers(0, 200), st.integers(1, 8))
 def test_shares_of_a_closed_loop_hold_each_request_and_user_once(users, more, workers):
-    spec = LevelSpec(0, concurrency=users, num_requests=users + more)
+    spec = LevelSpec(0, Load(concurrency=users), num_requests=users + more)
     shares = [Share(i, workers) for i in range(min(workers, users))]
     shares = [Share(i, len(shares)) for i in range(len(shares))]
     numbers = [list(share.numbers(spec)) for share in shares]
@@ -33,7 +34,7 @@ def test_shares_of_a_closed_loop_hold_each_request_and_user_once(users, more, wo
 
 @given(st.integers(1, 100), st.integers(1, 8))
 def test_shares_of_an_open_loop_take_every_nth_request(requests, workers):
-    spec = LevelSpec(0, rate_per_s=5.0, num_requests=requests)
+    spec = LevelSpec(0, Load(rate_per_s=5.0), num_requests=requests)
     for index in range(workers):
         numbers = list(Share(index, workers).numbers(spec))
         assert numbers == list(range(index, requests, workers))

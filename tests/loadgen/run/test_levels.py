@@ -23,7 +23,7 @@ def test_a_rate_without_a_number_sends_a_hundred():
     scenario = parse_scenario({"load": {"rate_per_s": [0.5, 2], "arrivals": "constant"}})
     levels = levels_of(scenario)
     assert [(level.rate_per_s, level.num_requests) for level in levels] == [(0.5, 100), (2.0, 100)]
-    assert levels[0].arrivals == "constant"
+    assert levels[0].load.arrivals == "constant"
 
 
 def test_finished_levels_are_left_out():

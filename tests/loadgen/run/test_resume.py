@@ -24,6 +24,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.core.records import Exchange
 from lmi_bench.core.run_store import RunStore
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 
 folder, sent = Path(sys.argv[1]), Path(sys.argv[2])
@@ -43,7 +44,7 @@ class Server:
         await asyncio.sleep(0.1)
         return Exchange(sent_s, (asyncio.get_running_loop().time(),))
 
-levels = [LevelSpec(i, concurrency=c, num_requests=c * 4) for i, c in enumerate((1, 2, 4))]
+levels = [LevelSpec(i, Load(c), num_requests=c * 4) for i, c in enumerate((1, 2, 4))]
 if folder.exists():
     store = RunStore.resume(folder, "h")
 else:

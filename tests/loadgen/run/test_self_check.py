@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run.self_check import LoopWatch, check_level
 
-CLOSED = LevelSpec(0, concurrency=4, num_requests=20)
-OPEN = LevelSpec(0, rate_per_s=10.0, arrivals="constant", num_requests=20)
+CLOSED = LevelSpec(0, Load(concurrency=4), num_requests=20)
+OPEN = LevelSpec(0, Load(rate_per_s=10.0, arrivals="constant"), num_requests=20)
 
 
 def _records(delay_s: float, *, latency_s: float = 1.0, stretch: float = 1.0):
@@ -150,7 +151,7 @@ def test_a_slow_accept_is_the_servers_fault():
 
 
 def test_a_plan_that_cannot_reach_its_load_says_so():
-    spec = LevelSpec(0, concurrency=32, num_requests=20)
+    spec = LevelSpec(0, Load(concurrency=32), num_requests=20)
     check = check_level(spec, _records(0.0), LoopWatch(), ReceiveSignals())
     assert check.reason.startswith("plan: 20 requests cannot keep 32 users busy")
 
@@ -159,7 +160,7 @@ def test_the_load_that_was_reached_stands_beside_the_one_asked_for():
     """Two users, one of whom rests for half of the time: one and a half in flight."""
     busy = [RequestRecord(i, float(i), float(i), (i + 1.0,)) for i in range(5)]
     lazy = [RequestRecord(5 + i, float(i), float(i), (i + 0.5,)) for i in range(5)]
-    spec = LevelSpec(0, concurrency=2, num_requests=10)
+    spec = LevelSpec(0, Load(concurrency=2), num_requests=10)
     check = check_level(spec, [*busy, *lazy], LoopWatch(), ReceiveSignals())
     assert check.asked_load == 2.0
     assert check.achieved_load == pytest.approx(1.5)

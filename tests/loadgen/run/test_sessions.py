@@ -14,6 +14,7 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.conversations import read_conversations
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.lengths import parse_seconds
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import Exchange
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues
@@ -68,12 +69,13 @@ def dialogues(text=None, *, turns=3, pause="2", prefix=0):
     return MadeUpDialogues(first, later, lambda _: turns, parse_seconds(pause), seed=0)
 
 
-def sweep(target, source, *, num_sessions=2, **fields):
+def sweep(target, source, *, num_sessions=2, concurrency=None, rate_per_s=None, **fields):
     """The one level's run, and its line."""
     runs = []
-    fields = {"warmup_requests": 0, "num_requests": 1, **fields}
+    load = Load(concurrency, rate_per_s, arrivals="constant")
+    fields = {"num_requests": 1, **fields}
     spec = of_sessions(
-        LevelSpec(0, **fields),
+        LevelSpec(0, load, **fields),
         source.num_turns,
         num_sessions=num_sessions,
         max_sessions=fields.pop("max_sessions", None),
@@ -175,7 +177,6 @@ def test_conversations_of_a_rate_wait_for_their_cap():
         dialogues(turns=1),
         num_sessions=4,
         rate_per_s=10.0,
-        arrivals="constant",
         max_sessions=2,
     )
     assert target.most == 2

@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import EngineError, TargetError
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
@@ -23,7 +24,7 @@ PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)
 
 def _levels(*concurrencies: int, per_user: int = 2, warmup: int = 0) -> list[LevelSpec]:
     return [
-        LevelSpec(i, concurrency=c, num_requests=c * per_user, warmup_requests=warmup)
+        LevelSpec(i, Load(concurrency=c), num_requests=c * per_user, warmup_requests=warmup)
         for i, c in enumerate(concurrencies)
     ]
 
@@ -225,12 +226,12 @@ def test_a_dead_engine_ends_the_sweep_with_its_own_error():
 
 def test_an_open_loop_level_sends_at_its_rate():
     runs = []
-    level = LevelSpec(0, rate_per_s=2.0, arrivals="constant", num_requests=5)
+    level = LevelSpec(0, Load(rate_per_s=2.0, arrivals="constant"), num_requests=5)
     _sweep([level], Server(), on_level=lambda run, line: runs.append(run))
     assert [r.sent_s for r in runs[0].records] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
 
 
 def test_a_level_cut_by_its_duration_says_so_and_the_sweep_goes_on():
-    levels = [LevelSpec(i, concurrency=1, num_requests=100, duration_s=2.5) for i in range(2)]
+    levels = [LevelSpec(i, Load(concurrency=1), num_requests=100, duration_s=2.5) for i in range(2)]
     result = _sweep(levels, Server())
     assert [line["stopped_by"] for line in result.levels] == ["duration", "duration"]

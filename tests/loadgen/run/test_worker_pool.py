@@ -22,6 +22,7 @@ import pytest
 
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.lengths import parse_seconds
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
@@ -92,7 +93,7 @@ def _sweep(url, levels, count, prompts=PROMPTS, **options):
 
 
 def test_two_workers_measure_what_the_server_did(url):
-    spec = LevelSpec(0, concurrency=16, num_requests=80, warmup_requests=2)
+    spec = LevelSpec(0, Load(concurrency=16), num_requests=80, warmup_requests=2)
     (run,), states = _sweep(url, [spec], 2)
     assert run.check.workers == 2
     assert [record.request_id for record in run.records] == list(range(80))
@@ -110,7 +111,7 @@ def test_two_workers_measure_what_the_server_did(url):
 def test_the_stated_bound_meets_the_truth_however_busy_the_machine_is(url, count):
     """Both p99 are known within an interval: ours by the self-check, the server's by its writes."""
     urllib.request.urlopen(urllib.request.Request(f"{url}/truth/reset", method="POST", data=b"{}"))
-    spec = LevelSpec(0, concurrency=32, num_requests=160, warmup_requests=0)
+    spec = LevelSpec(0, Load(concurrency=32), num_requests=160, warmup_requests=0)
     (run,), _ = _sweep(url, [spec], count)
     with urllib.request.urlopen(f"{url}/truth/stats") as reply:
         truth = json.load(reply)
@@ -130,19 +131,19 @@ def test_the_stated_bound_meets_the_truth_however_busy_the_machine_is(url, count
 
 
 def test_an_open_loop_is_split_request_by_request(url):
-    spec = LevelSpec(0, rate_per_s=100.0, arrivals="constant", num_requests=41)
+    spec = LevelSpec(0, Load(rate_per_s=100.0, arrivals="constant"), num_requests=41)
     (run,), _ = _sweep(url, [spec], 2)
     assert [round(record.due_s, 6) for record in run.records] == [i / 100 for i in range(41)]
     assert all(record.ok for record in run.records)
 
 
-@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate_per_s": 20.0}])
+@pytest.mark.parametrize("load", [Load(concurrency=4), Load(rate_per_s=20.0, arrivals="constant")])
 def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
     """Nine of three turns: all 27 requests once, turn after turn with the pause between them."""
     first, later = (SyntheticPrompts([Lengths(8, TOKENS)], CommonWords(), seed=n) for n in (1, 2))
     turns_of = functools.partial(operator.getitem, [3] * 9)  # workers get it by name
     source = MadeUpDialogues(first, later, turns_of, parse_seconds("0.05"), seed=0)
-    spec = LevelSpec(0, num_requests=1, arrivals="constant", warmup_requests=0, **load)
+    spec = LevelSpec(0, load, num_requests=1)
     spec = of_sessions(spec, turns_of, num_sessions=9)
     (run,), _ = _sweep(url, [spec], 2, source)
     assert run.check.workers == 2
@@ -159,7 +160,7 @@ async def _endless(url, pool):
     """A level that only its end from outside ends."""
     async with _job(url).open_target() as target:
         await run_sweep(
-            [LevelSpec(0, concurrency=4, duration_s=60.0)],
+            [LevelSpec(0, Load(concurrency=4), duration_s=60.0)],
             target,
             None,
             prompts=PROMPTS,
@@ -208,10 +209,12 @@ def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capf
 def test_auto_takes_another_worker_when_a_core_is_nearly_full():
     pool = WorkerPool(_job("http://127.0.0.1:1"))
     line = {"concurrency": 512, "generator": {"cpu_share": 0.4, "workers": 1}}
-    assert pool.count_for(LevelSpec(0, concurrency=512, num_requests=9), []) == 1
-    assert pool.count_for(LevelSpec(1, concurrency=640, num_requests=640), [line]) == 1
+    assert pool.count_for(LevelSpec(0, Load(concurrency=512), num_requests=9), []) == 1
+    assert pool.count_for(LevelSpec(1, Load(concurrency=640), num_requests=640), [line]) == 1
     most = len(os.sched_getaffinity(0))
-    assert pool.count_for(LevelSpec(1, concurrency=2048, num_requests=2048), [line]) == min(3, most)
+    assert pool.count_for(LevelSpec(1, Load(concurrency=2048), num_requests=2048), [line]) == min(
+        3, most
+    )
 
 
 def test_a_target_that_cannot_be_handed_over_is_refused():

@@ -1,0 +1,167 @@
+"""Frozen values that stand in JSON files: checked when read, written back as they were.
+
+A value that was read keeps the order of its keys and the keys that this version does not know, so
+that `to_json(from_json(content)) == content` holds for files of older and newer versions too.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+
+from lmi_bench.core.errors import InputError
+
+OPTIONAL: Mapping[str, object] = {"optional": True}
+"""Metadata of a field whose key is left out of the file where the value is None."""
+
+
+class Slot(NamedTuple):
+    """Where a key's value goes, and what it may be.
+
+    accepts   Python types of the value as JSON holds it
+    of        the JsonValue that is made of it, where it is an object of known keys
+    optional  left out of the file where the value is None
+    """
+
+    name: str
+    accepts: frozenset[type]
+    of: type[JsonValue] | None
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValue:
+    """Base of the values; a subclass is a frozen dataclass whose fields are its keys, in order.
+
+    A field whose annotation allows None is None where the key is missing.
+    """
+
+    file_keys: tuple[str, ...] | None = field(default=None, kw_only=True, compare=False, repr=False)
+    unknown: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    @classmethod
+    def from_json(cls, content: object, where: str = "") -> Self:
+        """The value of a JSON object; InputError names `where` and the field that is damaged."""
+        return cls(**cls._read(content, where))
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as the file holds it: the keys it was read with, then those set since."""
+        slots, content = self.slots(), {}
+        for key in self.file_keys or ():
+            known = key in slots
+            content[key] = self._written(slots[key].name) if known else (self.unknown or {})[key]
+        for key, slot in slots.items():
+            if key not in content and not self._is_left_out(slot):
+                content[key] = self._written(slot.name)
+        return content
+
+    @classmethod
+    def slots(cls) -> Mapping[str, Slot]:
+        """What is known of each key, in the order in which they are written."""
+        return slots_by_field(cls)
+
+    @classmethod
+    def _read(cls, content: object, where: str) -> dict[str, Any]:
+        """The constructor's arguments out of a JSON object."""
+        if not isinstance(content, Mapping):
+            raise InputError(f"{where}: an object is expected, not {_shown(content)}")
+        slots = cls.slots()
+        values: dict[str, Any] = {"file_keys": tuple(content)}
+        unknown = {}
+        for key, value in content.items():
+            slot = slots.get(key)
+            if slot is None:
+                unknown[key] = value
+            elif type(value) not in slot.accepts and not _is_accepted(value, slot):
+                expected = _names(slot)
+                raise InputError(f"{where}: {key} must be {expected}, not {_shown(value)}")
+            elif slot.of is not None and value is not None:
+                values[slot.name] = slot.of.from_json(value, f"{where}: {key}" if where else key)
+            else:
+                values[slot.name] = value
+        if unknown:
+            values["unknown"] = unknown
+        return values
+
+    def _written(self, name: str) -> Any:
+        """A field as JSON holds it."""
+        value = getattr(self, name)
+        return value.to_json() if isinstance(value, JsonValue) else value
+
+    def _is_left_out(self, slot: Slot) -> bool:
+        """Whether a key that was not read is not written either."""
+        if self.file_keys is None:
+            return slot.optional and self._written(slot.name) is None
+        return bool(getattr(self, slot.name) == _defaults(type(self))[slot.name])
+
+
+_SLOTS: dict[type, dict[str, Slot]] = {}
+_DEFAULTS: dict[type, dict[str, Any]] = {}
+
+
+def slots_by_field(cls: type[JsonValue]) -> dict[str, Slot]:
+    """The slot of each field of a class, as its annotations say."""
+    if cls not in _SLOTS:
+        hints = get_type_hints(cls)
+        _SLOTS[cls] = {
+            each.name: slot_of(each.name, hints[each.name], optional=bool(each.metadata))
+            for each in fields(cls)
+            if each.name not in ("file_keys", "unknown")
+        }
+    return _SLOTS[cls]
+
+
+def _defaults(cls: type[JsonValue]) -> dict[str, Any]:
+    if cls not in _DEFAULTS:
+        _DEFAULTS[cls] = {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
+            for each in fields(cls)
+        }
+    return _DEFAULTS[cls]
+
+
+def slot_of(name: str, annotation: Any, *, optional: bool = False) -> Slot:
+    """The slot of a key whose value has the type that an annotation says."""
+    accepts: set[type] = set()
+    of = None
+    for kind in _alternatives(annotation):
+        if isinstance(kind, type) and issubclass(kind, JsonValue):
+            of = kind
+            accepts.add(dict)
+        elif kind is float:
+            accepts |= {int, float}
+        elif isinstance(kind, type) and issubclass(kind, Mapping):
+            accepts.add(dict)
+        elif isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str:
+            accepts |= {list, tuple}
+        else:
+            accepts.add(kind)
+    return Slot(name, frozenset(accepts), of, optional)
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        for each in get_args(annotation):
+            yield from _alternatives(each)
+    else:
+        yield get_origin(annotation) or annotation
+
+
+def _is_accepted(value: object, slot: Slot) -> bool:
+    """For types such as NumPy's that are subclasses of those in JSON; true is no number."""
+    return not isinstance(value, bool) and isinstance(value, tuple(slot.accepts))
+
+
+def _names(slot: Slot) -> str:
+    if float in slot.accepts:
+        return "a number"
+    names = {int: "a whole number", str: "a text", bool: "true or false", dict: "an object",
+             list: "a list"}  # fmt: skip
+    return next(names[kind] for kind in names if kind in slot.accepts)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

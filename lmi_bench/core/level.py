@@ -1,0 +1,443 @@
+"""A finished level: one line of levels.jsonl, and all that crosses from measuring to analysis.
+
+Times are milliseconds where the name says `_ms`, else seconds. What the line of some levels does
+not have is None; docs/run_files.md says when. The key of a field is its name, but for `index`
+(`level`), `load` (`concurrency`, `rate_per_s`) and `latency` (`ttft_ms` ...: see LATENCY_KEY).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal, Self, get_args
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import OPTIONAL, JsonValue, Slot, slot_of, slots_by_field
+from lmi_bench.core.load import Load
+from lmi_bench.core.workload import LevelSpec
+
+Metric = Literal[
+    "ttft", "ttft_from_sent", "ttft_answer", "dispatch_delay", "itl", "tpot", "e2e",
+    "e2e_from_sent", "latency_per_token", "connect", "tls",
+]  # fmt: skip
+METRICS: tuple[Metric, ...] = get_args(Metric)
+LATENCY_KEY: Mapping[Metric, str] = {
+    metric: "latency_ms_per_token" if metric == "latency_per_token" else f"{metric}_ms"
+    for metric in METRICS
+}
+"""The key of levels.jsonl that holds a metric's statistics."""
+
+QUANTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
+
+CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
+"""`stopped_by` of levels that ended before their requests were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics(JsonValue):
+    """One latency over a level's requests, ms; None where it is not known.
+
+    n            samples
+    unsupported  why a statistic is missing, by its name
+    """
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    min: float | None = None
+    max: float | None = None
+    std: float | None = None
+    n: int | None = None
+    unsupported: Mapping[str, str] | None = None
+
+    def value(self, statistic: str) -> float | None:
+        """One of STATISTICS by its name."""
+        found: float | None = getattr(self, statistic)
+        return found
+
+    def why_missing(self, statistic: str) -> str | None:
+        """Why a statistic is not there, where the level says so."""
+        return (self.unsupported or {}).get(statistic)
+
+
+NO_STATISTICS = Statistics()
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyWindow(JsonValue):
+    """Where a level was steady, and its throughput there.
+
+    throughput_tokens_per_s  None, with `reason`, where no window could be told
+    low, high                95 % interval of the throughput by batch means, tok/s
+    share                    length of the window over the length of all token events, 0 to 1
+    """
+
+    start_s: float | None = None
+    end_s: float | None = None
+    throughput_tokens_per_s: float | None = None
+    low: float | None = None
+    high: float | None = None
+    share: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorReport(JsonValue):
+    """The load generator's self-check (`records.GeneratorCheck`), with its error bounds in ms."""
+
+    dispatch_delay_p50_s: float | None = None
+    dispatch_delay_p99_s: float | None = None
+    dispatch_delay_max_s: float | None = None
+    loop_lag_p99_s: float | None = None
+    cpu_share: float | None = None
+    timestamps: str | None = None
+    receiver: str | None = None
+    token_counts: str | None = None
+    receive_delay_p99_s: float | None = None
+    merged_share: float | None = None
+    unsure_share: float | None = None
+    unsure_first_share: float | None = None
+    unstamped_share: float | None = None
+    clock_steps: int | None = None
+    ttft_error_bound_frac: float | None = None
+    itl_error_bound_frac: float | None = None
+    asked_load: float | None = None
+    achieved_load: float | None = None
+    workers: int | None = None
+    valid: bool | None = None
+    reason: str | None = None
+    ttft_error_bound_ms: float | None = None
+    ttft_p50_error_bound_ms: float | None = None
+    itl_error_bound_ms: float | None = None
+    itl_p50_error_bound_ms: float | None = None
+    itl_p99_interval_ms: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(JsonValue):
+    """A server's gauge during a level: its mean over time, and its highest value."""
+
+    mean: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Power(JsonValue):
+    """Energy of the accelerators during a level; `valid` is False where the level was too short."""
+
+    gpus: int | None = None
+    energy_j: float | None = None
+    mean_power_w: float | None = None
+    gpu_use_frac: float | None = None
+    joules_per_output_token: float | None = None
+    source: str | None = None
+    valid: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloudWatch(JsonValue):
+    """What CloudWatch said of a level (cloudwatch.json)."""
+
+    invocations: float | None = field(default=None, metadata=OPTIONAL)
+    model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    overhead_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    gpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
+    gpu_memory_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics(JsonValue):
+    """What the server's own metrics said of a level; each is there where the server had it.
+
+    sources  addresses of the metrics pages; unreachable: those that failed, and why
+    skew     requests of the busiest replica over the mean
+    """
+
+    sources: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
+    running: Gauge | None = field(default=None, metadata=OPTIONAL)
+    waiting: Gauge | None = field(default=None, metadata=OPTIONAL)
+    kv_usage_frac: Gauge | None = field(default=None, metadata=OPTIONAL)
+    requests: float | None = field(default=None, metadata=OPTIONAL)
+    preemptions: float | None = field(default=None, metadata=OPTIONAL)
+    prefix_cache_hit_rate: float | None = field(default=None, metadata=OPTIONAL)
+    ttft_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    client_ttft_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    client_minus_server_ttft_ms: float | None = field(default=None, metadata=OPTIONAL)
+    requests_by_replica: Mapping[str, float | None] | None = field(default=None, metadata=OPTIONAL)
+    skew: float | None = field(default=None, metadata=OPTIONAL)
+    warnings: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
+    unreachable: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    power: Power | None = field(default=None, metadata=OPTIONAL)
+    cloudwatch: CloudWatch | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions(JsonValue):
+    """A level's conversations: how many, how long, and what first and later turns waited for."""
+
+    started: int | None = None
+    failed: int | None = None
+    turns_mean: float | None = None
+    ttft_first_turn_ms: Statistics = NO_STATISTICS
+    ttft_later_turns_ms: Statistics = NO_STATISTICS
+
+
+@dataclass(frozen=True, slots=True)
+class UnplannedLengths(JsonValue):
+    """Answers that were not as long as asked; the means are over all whose length was asked for."""
+
+    requests: int
+    asked_tokens_mean: float
+    output_tokens_mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalCounts(JsonValue):
+    """Answers whose tokens the server counted otherwise than their chunks show."""
+
+    requests: int
+    server_tokens: int
+    chunk_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held(JsonValue):
+    """Requests that a cap made wait, and for how long on average."""
+
+    requests: int
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement(JsonValue):
+    """A level against its SLOs: the answer that a search keeps with it.
+
+    ratio    largest of measured / limit; infinite where failed requests make it so
+    binding  the SLO with that ratio
+    planned  requests that the level was to send; None where its duration was fixed
+    sure     a miss that more requests would not have undone: so many over the limit come by
+             chance less than once in a hundred times where the SLO is met
+    noise    standard deviation of log(ratio), as far as its own requests tell; None: not stated
+    """
+
+    passed: bool
+    ratio: float
+    binding: str
+    planned: int | None
+    sure: bool = False
+    noise: float | None = None
+
+    @classmethod
+    def slots(cls) -> Mapping[str, Slot]:
+        """JSON has no infinity: an infinite ratio is null there."""
+        found = super(Judgement, cls).slots()
+        return {**found, "ratio": slot_of("ratio", float | None)}
+
+    @classmethod
+    def from_json(cls, content: object, where: str = "") -> Self:
+        """The judgement of a level's line."""
+        values = cls._read(content, where)
+        return cls(**{**values, "ratio": math.inf if values["ratio"] is None else values["ratio"]})
+
+    def _written(self, name: str) -> Any:
+        if name == "ratio" and not math.isfinite(self.ratio):
+            return None
+        return super(Judgement, self)._written(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A metric over the attempts of one level; `low` and `high` are None for a single one.
+
+    low, high  95 % interval of the mean
+    cv         standard deviation over mean, None for a single attempt
+    """
+
+    attempts: int
+    mean: float
+    low: float | None
+    high: float | None
+    cv: float | None
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval over the mean; infinite for a single attempt."""
+        if self.high is None or self.mean == 0:
+            return math.inf
+        return (self.high - self.mean) / abs(self.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class Level(JsonValue):
+    """What a level measured: a line of levels.jsonl.
+
+    requests, errors  None where another tool's file does not say (`sent`, `failed`: then 0)
+    stopped_by        the rule that ended the level early: timeout, errors, duration, interrupted
+                      or decided
+    search            its judgement, where a search chose the level
+    attempts, attempts_left_out, spread  of a level that pools several attempts; never in a file
+    """
+
+    index: int
+    attempt: int
+    load: Load
+    requests: int | None = None
+    errors: int | None = None
+    errors_by_kind: Mapping[str, int] = field(default_factory=dict)
+    error_examples: Mapping[str, Sequence[str]] | None = None
+    output_tokens: float | None = None
+    input_tokens: float | None = None
+    wall_s: float | None = None
+    throughput_tokens_per_s: float | None = None
+    total_throughput_tokens_per_s: float | None = None
+    request_throughput_per_s: float | None = None
+    steady: SteadyWindow = SteadyWindow()
+    valid: bool = True
+    invalid_reason: str | None = None
+    stopped_by: str | None = None
+    latency: Mapping[Metric, Statistics] = field(default_factory=dict)
+    reasoning_tokens: int | None = None
+    reasoning_token_share: float | None = None
+    mean_concurrency: float | None = None
+    little_law_ratio: float | None = None
+    retries: int | None = None
+    generator: GeneratorReport = GeneratorReport()
+    server: ServerMetrics | None = None
+    engine: Mapping[str, float | None] | None = None
+    unplanned_lengths: UnplannedLengths | None = None
+    unequal_counts: UnequalCounts | None = None
+    cached_prompt_frac: float | None = None
+    cached_prompt_expected: bool | None = None
+    without_finish_reason: int | None = None
+    sessions: Sessions | None = None
+    max_in_flight: int | None = None
+    held: Held | None = None
+    requests_by_replica: Mapping[str, int] | None = None
+    search: Judgement | None = None
+    price_usd_per_hour: float | None = None
+    elapsed_s: float | None = None
+    spent_usd: float | None = None
+    usd_per_1m_output_tokens: float | None = None
+    usd_per_1m_total_tokens: float | None = None
+    instances: int | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    imported_from: str | None = None
+    imported: Mapping[str, Any] | None = None
+    attempts: int | None = None
+    attempts_left_out: int = 0
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """How people name the level: by its load."""
+        return self.load.name
+
+    @property
+    def sent(self) -> int:
+        """Requests that were sent, failed ones included."""
+        return self.requests or 0
+
+    @property
+    def failed(self) -> int:
+        """Requests that were not answered in full."""
+        return self.errors or 0
+
+    @property
+    def completed(self) -> int:
+        """Requests that were answered in full."""
+        return self.sent - self.failed
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it ended before its requests were sent, or its time was over."""
+        return self.stopped_by in CUT_SHORT
+
+    def of(self, metric: str) -> Statistics:
+        """The statistics of one of METRICS; all None where the level does not have it."""
+        return self.latency.get(metric, NO_STATISTICS)  # type: ignore[call-overload,no-any-return]
+
+    @classmethod
+    def slots(cls) -> Mapping[str, Slot]:
+        """What is known of each key, in the order in which a sweep writes them."""
+        return _level_slots()
+
+    @classmethod
+    def from_json(cls, content: object, where: str = "") -> Self:
+        """The level of a line; InputError names `where` and the field that is damaged."""
+        values = cls._read(content, where)
+        for name in ("index", "attempt"):
+            if name not in values:
+                raise InputError(f"{where}: it has no `{name}`".replace("`index`", "`level`"))
+        concurrency, rate_per_s = values.pop("concurrency", None), values.pop("rate_per_s", None)
+        with_sessions = bool(values.get("sessions"))
+        try:
+            load = Load(concurrency, rate_per_s, sessions=with_sessions)
+        except InputError as exc:
+            raise InputError(f"{where}: concurrency, rate_per_s: {exc}") from exc
+        found = {metric: values.pop(metric, None) for metric in METRICS}
+        latency = {metric: each for metric, each in found.items() if each is not None}
+        return cls(load=load, latency=latency, **values)
+
+    def _written(self, name: str) -> Any:
+        if name in LATENCY_KEY:
+            found = self.latency.get(name)  # type: ignore[call-overload]
+            return None if found is None else found.to_json()
+        if name in ("concurrency", "rate_per_s"):
+            return getattr(self.load, name)
+        return super(Level, self)._written(name)
+
+    def _is_left_out(self, slot: Slot) -> bool:
+        if slot.name in _OF_A_PRICE:  # a level that completed nothing has a price and no cost
+            return self.price_usd_per_hour is None and getattr(self, slot.name) is None
+        if slot.name in LATENCY_KEY or slot.name in ("concurrency", "rate_per_s"):
+            unset = self._written(slot.name) is None
+            return unset and (slot.optional or self.file_keys is not None)
+        return super(Level, self)._is_left_out(slot)
+
+
+_OF_A_PRICE = (
+    "price_usd_per_hour", "elapsed_s", "spent_usd", "usd_per_1m_output_tokens",
+    "usd_per_1m_total_tokens",
+)  # fmt: skip
+
+# The keys as a sweep writes them; those that only some levels have end in a question mark.
+_KEYS = """
+    level attempt stopped_by concurrency rate_per_s requests errors errors_by_kind error_examples?
+    output_tokens input_tokens wall_s throughput_tokens_per_s total_throughput_tokens_per_s
+    request_throughput_per_s steady valid invalid_reason ttft_ms ttft_from_sent_ms ttft_answer_ms?
+    reasoning_tokens? reasoning_token_share? dispatch_delay_ms itl_ms tpot_ms e2e_ms
+    e2e_from_sent_ms latency_ms_per_token mean_concurrency little_law_ratio retries connect_ms
+    tls_ms generator server? engine? unplanned_lengths? unequal_counts? cached_prompt_frac?
+    without_finish_reason? sessions? max_in_flight? held? requests_by_replica?
+    cached_prompt_expected? search? price_usd_per_hour? elapsed_s? spent_usd?
+    usd_per_1m_output_tokens? usd_per_1m_total_tokens? instances? started_at? ended_at?
+    imported_from? imported?
+"""
+
+
+@cache
+def _level_slots() -> Mapping[str, Slot]:
+    by_field = slots_by_field(Level)
+    known = {
+        "level": by_field["index"],
+        "concurrency": slot_of("concurrency", int | None),
+        "rate_per_s": slot_of("rate_per_s", float | None),
+    }
+    known |= {key: slot_of(metric, Statistics | None) for metric, key in LATENCY_KEY.items()}
+    slots = {}
+    for word in _KEYS.split():
+        key = word.removesuffix("?")
+        slot = known[key] if key in known else by_field[key]
+        slots[key] = slot._replace(optional=word.endswith("?"))
+    return MappingProxyType(slots)
+
+
+NextLevel = Callable[[Sequence[Level]], LevelSpec | None]
+"""The level to run after the finished ones; None ends the sweep."""
