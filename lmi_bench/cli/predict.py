@@ -2,165 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.core.option import Option
+from lmi_bench.core.units import format_figure
+from lmi_bench.jobs.settings.predict import PredictSettings
 
-_WORKLOAD, _COPY, _SPECULATION = "Workload", "Copies", "Speculative decoding"
+if TYPE_CHECKING:
+    from lmi_bench.analysis.fit.fit import Estimate
+    from lmi_bench.analysis.fit.forecast import Forecast
+    from lmi_bench.jobs.predict import Prediction
+    from lmi_bench.jobs.predict_simulated import SimulatedForecast
 
 
+@spread_options
 def predict(
-    model: Annotated[str, typer.Option("--model", "-m", help="A catalog name or a folder.")],
-    instance: Annotated[str, typer.Option(help="Such as ml.g5.12xlarge, or local: this machine.")],
-    input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", "--isl", help="Prompt length.")
-    ] = None,
-    output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", "--osl", help="Tokens to generate.")
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option("--tp", help="Devices of one copy.")] = 1,
-    replicas: Annotated[int, typer.Option(min=1, help="Copies that share the load.")] = 1,
-    concurrency: Annotated[
-        str | None, typer.Option(help="Users of a closed loop, such as 1,8,64.")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Requests per second of an open loop, such as 0.5,2.")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            "--weight-dtype",
-            help="Of the weights: float32, float16, bfloat16, float8, int8, int4, mxfp4. (default: "
-            "the checkpoint's, at most 16 bits)",
-        ),
-    ] = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the KV cache: float32, float16, float8, int8. (default: as the weights)"
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="A file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19. (default: tgi-2023)"
-        ),
-    ] = None,
-    prefix_hit: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of each prompt that the prefix cache holds already.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = 0.0,
-    mix: Annotated[
-        str | None,
-        typer.Option(
-            help="Several kinds of request, IN/OUT[:SHARE],...: simulated.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    input_lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="Drawn: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD). Simulated.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    output_lengths: Annotated[
-        str | None, typer.Option(help="Likewise, of the answers.", rich_help_panel=_WORKLOAD)
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Recorded traffic, Azure's CSV or Mooncake's JSON lines: simulated.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    speed: Annotated[
-        str | None,
-        typer.Option(help="Of a trace: 1 as recorded, 2 twice as fast.", rich_help_panel=_WORKLOAD),
-    ] = None,
-    shared_prefix: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Tokens with which all prompts begin, behind a prefix cache: simulated.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = 0,
-    seed: Annotated[
-        int, typer.Option(help="Of drawn lengths and arrivals.", rich_help_panel=_WORKLOAD)
-    ] = 0,
-    router: Annotated[
-        str | None,
-        typer.Option(
-            help="Of replicas: round-robin, least-outstanding or random. Simulated.",
-            rich_help_panel=_COPY,
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="ngram, or a smaller model with the same vocabulary.", rich_help_panel=_SPECULATION
-        ),
-    ] = None,
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option(help="Drafted tokens that a step verifies. [4]", rich_help_panel=_SPECULATION),
-    ] = None,
-    draft_acceptance: Annotated[
-        str | None,
-        typer.Option(
-            help="Chance (0 to 1) that a drafted token holds, or a run that measured it.",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
-    engine_version: Annotated[
-        str | None,
-        typer.Option(help="Of the engine that will serve; a profile of another version says so."),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the predictions to this file.")
-    ] = None,
+    settings: PredictSettings,
+    json_file: Annotated[Path | None, Option("File for the predictions.", ("--json",))] = None,
 ) -> None:
     """Predict throughput and latency with 80 % intervals, and what binds.
 
     Beyond 80 % of the predicted capacity an open loop of equal requests gets its capacity and no
     latency. Unequal requests, traces and routers are simulated over the engine's own scheduler.
     """
-    from lmi_bench.jobs.predict import Question, run
+    from lmi_bench.cli.console import say, terminal, write_json
+    from lmi_bench.jobs.predict import predict as run
 
-    run(
-        Question(
-            model=model,
-            instance=instance,
-            tensor_parallel=tensor_parallel,
-            replicas=replicas,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            concurrencies=concurrency,
-            rates=rate,
-            profile=profile,
-            engine_version=engine_version,
-            prefix_hit=prefix_hit,
-            mix=mix,
-            input_lengths=input_lengths,
-            output_lengths=output_lengths,
-            trace=trace,
-            speed=speed,
-            shared_prefix=shared_prefix,
-            seed=seed,
-            router=router,
-            draft=draft,
-            draft_tokens=draft_tokens,
-            draft_acceptance=draft_acceptance,
-        ),
-        json_file=json_file,
+    with terminal() as listener:
+        prediction = run(settings, listener)
+    write_json(json_file, prediction.to_json(), indent=1)
+    _print(prediction)
+    if json_file is not None:
+        say(f"predictions: {json_file}")
+
+
+def _print(prediction: Prediction) -> None:
+    from lmi_bench.cli.console import print_table, say, warn
+
+    settings, speculation = prediction.settings, prediction.speculation
+    copies = "" if settings.replicas == 1 else f", {settings.replicas} copies"
+    cache = "" if settings.kv_dtype is None else f", {settings.kv_dtype} cache"
+    title = f"{settings.input_tokens} in / {settings.output_tokens} out"
+    if settings.is_simulated:
+        title = "simulated over the engine's scheduler"
+    say(
+        f"{prediction.shape.name}, {prediction.dtype}{cache}, on "
+        f"{prediction.machine.instance_type}, TP {settings.tensor_parallel}{copies}, {title}"
     )
+    if speculation is not None:
+        say(
+            f"speculation: {speculation.draft_tokens} tokens guessed a step, each holds with "
+            f"{speculation.acceptance:.2f}: {speculation.tokens_per_step:.2f} tokens a step"
+        )
+    say(prediction.profile.provenance)
+    rows = [_row(each) for each in prediction.forecasts]
+    rows += [_simulated_row(each) for each in prediction.simulated]
+    print_table("Predictions with 80 % intervals", rows, left=("binds",))
+    for text in dict.fromkeys(_explanations(prediction)):
+        say(text)
+    for text in prediction.warnings:
+        warn(text)
+
+
+def _explanations(prediction: Prediction) -> Iterator[str]:
+    from lmi_bench.analysis.fit.forecast import CAUSES
+
+    for each in prediction.forecasts:
+        yield f"{each.regime}: {CAUSES[each.regime]}"
+    for each in prediction.forecasts:
+        if each.withheld:
+            yield f"no latency where {each.withheld}"
+    for one in prediction.simulated:
+        if one.errors:
+            yield f"{one.errors} of {one.requests} requests at load {one.load} do not fit"
+
+
+def _row(each: Forecast) -> dict[str, Any]:
+    cell = each.cell
+    load = str(cell.concurrency) if cell.rate_per_s is None else f"{cell.rate_per_s:g}/s"
+    return {
+        "load": load,
+        "tok/s": _interval(each.figures["throughput_tokens_per_s"]),
+        "ms/token": _interval(each.figures["latency_ms_per_token"]),
+        "TPOT ms": _interval(each.figures["tpot_ms"]),
+        "TTFT ms": _interval(each.figures["ttft_ms"]),
+        "capacity tok/s": _interval(each.capacity_tokens_per_s),
+        "binds": each.regime,
+    }
+
+
+def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
+    figures = each.figures
+    return {
+        "load": each.load,
+        "tok/s": _interval(figures["throughput_tokens_per_s"]),
+        "ms/token": _interval(figures["latency_ms_per_token"]),
+        "TPOT ms": _interval(figures["tpot_ms"]),
+        "TTFT ms": _interval(figures["ttft_ms"]),
+        "TTFT p90 ms": _interval(figures["ttft_p90_ms"], absent="too few requests"),
+    }
+
+
+def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
+    if figure is None:
+        return absent
+    return "{} [{} to {}]".format(*map(format_figure, (figure.value, figure.low, figure.high)))

@@ -173,3 +173,23 @@ def parse_lengths(text: str) -> LengthDistribution:
         longest = numbers[2]
     kind: Kind = match[1]  # type: ignore[assignment]
     return LengthDistribution(kind, first, second, math.ceil(longest))
+
+
+def parse_mix(text: str) -> list[dict[str, float]]:
+    """Kinds of request from IN/OUT[:SHARE],...; raises InputError where one is not understood.
+
+    >>> parse_mix("20/500,500/20:3")[1]
+    {'input_tokens': 500, 'output_tokens': 20, 'share': 3.0}
+    """
+    kinds: list[dict[str, float]] = []
+    for part in text.split(","):
+        lengths, _, share = part.partition(":")
+        input_text, _, output_text = lengths.partition("/")
+        try:
+            kind = {"input_tokens": int(input_text), "output_tokens": int(output_text)}
+            kinds.append({**kind, "share": float(share or 1)})
+        except ValueError:
+            raise InputError(
+                f"--mix: {part!r} is not understood; write IN/OUT[:SHARE], such as 20/500:2"
+            ) from None
+    return kinds

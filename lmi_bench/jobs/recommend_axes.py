@@ -9,7 +9,8 @@ from typing import Any
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.plan_speculation import planned_speculation
+from lmi_bench.jobs.planned import planned_speculation
+from lmi_bench.jobs.settings.planning import DraftSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class AxisFlags:
         return EngineAxes(
             dtypes=_listed("--dtype", self.dtype, str),
             kv_dtypes=_listed("--kv-dtype", self.kv_dtype, str),
-            speculation=planned_speculation(self.draft, self.draft_tokens, self.draft_acceptance),
+            speculation=planned_speculation(
+                DraftSettings(self.draft, self.draft_tokens, self.draft_acceptance)
+            ),
             max_batch_sizes=_listed("--max-batch", self.max_batch, int),
             max_prefill_tokens=_listed("--prefill-tokens", self.prefill_tokens, int),
             chunked_prefill=_listed("--chunked", self.chunked, _on_off),

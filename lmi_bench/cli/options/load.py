@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import parse_mix
 
 _WORKLOAD, _SESSIONS, _LOAD = "Workload", "Conversations", "Load"
 
@@ -342,23 +343,3 @@ def _numbers(flag: str, text: str) -> list[float | int]:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
         numbers.append(int(value) if value.is_integer() else value)
     return numbers
-
-
-def parse_mix(text: str) -> list[dict[str, float]]:
-    """Kinds of request from IN/OUT[:SHARE],...; raises InputError where one is not understood.
-
-    >>> parse_mix("20/500,500/20:3")[1]
-    {'input_tokens': 500, 'output_tokens': 20, 'share': 3.0}
-    """
-    kinds: list[dict[str, float]] = []
-    for part in text.split(","):
-        lengths, _, share = part.partition(":")
-        input_text, _, output_text = lengths.partition("/")
-        try:
-            kind = {"input_tokens": int(input_text), "output_tokens": int(output_text)}
-            kinds.append({**kind, "share": float(share or 1)})
-        except ValueError:
-            raise InputError(
-                f"--mix: {part!r} is not understood; write IN/OUT[:SHARE], such as 20/500:2"
-            ) from None
-    return kinds
