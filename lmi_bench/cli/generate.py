@@ -2,165 +2,153 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import math
+import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from lmi_bench.cli.options.spread import spread_options
-from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.settings.engine import ModelOptions, stated_settings
+from lmi_bench.core.errors import EXIT_FAILED
+from lmi_bench.jobs.settings.generate import GenerateSettings
 
-_SAMPLING, _SCORES = "Sampling", "Scores and checks"
-_ENDS = ("eos_token", "stop_sequence", "length", "context_full")
+if TYPE_CHECKING:
+    from lmi_bench.analysis.results.confidence import CalibrationTable
+    from lmi_bench.jobs.choices import RankedChoice
+    from lmi_bench.jobs.generate import Generated
 
 
 @spread_options
-def generate(
-    *,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A demo model or a Hugging Face folder.")
-    ] = "demo-15m",
-    prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="The text to go on from; - reads it from stdin.")
-    ] = "-",
-    max_new_tokens: Annotated[
-        int, typer.Option(help="Most tokens of one request.", rich_help_panel=_SAMPLING)
-    ] = 256,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token.", rich_help_panel=_SAMPLING)
-    ] = 0.0,
-    top_k: Annotated[
-        int, typer.Option(help="Keep the k likeliest; 0: all.", rich_help_panel=_SAMPLING)
-    ] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(help="Keep the likeliest with that mass.", rich_help_panel=_SAMPLING),
-    ] = 1.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 repeats less.", rich_help_panel=_SAMPLING)
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float,
-        typer.Option(
-            help="Taken from the logit of each token that the answer holds, -2 to 2.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float,
-        typer.Option(
-            help="The same for each time that the answer holds it, -2 to 2.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Makes draws repeatable.", rich_help_panel=_SAMPLING)
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="A text that ends it; repeatable.", rich_help_panel=_SAMPLING),
-    ] = None,
-    stop_token_ids: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--stop-token-id", help="A token that ends it; repeatable.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    min_tokens: Annotated[
-        int, typer.Option(help="Never end before so many tokens.", rich_help_panel=_SAMPLING)
-    ] = 0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Never end early.", rich_help_panel=_SAMPLING)
-    ] = False,
-    until_done: Annotated[
-        bool,
-        typer.Option(
-            "--until-done",
-            help="Ask on, request after request, until the model ends or its context is full.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = False,
-    confidence: Annotated[
-        bool,
-        typer.Option(
-            "--confidence",
-            help="Print exp(mean log-probability) of the tokens; models are overconfident.",
-            rich_help_panel=_SCORES,
-        ),
-    ] = False,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Print each token's log-probability and those of so many of the likeliest, 0 to "
-            "20.",
-            rich_help_panel=_SCORES,
-        ),
-    ] = None,
-    choices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--choices",
-            help="Rank these answers by joint log-probability instead; repeatable.",
-            rich_help_panel=_SCORES,
-        ),
-    ] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            "--questions",
-            metavar="FILE.jsonl",
-            help="Answer questions of known answer (prompt, choices, answer a line) instead: how "
-            "sure the model is, and how often right.",
-            rich_help_panel=_SCORES,
-        ),
-    ] = None,
-    expect_end: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--expect-end",
-            help=f"Exit 1 unless the text ended so: {', '.join(_ENDS)}; repeatable.",
-            rich_help_panel=_SCORES,
-        ),
-    ] = None,
-    model_options: ModelOptions,
-) -> None:
+def generate(settings: GenerateSettings) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
-    from lmi_bench.core.scenario import parse_scenario
-    from lmi_bench.engine.scheduling.sampling import SamplingParams
-    from lmi_bench.jobs.generate import Wish, run
+    from lmi_bench.cli.console import terminal
+    from lmi_bench.jobs.choices import answer_questions, rank_choices
+    from lmi_bench.jobs.generate import generate as run
 
-    if choices is not None and len(choices) < 2:
-        raise InputError("--choices needs at least two answers to rank: --choices yes --choices no")
-    unknown = [end for end in expect_end or () if end not in _ENDS]
-    if unknown:
-        raise InputError(f"--expect-end {unknown[0]}: use {', '.join(_ENDS)}")
-    sampling = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        stop_token_ids=tuple(stop_token_ids or ()),
-        min_tokens=min_tokens,
-        ignore_eos=ignore_eos,
-        logprobs=confidence or logprobs is not None,
-        top_logprobs=logprobs or 0,
+    with terminal() as listener:
+
+        def show(text: str) -> None:
+            listener.close()  # a progress line and the text would share the terminal's line
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+        generated, ranked, table = None, None, None
+        if settings.questions is not None:
+            table = answer_questions(settings, listener)
+        elif settings.choices:
+            ranked = rank_choices(settings, listener)
+        else:
+            generated = run(settings, listener, on_text=show)
+    if table is not None:
+        _print_calibration(table)
+    if ranked is not None:
+        _print_choices(ranked)
+    if generated is not None:
+        _print_figures(settings, generated)
+
+
+def _print_figures(settings: GenerateSettings, done: Generated) -> None:
+    from lmi_bench.analysis.results.confidence import confidence
+    from lmi_bench.cli.console import note, say, warn
+
+    say("")  # ends the text's line
+    stats = done.stats
+    if stats.draft_acceptance_frac is not None:
+        note(
+            f"speculation: {stats.draft_acceptance_frac:.1%} of {stats.drafted_tokens} drafted "
+            f"tokens held, {stats.tokens_per_decode:.2f} tokens a step"
+        )
+    timing = ""
+    if done.seconds is not None:
+        speed = done.tokens / done.seconds if done.seconds else 0.0
+        timing = (
+            f" and {done.seconds:.2f} s: {speed:.1f} tok/s, first token after "
+            f"{1e3 * done.first_token_s:.0f} ms"
+        )
+    noun = "request" if done.requests == 1 else "requests"
+    note(
+        f"{done.tokens} tokens in {done.requests} {noun}{timing}, ended by {done.finish_reason}; "
+        f"{done.back_end_note}"
     )
-    if "" in (stop or ()):
-        raise InputError("--stop '': an empty text would end every answer; leave it out")
-    settings = parse_scenario({"engine": stated_settings(model_options)}, source="generate").engine
-    wish = Wish(
-        prompt,
-        sampling,
-        tuple(stop or ()),
-        until_done=until_done,
-        confidence=confidence,
-        show_logprobs=logprobs is not None,
-        expected_ends=tuple(expect_end or ()),
+    if settings.logprobs is not None:
+        for token in done.scores:
+            others = ", ".join(f"{text!r} {value:.3f}" for text, value in token.likeliest)
+            line = f"{token.text!r} {token.logprob:.3f}"
+            note(f"{line}; likeliest {others}" if others else line)
+    if settings.confidence and done.scores:
+        logprobs = [token.logprob for token in done.scores]
+        note(
+            f"confidence {confidence(logprobs):.3g} = exp(mean log-probability) of "
+            f"{len(logprobs)} tokens; joint log-probability {math.fsum(logprobs):.2f}. Models are "
+            "overconfident: compare, do not trust (--questions shows by how much)"
+        )
+    end = _end(done, settings.sampling.max_new_tokens)
+    if settings.expect_end and done.finish_reason not in settings.expect_end:
+        warn(f"{end}; --expect-end {' or '.join(settings.expect_end)} is not what happened")
+        raise typer.Exit(EXIT_FAILED)
+    note(end)
+
+
+def _end(done: Generated, max_new_tokens: int) -> str:
+    """Why the text ends where it does, and what to do if it should not."""
+    match done.finish_reason:
+        case "length" if done.tokens < max_new_tokens * done.requests:
+            return (
+                "cut off: prompt and text fill the model's context of "
+                f"{done.context_tokens:,} tokens"
+            )
+        case "length":
+            return (
+                f"cut off: --max-new-tokens {max_new_tokens} were used up and the model had not "
+                "ended; raise it, or ask on with --until-done"
+            )
+        case "stop_sequence" if done.stop_string is None:
+            return "ended by a stop token"
+        case "stop_sequence":
+            return f"ended by the stop text {done.stop_string!r}, not by the model"
+        case "context_full":
+            return "cut off: the model's context is full"
+        case reason:
+            return f"ended by the model ({reason})"
+
+
+def _print_choices(ranked: list[RankedChoice]) -> None:
+    from lmi_bench.cli.console import print_table
+
+    print_table(
+        "Choices by joint log-probability",
+        [
+            {
+                "choice": each.choice.strip(),
+                "tokens": each.tokens,
+                "joint log-probability": f"{each.joint_logprob:.3f}",
+                "confidence": f"{each.confidence:.3g}",
+                "share of the choices": f"{each.share:.1%}",
+            }
+            for each in ranked
+        ],
+        left=("choice",),
     )
-    code = run(model, settings, wish, choices=tuple(choices or ()), questions=questions)
-    raise typer.Exit(code)
+
+
+def _print_calibration(table: CalibrationTable) -> None:
+    from lmi_bench.cli.console import print_table, say
+
+    print_table(
+        "The likeliest answer: how sure the model is, and how often it is right",
+        [
+            {
+                "share given": f"{row.low_frac:.0%} to {row.high_frac:.0%}",
+                "questions": row.count,
+                "mean share": f"{row.mean_confidence:.1%}",
+                "right": f"{row.right_frac:.1%}",
+                "too sure by": f"{row.mean_confidence - row.right_frac:+.1%}",
+            }
+            for row in table.rows
+        ],
+        left=("share given",),
+    )
+    say(
+        f"{table.right} of {table.count} right ({table.right_frac:.1%}), mean share "
+        f"{table.mean_confidence:.1%}; expected calibration error {table.expected_error:.1%}"
+    )

@@ -20,7 +20,7 @@ class Option:
     old_names names of earlier releases: accepted with a note, never shown; `--old=value` where the
               old name was a switch and the new option takes a value
     default   in words, where the default is worked out and the field's own says nothing
-    group     heading under which help lists it
+    group     heading under which help lists it; none: `GROUP: ClassVar` of the settings class
     rare      listed by --help-all only
     argument  given by its place instead of a name
     """

@@ -1,17 +1,25 @@
-"""Given answers scored instead of generated: ranked by likelihood, and held against the truth."""
+"""Given answers scored instead of generated: ranked by likelihood, or compared with the truth."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.analysis.results.confidence import calibration_table, confidence, shares
-from lmi_bench.cli.console import print_table, progress, say
+from lmi_bench.analysis.results.confidence import (
+    CalibrationTable,
+    calibration_table,
+    confidence,
+    shares,
+)
 from lmi_bench.core.errors import CapacityError, InputError, file_reason
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.generate import open_engine, prompt_text
+from lmi_bench.jobs.settings.generate import GenerateSettings
 from lmi_bench.targets.parts import EngineParts, close_all
 
 
@@ -24,67 +32,78 @@ class LabelledPrompt:
     answer: int
 
 
-async def rank(parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]) -> None:
-    """Print the choices, the likeliest first."""
-    try:
-        scores = await _scores(parts, tokenizer, text, choices)
-    finally:
-        await close_all(parts.executors)
-    rows = sorted(
-        zip(choices, scores, shares([math.fsum(score) for score in scores]), strict=True),
-        key=lambda row: math.fsum(row[1]),
-        reverse=True,
-    )
-    print_table(
-        "Choices by joint log-probability",
-        [
-            {
-                "choice": choice.strip(),
-                "tokens": len(logprobs),
-                "joint log-probability": f"{math.fsum(logprobs):.3f}",
-                "confidence": f"{confidence(logprobs):.3g}",
-                "share of the choices": f"{share:.1%}",
-            }
-            for choice, logprobs, share in rows
-        ],
-        left=("choice",),
-    )
+@dataclass(frozen=True, slots=True)
+class RankedChoice:
+    """An answer's log-probability behind the prompt.
+
+    confidence  exp(mean log-probability) of its tokens
+    share       its probability, 0 to 1, if it has to be one of the choices
+    """
+
+    choice: str
+    tokens: int
+    joint_logprob: float
+    confidence: float
+    share: float
 
 
-async def calibrate(
-    parts: EngineParts, tokenizer: Tokenizer, questions: Sequence[LabelledPrompt]
-) -> None:
-    """Print how often the likeliest answer is right, by the share that the model gives it."""
-    results: list[tuple[float, bool]] = []
-    try:
-        with progress() as report:
+def rank_choices(
+    settings: GenerateSettings, listener: Listener = SILENT
+) -> list[RankedChoice] | None:
+    """The choices by joint log-probability, the likeliest first.
+
+    None in a process that a launcher has started as a further rank.
+    """
+    opened = open_engine(settings, listener, lambda: prompt_text(settings.prompt))
+    if opened is None:
+        return None
+    parts, tokenizer, text = opened
+
+    async def score() -> list[list[float]]:
+        try:
+            return await _scores(parts, tokenizer, text, settings.choices)
+        finally:
+            await close_all(parts.executors)
+
+    scores = asyncio.run(score())
+    joints = [math.fsum(each) for each in scores]
+    ranked = [
+        RankedChoice(choice, len(each), joint, confidence(each), share)
+        for choice, each, joint, share in zip(
+            settings.choices, scores, joints, shares(joints), strict=True
+        )
+    ]
+    return sorted(ranked, key=lambda each: each.joint_logprob, reverse=True)
+
+
+def answer_questions(
+    settings: GenerateSettings, listener: Listener = SILENT
+) -> CalibrationTable | None:
+    """How often the likeliest answer is right, by the share that the model gives it.
+
+    None in a process that a launcher has started as a further rank.
+    """
+    path = settings.questions
+    assert path is not None
+    opened = open_engine(settings, listener, lambda: read_questions(path))
+    if opened is None:
+        return None
+    parts, tokenizer, questions = opened
+
+    async def answer() -> list[tuple[float, bool]]:
+        results: list[tuple[float, bool]] = []
+        try:
             for number, question in enumerate(questions, start=1):
                 scores = await _scores(parts, tokenizer, question.prompt, question.choices)
                 given = shares([math.fsum(score) for score in scores])
                 best = given.index(max(given))
                 results.append((given[best], best == question.answer))
-                report("questions", number, len(questions))
-    finally:
-        await close_all(parts.executors)
-    table = calibration_table(results)
-    print_table(
-        "The likeliest answer: how sure the model is, and how often it is right",
-        [
-            {
-                "share given": f"{row.low_frac:.0%} to {row.high_frac:.0%}",
-                "questions": row.count,
-                "mean share": f"{row.mean_confidence:.1%}",
-                "right": f"{row.right_frac:.1%}",
-                "too sure by": f"{row.mean_confidence - row.right_frac:+.1%}",
-            }
-            for row in table.rows
-        ],
-        left=("share given",),
-    )
-    say(
-        f"{table.right} of {table.count} right ({table.right_frac:.1%}), mean share "
-        f"{table.mean_confidence:.1%}; expected calibration error {table.expected_error:.1%}"
-    )
+                listener.progress("questions", number, len(questions))
+        finally:
+            await close_all(parts.executors)
+        return results
+
+    return calibration_table(asyncio.run(answer()))
 
 
 def read_questions(path: Path) -> list[LabelledPrompt]:

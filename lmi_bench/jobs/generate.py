@@ -1,54 +1,69 @@
-"""One text from a prompt to its end, over as many requests as it takes; or answers ranked."""
+"""One text from a prompt to its end, over as many requests as it takes."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TypeVar
 
-from lmi_bench.analysis.results.confidence import confidence
-from lmi_bench.cli.console import note, terminal, warn
-from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, CapacityError, InputError
-from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.jobs.choices import calibrate, rank, read_questions
+from lmi_bench.jobs.settings.engine import stated_settings
+from lmi_bench.jobs.settings.generate import GenerateSettings
 from lmi_bench.targets.applies import idle_in_engine
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.launching import follow_launcher
 from lmi_bench.targets.parts import EngineParts
 from lmi_bench.targets.quantizing import quantize_notes
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be generated. `prompt` is the text, or - for stdin.
+class ScoredToken:
+    """A token's text and log-probability, and those of the likeliest ones in its place."""
 
-    expected_ends  finish reasons that count as a success; empty: all
+    text: str
+    logprob: float
+    likeliest: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A text and how it came about, over all requests.
+
+    seconds         in the engine; None where quantized arithmetic is emulated: it says nothing
+    first_token_s   from the first request to its first token
+    scores          of each token, where log-probabilities were asked for
+    finish_reason   `length`, `eos_token`, `stop_sequence` or `context_full`
+    stop_string     that ended the text; None: it ended by a token, or otherwise
+    context_tokens  the longest request of this model and cache
     """
 
-    prompt: str
-    sampling: SamplingParams
-    stop_strings: tuple[str, ...] = ()
-    until_done: bool = False
-    confidence: bool = False
-    show_logprobs: bool = False
-    expected_ends: tuple[str, ...] = ()
+    text: str
+    requests: int
+    tokens: int
+    seconds: float | None
+    first_token_s: float
+    scores: tuple[ScoredToken, ...]
+    finish_reason: str | None
+    stop_string: str | None
+    context_tokens: int
+    back_end_note: str
+    stats: EngineStats
 
 
 @dataclass(slots=True)
-class Totals:
-    """What came of it, over all requests. `seconds` is their time in the engine.
-
-    ranked  each token with the likeliest ones in its place, where they were asked for
-    """
-
+class _Totals:
     requests: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -59,110 +74,104 @@ class Totals:
     stop_string: str | None = None
 
 
-def run(
-    model: str,
-    settings: EngineSection,
-    wish: Wish,
+def generate(
+    settings: GenerateSettings,
+    listener: Listener = SILENT,
     *,
-    choices: Sequence[str] = (),
-    questions: Path | None = None,
-) -> int:
-    """Generate, or rank `choices`, or hold answers against the truth; returns the exit code.
+    on_text: Callable[[str], None] | None = None,
+) -> Generated | None:
+    """Generate a text. Raises InputError before a model is loaded.
 
-    Raises InputError before a model is loaded.
+    on_text  called with each piece of the text as it comes
+
+    None in a process that a launcher has started as a further rank.
     """
-    if follow_launcher(settings):
-        return EXIT_DONE
-    if questions is not None:
-        labelled = read_questions(questions)
-        with terminal() as listener:
-            parts = open_torch_engine(model, settings, listener)
-        assert parts.tokenizer is not None  # a torch engine has read its folder's
-        asyncio.run(calibrate(parts, parts.tokenizer, labelled))
-        return EXIT_DONE
-    text = sys.stdin.read() if wish.prompt == "-" else wish.prompt
+    sampling = SamplingParams(
+        **asdict(settings.sampling),
+        logprobs=settings.confidence or settings.logprobs is not None,
+        top_logprobs=settings.logprobs or 0,
+    )
+    opened = open_engine(settings, listener, lambda: prompt_text(settings.prompt))
+    if opened is None:
+        return None
+    parts, tokenizer, text = opened
+    totals = _Totals()
+    chain = _Chain(tokenizer, tokenizer.encode(text), settings.stop, on_text)
+    sampling = replace(sampling, eos_token_ids=tokenizer.eos_token_ids)
+    stats = asyncio.run(_generate(parts, chain, sampling, totals, go_on=settings.until_done))
+    emulated = parts.quantized is not None and parts.quantized.emulated
+    return Generated(
+        text="".join(chain.written),
+        requests=totals.requests,
+        tokens=totals.tokens,
+        seconds=None if emulated else totals.seconds,
+        first_token_s=totals.first_token_s or 0.0,
+        scores=_scored(totals, tokenizer),
+        finish_reason=totals.finish_reason,
+        stop_string=totals.stop_string,
+        context_tokens=parts.config.max_model_len,
+        back_end_note=parts.back_end_note,
+        stats=stats,
+    )
+
+
+def open_engine(
+    settings: GenerateSettings, listener: Listener, read: Callable[[], T]
+) -> tuple[EngineParts, Tokenizer, T] | None:
+    """The engine, its tokenizer and what `read` gives, which is read before the model is loaded.
+
+    None where this process was one of a launcher's further ranks, and has ended as such.
+    """
+    stated = stated_settings(settings.model_options)
+    engine = parse_scenario({"engine": stated}, source="generate").engine
+    if follow_launcher(engine):
+        return None
+    question = read()
+    parts = open_torch_engine(settings.model, engine, listener)
+    for line in (*quantize_notes(parts.quantized), *idle_in_engine("bundled", engine)):
+        listener.note(line)
+    assert parts.tokenizer is not None  # a torch engine has read its folder's
+    return parts, parts.tokenizer, question
+
+
+def prompt_text(prompt: str) -> str:
+    """The prompt, or standard input for `-`; raises InputError where it is empty."""
+    text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
-    with terminal() as listener:
-        parts = open_torch_engine(model, settings, listener)
-    for line in (*quantize_notes(parts.quantized), *idle_in_engine("bundled", settings)):
-        note(line)
-    assert parts.tokenizer is not None  # a torch engine has read its folder's
-    if choices:
-        asyncio.run(rank(parts, parts.tokenizer, text, choices))
-        return EXIT_DONE
-    totals = asyncio.run(_generate(parts, parts.tokenizer, text, wish))
-    speed = totals.tokens / totals.seconds if totals.seconds else 0.0
-    first_ms = (totals.first_token_s or 0.0) * 1e3
-    noun = "request" if totals.requests == 1 else "requests"
-    emulated = parts.quantized is not None and parts.quantized.emulated
-    timing = f" and {totals.seconds:.2f} s: {speed:.1f} tok/s, first token after {first_ms:.0f} ms"
-    note(
-        f"{totals.tokens} tokens in {totals.requests} {noun}{'' if emulated else timing}, ended "
-        f"by {totals.finish_reason}; {parts.back_end_note}"
-    )
-    if wish.show_logprobs:
-        for line in logprob_lines(totals, parts.tokenizer):
-            note(line)
-    if wish.confidence and totals.logprobs:
-        joint = math.fsum(totals.logprobs)
-        note(
-            f"confidence {confidence(totals.logprobs):.3g} = exp(mean log-probability) of "
-            f"{len(totals.logprobs)} tokens; joint log-probability {joint:.2f}. Models are "
-            "overconfident: compare, do not trust (--questions shows by how much)"
+    return text
+
+
+def _scored(totals: _Totals, tokenizer: Tokenizer) -> tuple[ScoredToken, ...]:
+    return tuple(
+        ScoredToken(
+            tokenizer.decode([token_id]),
+            logprob,
+            tuple((tokenizer.decode([other]), value) for other, value in ranked),
         )
-    end = explain_end(totals, wish.sampling.max_new_tokens, parts.config.max_model_len)
-    if wish.expected_ends and totals.finish_reason not in wish.expected_ends:
-        warn(f"{end}; --expect-end {' or '.join(wish.expected_ends)} is not what happened")
-        return EXIT_FAILED
-    note(end)
-    return EXIT_DONE
+        for (token_id, ranked), logprob in zip(totals.ranked, totals.logprobs, strict=True)
+    )
 
 
-def logprob_lines(totals: Totals, tokenizer: Tokenizer) -> list[str]:
-    """A line a token: its text and log-probability, then the likeliest ones in its place."""
-    lines = []
-    for (token_id, ranked), logprob in zip(totals.ranked, totals.logprobs, strict=True):
-        others = ", ".join(f"{tokenizer.decode([i])!r} {value:.3f}" for i, value in ranked)
-        line = f"{tokenizer.decode([token_id])!r} {logprob:.3f}"
-        lines.append(f"{line}; likeliest {others}" if others else line)
-    return lines
-
-
-def explain_end(totals: Totals, max_new_tokens: int, max_model_len: int) -> str:
-    """Why the text ends where it does, and what to do if that is not its end."""
-    match totals.finish_reason:
-        case "length" if totals.tokens < max_new_tokens * totals.requests:
-            return f"cut off: prompt and text fill the model's context of {max_model_len:,} tokens"
-        case "length":
-            return (
-                f"cut off: --max-new-tokens {max_new_tokens} were used up and the model had not "
-                "ended; raise it, or ask on with --until-done"
-            )
-        case "stop_sequence" if totals.stop_string is None:
-            return "ended by a stop token"
-        case "stop_sequence":
-            return f"ended by the stop text {totals.stop_string!r}, not by the model"
-        case "context_full":
-            return "cut off: the model's context is full"
-        case reason:
-            return f"ended by the model ({reason})"
-
-
-async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: Wish) -> Totals:
-    """Print the text as it comes."""
-    totals = Totals()
-    token_ids = tokenizer.encode(text)
-    chain = _Chain(tokenizer, token_ids, wish.stop_strings)
-    sampling = replace(wish.sampling, eos_token_ids=tokenizer.eos_token_ids)
+async def _generate(
+    parts: EngineParts,
+    chain: _Chain,
+    sampling: SamplingParams,
+    totals: _Totals,
+    *,
+    go_on: bool,
+) -> EngineStats:
+    """One request, or, to go on, as many as it takes until the text ends."""
+    token_ids = chain.prompt_ids
+    context_tokens = parts.config.max_model_len
     async with parts.engine() as engine:
         while True:
-            room = parts.config.max_model_len - len(token_ids)
+            room = context_tokens - len(token_ids)
             if room < 1:
                 if not totals.requests:
                     raise CapacityError(
                         f"the prompt has {len(token_ids):,} tokens and the model's context "
-                        f"{parts.config.max_model_len:,}: no token is left to generate"
+                        f"{context_tokens:,}: no token is left to generate"
                     )
                 totals.finish_reason = "context_full"
                 break
@@ -174,22 +183,16 @@ async def _generate(parts: EngineParts, tokenizer: Tokenizer, text: str, wish: W
             )
             prompt = Prompt(token_ids, asked)
             token_ids = token_ids + await _one_request(engine, prompt, chain, totals)
-            if not wish.until_done or totals.finish_reason != "length":
+            if not go_on or totals.finish_reason != "length":
                 break
     chain.finish()
-    stats = engine.stats()
-    if stats.draft_acceptance_frac is not None:
-        note(
-            f"speculation: {stats.draft_acceptance_frac:.1%} of {stats.drafted_tokens} drafted "
-            f"tokens held, {stats.tokens_per_decode:.2f} tokens a step"
-        )
-    return totals
+    return engine.stats()
 
 
 async def _one_request(
-    engine: ServingEngine, prompt: Prompt, chain: _Chain, totals: Totals
+    engine: ServingEngine, prompt: Prompt, chain: _Chain, totals: _Totals
 ) -> list[int]:
-    """Stream one request to stdout; returns its token ids."""
+    """Run one request; returns its token ids."""
     generation = engine.submit(prompt.token_ids, prompt.sampling)
     token_ids: list[int] = []
     try:
@@ -223,10 +226,17 @@ class _Chain:
     """The text of all requests as one: a character or a stop text may lie across their borders."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop_strings: tuple[str, ...]
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        stop_strings: tuple[str, ...],
+        on_text: Callable[[str], None] | None,
     ) -> None:
+        self.prompt_ids = prompt_ids
+        self.written: list[str] = []
         self._decoder = tokenizer.detokenizer(prompt_ids)
         self._stops = StopStringFilter(stop_strings)
+        self._on_text = on_text
 
     @property
     def stop_string(self) -> str | None:
@@ -234,17 +244,17 @@ class _Chain:
         return self._stops.matched
 
     def push(self, token_id: int) -> None:
-        """Write what a token completes."""
+        """Hand on what a token completes."""
         self._write(self._stops.push(self._decoder.push((token_id,))))
 
     def finish(self) -> None:
-        """Write what was held back, and end the line."""
+        """Hand on what was held back."""
         if self.stop_string is None:
             self._write(self._stops.push(self._decoder.finish()))
         if self.stop_string is None:
             self._write(self._stops.flush())
-        self._write("\n")
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        self.written.append(text)
+        if self._on_text is not None:
+            self._on_text(text)

@@ -1,27 +1,22 @@
-"""One server from its settings to its end."""
+"""One server, from its settings to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import note, say, terminal, warn
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.scenario import DEFAULT_MODEL, EngineSection, parse_scenario
 from lmi_bench.engine.chat_template import ChatTemplate
-from lmi_bench.engine.server.app import Listening, build_app, check_address, serve
+from lmi_bench.engine.server import app as server
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.formatters import (
-    NO_FORMATTERS,
-    Formatters,
-    load_formatters,
-)
+from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters, load_formatters
 from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
 from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.server.openai_routes import ChatEncoder
@@ -30,97 +25,160 @@ from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
+from lmi_bench.jobs.settings.engine import stated_settings
+from lmi_bench.jobs.settings.serve import ServeSettings
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.launching import follow_launcher
 from lmi_bench.targets.loading_deadline import loading_deadline
 from lmi_bench.targets.parts import EngineParts
 from lmi_bench.targets.prepared_steps import count_notes
 from lmi_bench.targets.simulated import open_simulated_engine
+from lmi_bench.targets.tgi_env import limits_from_environment
 
 
-def run(
-    model: str,
-    settings: EngineSection,
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the engine did until the server ended; notes: of its prepared steps."""
+
+    generated_tokens: int
+    steps: int
+    used_blocks: int
+    total_blocks: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What is loaded: the model, the engine's settings, and how many seconds loading may take."""
+
+    model: str
+    section: EngineSection
+    loading_timeout_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """How requests are answered; `on_ready` hears the address and the model's name."""
+
+    check: SignatureCheck | None
+    formatters: Formatters
+    on_ready: Callable[[server.Listening, str], None] | None
+
+
+def serve(
+    settings: ServeSettings,
+    listener: Listener = SILENT,
     *,
-    instance: str | None,
-    host: str,
-    port: int,
-    lmi_replies: str = "rolling",
-    require_signature: bool = False,
-    loading_timeout_s: int | None = None,
-    trace: Path | None = None,
-    model_py: Path | None = None,
-) -> None:
+    on_ready: Callable[[server.Listening, str], None] | None = None,
+) -> Served | None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
-    lmi_replies        whose replies the LMI routes imitate, one of LMI_REPLIES
-    require_signature  on SageMaker's paths, by the key in this process's environment
-    loading_timeout_s  after which loading is given up and the process ends; None: never
-    trace              file for a Chrome trace of steps and requests
-    model_py           program whose formatters change bodies; run before anything is loaded
+    on_ready  called with the address and the model's name when requests can come
+
+    None in a process that a launcher has started as a further rank.
     """
-    if lmi_replies not in LMI_REPLIES:
-        raise InputError(f"--lmi-replies {lmi_replies}: use one of {', '.join(LMI_REPLIES)}")
+    engine = _engine(settings, listener)
+    if settings.lmi_replies not in LMI_REPLIES:
+        raise InputError(
+            f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(LMI_REPLIES)}"
+        )
     check = None
-    if require_signature:
+    if settings.require_signature:
         check = credentials_check(
             os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         )
-    formatters = NO_FORMATTERS if model_py is None else load_formatters(model_py)
-    if instance is None and follow_launcher(settings):
-        return
-    check_address(host, port)  # a large model is minutes to load
+    formatters = NO_FORMATTERS
+    if settings.model_py is not None:  # runs before anything is loaded
+        formatters = load_formatters(settings.model_py)
+    if settings.instance is None and follow_launcher(engine.section):
+        return None
+    server.check_address(settings.host, settings.port)  # a large model is minutes to load
+    trace = settings.step_trace
     with nullcontext() if trace is None else StepTrace(trace) as tracer:
-        with loading_deadline(model, loading_timeout_s), terminal() as listener:
-            if instance is None:
-                parts = open_torch_engine(model, settings, listener)
-            else:
-                longest = find_model(model).max_positions
-                parts = open_simulated_engine(model, instance, settings, max_total_tokens=longest)
+        parts = _load(engine, settings.instance, listener)
         for line in parts.notes:
-            note(line)
-        asyncio.run(_serve(parts, host, port, lmi_replies, check, tracer, formatters))
+            listener.note(line)
+        return asyncio.run(_serve(parts, settings, _Routes(check, formatters, on_ready), tracer))
+
+
+def _engine(settings: ServeSettings, listener: Listener) -> _Engine:
+    """The engine as options, a container's settings and the environment ask for it."""
+    stated = stated_settings(settings.model_options, settings.batching)
+    model, timeout_s = settings.model, settings.model_loading_timeout
+    path = settings.serving_properties
+    if path is not None or is_lmi_environment(os.environ):
+        found = read_serving_file(
+            path,
+            os.environ,
+            simulated=settings.executor == "simulated",
+            note=listener.note,
+            djl_version=settings.djl_version,
+        )
+        stated = {**found.engine, **stated}  # an option wins
+        model = model or found.model
+        timeout_s = timeout_s or found.loading_timeout_s
+        beside = model_py_of(path)
+        if settings.model_py is None and beside is not None:
+            listener.note(f"{beside} is not run: --model-py {beside} uses its formatters")
+    else:
+        for setting, (variable, value) in limits_from_environment(os.environ).items():
+            if setting not in stated:
+                stated[setting] = value
+                listener.note(f"{variable}={value} from the environment")
+    section = parse_scenario({"engine": stated}, source="serve").engine
+    return _Engine(model or DEFAULT_MODEL, section, timeout_s)
+
+
+def _load(engine: _Engine, instance: str | None, listener: Listener) -> EngineParts:
+    with loading_deadline(engine.model, engine.loading_timeout_s):
+        if instance is None:
+            return open_torch_engine(engine.model, engine.section, listener)
+        longest = find_model(engine.model).max_positions
+        return open_simulated_engine(
+            engine.model, instance, engine.section, max_total_tokens=longest
+        )
 
 
 async def _serve(
-    parts: EngineParts,
-    host: str,
-    port: int,
-    lmi_replies: str,
-    check: SignatureCheck | None,
-    trace: StepTrace | None,
-    formatters: Formatters,
-) -> None:
+    parts: EngineParts, settings: ServeSettings, routes: _Routes, trace: StepTrace | None
+) -> Served:
+    name = parts.shape.name
+
+    def on_ready(where: server.Listening) -> None:
+        if routes.on_ready is not None:
+            routes.on_ready(where, name)
+
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
-    encode_chat = None if parts.tokenizer is None else chat_encoder(parts.tokenizer)
-
-    def on_ready(where: Listening) -> None:
-        if where.warning is not None:
-            warn(where.warning)
-        say(f"serving {parts.shape.name} at {where.url}  (Ctrl-C ends it)")
-
     async with parts.engine(trace) as engine:
-        app = build_app(
+        app = server.build_app(
             engine,
             codec,
-            model_name=parts.shape.name,
+            model_name=name,
             # a chat that names no length asks for all that is left, and a cache may hold less
             max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
             vocab_size=parts.shape.vocab_size,
-            signature_check=check,
-            lmi_reply=LMI_REPLIES[lmi_replies],
-            formatters=formatters,
-            encode_chat=encode_chat,
+            signature_check=routes.check,
+            lmi_reply=LMI_REPLIES[settings.lmi_replies],
+            formatters=routes.formatters,
+            encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
         )
-        await serve(app, host, port, on_ready=on_ready, engine=engine)
+        await server.serve(
+            app,
+            settings.host,
+            settings.port,
+            on_ready=on_ready,
+            engine=engine,
+        )
         engine.audit()
         stats = engine.stats()
-        note(
-            f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
-            f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
+        return Served(
+            stats.generation_tokens,
+            stats.steps,
+            stats.used_blocks,
+            stats.total_blocks,
+            count_notes(parts.executors),
         )
-        for line in count_notes(parts.executors):
-            note(line)
 
 
 def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:

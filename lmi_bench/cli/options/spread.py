@@ -33,7 +33,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = parameter.annotation
             parameters.extend(_parameters(parameter.annotation, marks))
         else:
-            annotation = _as_typer(parameter.name, parameter.annotation, marks)
+            annotation = _as_typer(parameter.name, parameter.annotation, marks, None)
             parameters.append(parameter.replace(kind=kind, annotation=annotation))
 
     @functools.wraps(command)
@@ -56,6 +56,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters(group: type[Any], marks: dict[str, Option]) -> Iterator[inspect.Parameter]:
     """One parameter a field, in the order of the fields."""
     hints = get_type_hints(group, include_extras=True)
+    heading = vars(group).get("GROUP")
     for field in fields(group):
         hint = hints[field.name]
         if is_dataclass(hint):
@@ -72,7 +73,7 @@ def _parameters(group: type[Any], marks: dict[str, Option]) -> Iterator[inspect.
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=_as_typer(field.name, hint, marks),
+            annotation=_as_typer(field.name, hint, marks, heading),
         )
 
 
@@ -97,7 +98,7 @@ def _union(hint: Any) -> tuple[Any, ...]:
     return get_args(get_args(hint)[0])
 
 
-def _as_typer(name: str, annotation: Any, marks: dict[str, Option]) -> Any:
+def _as_typer(name: str, annotation: Any, marks: dict[str, Option], heading: str | None) -> Any:
     """The annotation with its `Option` as Typer's own."""
     if get_origin(annotation) is not Annotated:
         return annotation
@@ -110,7 +111,7 @@ def _as_typer(name: str, annotation: Any, marks: dict[str, Option]) -> Any:
         "help": mark.help,
         "metavar": mark.metavar,
         "envvar": mark.envvar,
-        "rich_help_panel": mark.group,
+        "rich_help_panel": mark.group or heading,
     }
     if mark.default is not None:
         common["show_default"] = mark.default

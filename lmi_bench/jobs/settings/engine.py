@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option
 
 _MODEL: Final = "Engine: model"
-_BATCHING: Final = "Engine: batching"
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
     """How the model is held in memory and how a step is computed: all that `compile` depends on."""
 
+    GROUP: ClassVar = _MODEL
+
     tensor_parallel: Annotated[
         str | None,
-        Option(
-            "Tensor-parallel degree, or max for all devices or cores.",
-            ("--tp",),
-            default="1",
-            group=_MODEL,
-        ),
+        Option("Tensor-parallel degree, or max for all devices or cores.", ("--tp",), default="1"),
     ] = None
     backend: Annotated[
         str | None,
@@ -36,12 +32,10 @@ class StepOptions:
             "Back end of the bundled engine: native (C++, compiled at first use), torch, triton "
             "(GPU only), or auto, which takes native where machine and model allow it.",
             default="auto",
-            group=_MODEL,
         ),
     ] = None
     device: Annotated[
-        str | None,
-        Option("Device of the torch back end: cpu or cuda.", default="cpu", group=_MODEL),
+        str | None, Option("Device of the torch back end: cpu or cuda.", default="cpu")
     ] = None
     enforce_eager: Annotated[
         str | None,
@@ -51,7 +45,6 @@ class StepOptions:
             old_names=("--enforce-eager=off", "--cuda-graphs=on"),
             default="on",
             metavar="on|off",
-            group=_MODEL,
         ),
     ] = None
     dtype: Annotated[
@@ -59,7 +52,6 @@ class StepOptions:
         Option(
             "Number format of the weights: float32, bfloat16 or float16.",
             default="bfloat16; simulated: float16",
-            group=_MODEL,
         ),
     ] = None
     kv_dtype: Annotated[
@@ -67,34 +59,24 @@ class StepOptions:
         Option(
             "Number format of the bundled engine's KV cache: float32, bfloat16 or float16.",
             default="as the weights",
-            group=_MODEL,
         ),
     ] = None
     num_blocks: Annotated[
-        int | None, Option("Number of KV-cache blocks.", default="from memory", group=_MODEL)
+        int | None, Option("Number of KV-cache blocks.", default="from memory")
     ] = None
     block_size: Annotated[
         int | None,
-        Option(
-            "Size of a KV-cache block in tokens.",
-            default="64; simulated: the profile's",
-            group=_MODEL,
-        ),
+        Option("Size of a KV-cache block in tokens.", default="64; simulated: the profile's"),
     ] = None
     max_model_len: Annotated[
         int | None,
-        Option(
-            "Longest request in tokens, prompt and answer together.",
-            default="the model's",
-            group=_MODEL,
-        ),
+        Option("Longest request in tokens, prompt and answer together.", default="the model's"),
     ] = None
     rope_scaling: Annotated[
         str | None,
         Option(
             "RoPE scaling for requests longer than the model was trained for: linear:2, dynamic:4 "
-            "or yarn:4. Bundled engine only; `lmi-bench perplexity` shows what it costs.",
-            group=_MODEL,
+            "or yarn:4. Bundled engine only; `lmi-bench perplexity` shows what it costs."
         ),
     ] = None
     memory_share: Annotated[
@@ -103,11 +85,10 @@ class StepOptions:
             "Share of the free memory for the KV cache, 0 to 1. Simulated: share of the device's "
             "memory for weights and cache.",
             default="0.5; simulated: the profile's",
-            group=_MODEL,
         ),
     ] = None
     threads: Annotated[
-        int | None, Option("CPU threads of the engine.", default="all free cores", group=_MODEL)
+        int | None, Option("CPU threads of the engine.", default="all free cores")
     ] = None
     quantize: Annotated[
         str | None,
@@ -115,7 +96,6 @@ class StepOptions:
             "Quantization of the bundled engine's weights: none, int8, awq-int4 (LMI's awq), "
             "awq-int3, smoothquant or fp8.",
             default="none",
-            group=_MODEL,
         ),
     ] = None
     smoothquant_alpha: Annotated[
@@ -123,7 +103,6 @@ class StepOptions:
         Option(
             "Share of the activation outliers that SmoothQuant moves into the weights, 0 to 1.",
             default="0.8",
-            group=_MODEL,
             rare=True,
         ),
     ] = None
@@ -133,7 +112,6 @@ class StepOptions:
             "SmoothQuant scales of activations: one for each token, or one from calibration.",
             ("--smoothquant-per-token/--smoothquant-per-tensor",),
             default="per token",
-            group=_MODEL,
             rare=True,
         ),
     ] = None
@@ -143,7 +121,6 @@ class StepOptions:
             "SmoothQuant scales of weights: one for each output channel, or one for the matrix.",
             ("--smoothquant-per-channel/--smoothquant-per-matrix",),
             default="per channel",
-            group=_MODEL,
             rare=True,
         ),
     ] = None
@@ -152,7 +129,6 @@ class StepOptions:
         Option(
             "Text or JSON lines file for calibrating awq and smoothquant.",
             default="a built-in text",
-            group=_MODEL,
             rare=True,
         ),
     ] = None
@@ -162,13 +138,14 @@ class StepOptions:
 class CompiledOptions:
     """Decode steps that are compiled, at start or ahead of time."""
 
+    GROUP: ClassVar = _MODEL
+
     compile: Annotated[
         bool | None,
         Option(
             "Compile decode steps at start. They are kept for the next start.",
             ("--compile/--no-compile",),
             default="no",
-            group=_MODEL,
         ),
     ] = None
     compile_shapes: Annotated[
@@ -176,15 +153,11 @@ class CompiledOptions:
         Option(
             "Shapes of compiled or captured steps as SEQUENCESxTOKENS, such as 1x512,8x512.",
             default="from the engine's limits",
-            group=_MODEL,
         ),
     ] = None
     artefact: Annotated[
         str | None,
-        Option(
-            "Folder of compiled steps, written by `lmi-bench compile` for this very engine.",
-            group=_MODEL,
-        ),
+        Option("Folder of compiled steps, written by `lmi-bench compile` for this very engine."),
     ] = None
 
 
@@ -192,15 +165,16 @@ class CompiledOptions:
 class DraftOptions:
     """Speculative decoding."""
 
+    GROUP: ClassVar = _MODEL
+
     draft: Annotated[
         str | None,
         Option(
-            "Draft for speculative decoding: ngram, or a smaller model with the same vocabulary.",
-            group=_MODEL,
+            "Draft for speculative decoding: ngram, or a smaller model with the same vocabulary."
         ),
     ] = None
     draft_tokens: Annotated[
-        int | None, Option("Most drafted tokens that a step verifies.", default="4", group=_MODEL)
+        int | None, Option("Most drafted tokens that a step verifies.", default="4")
     ] = None
     draft_adaptive: Annotated[
         bool | None,
@@ -208,7 +182,6 @@ class DraftOptions:
             "Number of drafted tokens: fewer, or none, where few are accepted, or always the same.",
             ("--draft-adaptive/--draft-fixed",),
             default="adaptive",
-            group=_MODEL,
         ),
     ] = None
 
@@ -226,24 +199,21 @@ class ModelOptions:
 class BatchingOptions:
     """Which requests run at once, over how many replicas; and what only a simulation needs."""
 
+    GROUP: ClassVar = "Engine: batching"
+
     policy: Annotated[
-        str | None,
-        Option("Batching policy: rolling, dynamic or none.", default="rolling", group=_BATCHING),
+        str | None, Option("Batching policy: rolling, dynamic or none.", default="rolling")
     ] = None
     kv_layout: Annotated[
         str | None,
         Option(
             "Layout of the KV cache: paged or contiguous.",
             default="paged; simulated: the profile's",
-            group=_BATCHING,
         ),
     ] = None
-    batch_size: Annotated[
-        int | None, Option("Requests of a dynamic batch.", default="4", group=_BATCHING)
-    ] = None
+    batch_size: Annotated[int | None, Option("Requests of a dynamic batch.", default="4")] = None
     max_batch_delay_ms: Annotated[
-        float | None,
-        Option("Longest wait for a full dynamic batch in ms.", default="100", group=_BATCHING),
+        float | None, Option("Longest wait for a full dynamic batch in ms.", default="100")
     ] = None
     max_rolling_batch_size: Annotated[
         int | None,
@@ -252,7 +222,6 @@ class BatchingOptions:
             ("--max-batch",),
             old_names=("--max-rolling-batch-size",),
             default="32; simulated: the profile's",
-            group=_BATCHING,
         ),
     ] = None
     max_rolling_batch_prefill_tokens: Annotated[
@@ -262,7 +231,6 @@ class BatchingOptions:
             ("--prefill-tokens",),
             old_names=("--max-rolling-batch-prefill-tokens",),
             default="4096; simulated: the profile's",
-            group=_BATCHING,
         ),
     ] = None
     chunked_prefill: Annotated[
@@ -271,7 +239,6 @@ class BatchingOptions:
             "Prefill in chunks beside decoding, or whole while decoding pauses.",
             ("--chunked-prefill/--whole-prefill",),
             default="whole; simulated: the profile's",
-            group=_BATCHING,
         ),
     ] = None
     prefix_caching: Annotated[
@@ -280,7 +247,6 @@ class BatchingOptions:
             "Prefix cache: prompts that begin alike share computed KV-cache blocks.",
             ("--prefix-caching/--no-prefix-caching",),
             default="no",
-            group=_BATCHING,
         ),
     ] = None
     recompute_on_join: Annotated[
@@ -290,7 +256,6 @@ class BatchingOptions:
             "extended.",
             ("--recompute-on-join/--insert-on-join",),
             default="extended",
-            group=_BATCHING,
             rare=True,
         ),
     ] = None
@@ -300,43 +265,34 @@ class BatchingOptions:
             "Size of the KV cache: limited to the memory that is free while serving, or fixed.",
             ("--follow-memory/--fixed-memory",),
             default="fixed",
-            group=_BATCHING,
             rare=True,
         ),
     ] = None
     max_concurrent_requests: Annotated[
         int | None,
         Option(
-            "Most requests that run or wait; further ones are refused at once.",
-            default="no limit",
-            group=_BATCHING,
+            "Most requests that run or wait; further ones are refused at once.", default="no limit"
         ),
     ] = None
     max_input_tokens: Annotated[
-        int | None,
-        Option("Longest prompt in tokens.", default="what the answer leaves", group=_BATCHING),
+        int | None, Option("Longest prompt in tokens.", default="what the answer leaves")
     ] = None
     max_batch_total_tokens: Annotated[
-        int | None, Option("Most tokens in the KV cache.", default="from memory", group=_BATCHING)
+        int | None, Option("Most tokens in the KV cache.", default="from memory")
     ] = None
     replicas: Annotated[
-        int | None,
-        Option("Copies of the model behind one router.", default="1", group=_BATCHING),
+        int | None, Option("Copies of the model behind one router.", default="1")
     ] = None
     router: Annotated[
         str | None,
         Option(
             "Router of the replicas: round-robin, least-outstanding or random.",
             default="round-robin",
-            group=_BATCHING,
         ),
     ] = None
     draft_acceptance: Annotated[
         float | None,
-        Option(
-            "Probability (0 to 1) that a drafted token is accepted. Simulated engine only.",
-            group=_BATCHING,
-        ),
+        Option("Probability (0 to 1) that a drafted token is accepted. Simulated engine only."),
     ] = None
     profile: Annotated[
         str | None,
@@ -344,7 +300,6 @@ class BatchingOptions:
             "Timing profile of a simulated engine: a file of `calibrate`, or tgi-2023, vllm-0.12, "
             "vllm-0.19.",
             default="tgi-2023",
-            group=_BATCHING,
         ),
     ] = None
 

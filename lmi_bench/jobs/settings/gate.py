@@ -23,8 +23,7 @@ class GateSettings:
         Option("Load to judge, in users or req/s; repeatable.", default="every level"),
     ] = ()
     failures: Annotated[
-        str,
-        Option("Failed requests: exclude them from the latencies, or count them as infinite."),
+        str, Option("Failed requests: exclude them from the latencies, or count them as infinite.")
     ] = "exclude"
     baseline: Annotated[Path | None, Option("Earlier run of the same workload.")] = None
     max_regression: Annotated[

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -22,7 +21,8 @@ from lmi_bench.engine.server.app import (
     serve,
 )
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
-from lmi_bench.jobs.serve import run
+from lmi_bench.jobs.serve import serve as serve_model
+from lmi_bench.jobs.settings.serve import ServeSettings
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -113,9 +113,7 @@ def test_an_address_is_checked_before_anything_is_loaded_for_it():
 def test_a_trace_is_opened_before_anything_is_loaded_for_it(tmp_path):
     missing = tmp_path / "missing" / "trace.json"
     with pytest.raises(InputError, match="--step-trace: cannot write"):
-        run(
-            "no-such-model", EngineSection(), instance=None, host="127.0.0.1", port=0, trace=missing
-        )
+        serve_model(ServeSettings(model="no-such-model", port=0, step_trace=missing))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
