@@ -1,7 +1,7 @@
-"""The running engine: one task that plans a step, runs it, and hands its tokens out.
+"""The engine's loop: plan a step, run it, deliver its tokens.
 
-`AsyncEngine._serve` is the whole engine. Times are the running loop's clock, so the same code runs
-on a real and on a virtual clock.
+`AsyncEngine._serve` is the whole loop. Times come from the event loop's clock, so the same code
+runs in real and in virtual time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OnEnd = Callable[["Generation"], None]
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Tokens that one step gave a request, at `time_s` on the loop's clock."""
+    """Tokens that a request got from one step, at `time_s` on the loop's clock."""
 
     time_s: float
     token_ids: tuple[int, ...]
@@ -47,11 +47,11 @@ class TokenEvent:
 class Generation:
     """One request in the engine, from `submit` to its end.
 
-    events              what came so far; a request that ended keeps them
-    finish_reason       None while it runs, and for one that a failed engine left unanswered
-    drafted_tokens      guessed for this request; accepted_tokens: those of them that held
-    replica             number of the replica that has it, None where there is but one
-    submitted_s ...     loop clock
+    events              all events so far, kept after the end
+    finish_reason       None while it runs, or if the engine failed
+    drafted_tokens      draft tokens for this request; accepted_tokens: those accepted
+    replica             number of its replica; None without replicas
+    submitted_s ...     times on the loop's clock
     """
 
     __slots__ = (
@@ -85,11 +85,11 @@ class Generation:
         self._engine = engine
         self._error: EngineError | None = None
         self._ended = asyncio.Event()
-        self._news: asyncio.Event | None = None  # made for the first who watches
+        self._news: asyncio.Event | None = None  # created when something first iterates
 
     @property
     def queue_s(self) -> float | None:
-        """Seconds until its first step, None while it waits."""
+        """Seconds in the queue before its first step; None while it waits."""
         return _between(self.submitted_s, self.first_scheduled_s)
 
     @property
@@ -99,25 +99,25 @@ class Generation:
 
     @property
     def decode_s(self) -> float | None:
-        """Seconds from its first token to its end, None before."""
+        """Seconds from its first token to its end; None before the end."""
         return _between(self.first_token_s, self.finished_s)
 
     async def started(self) -> None:
-        """Return when the first token is there, or the end without one. Raises EngineError if the
-        engine failed before."""
+        """Return at the first token, or at the end if there is none. Raises EngineError if the
+        engine fails before."""
         async for _ in self:
             return
 
     async def wait(self) -> None:
-        """Return when the request has ended. Raises EngineError if the engine failed."""
+        """Return when the request ends. Raises EngineError if the engine fails."""
         await self._ended.wait()
         if self._error is not None:
             raise self._error
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Every event from the first on, as it comes. Raises EngineError if the engine failed.
+        """Every event from the first on, as it occurs. Raises EngineError if the engine fails.
 
-        For one who watches; several may. A load generator waits for the end instead.
+        Several consumers may iterate. The load generator uses `wait` instead.
         """
         position = 0
         while True:
@@ -133,7 +133,7 @@ class Generation:
             raise self._error
 
     def stop(self, reason: str) -> None:
-        """End the request now, with the finish reason given; nothing happens if it has ended."""
+        """End the request now with this finish reason; no effect if it has ended."""
         if not self._ended.is_set():
             self._engine._stop(self, reason)
 
@@ -141,18 +141,18 @@ class Generation:
         if self.first_token_s is None:
             self.first_token_s = event.time_s
         self.events.append(event)
-        self._tell()
+        self._wake()
 
     def _end(self, now_s: float, reason: str | None, error: EngineError | None = None) -> None:
         self.finished_s = now_s
         self.finish_reason = reason
         self._error = error
         self._ended.set()
-        self._tell()
+        self._wake()
         if self._engine._on_end is not None:
             self._engine._on_end(self)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._news is not None:
             self._news.set()
             self._news = None
@@ -162,10 +162,10 @@ class AsyncEngine:
     """Runs one scheduler over one executor; an async context manager that closes the executor.
 
     on_step        called after each step with its batch, its start and its end on the loop's clock
-    on_end         called with each request that ended
-    memory_budget  follows the machine's free memory with the KV blocks in use; None: all may be
-    seq_ids        numbers of the requests, none twice; unseeded draws hang on them, so that several
-                   engines with the same weights want different ones
+    on_end         called with each request that has ended
+    memory_budget  limits the KV blocks in use to the machine's free memory; None: no limit
+    seq_ids        unique request numbers; unseeded draws depend on them, so several engines with
+                   the same weights need different ones
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class AsyncEngine:
     ) -> None:
         if executor.block_size != scheduler.config.block_size:
             raise InputError(
-                f"the executor has KV blocks of {executor.block_size} tokens, the scheduler of "
+                f"the executor has KV blocks of {executor.block_size} tokens, the scheduler "
                 f"{scheduler.config.block_size}: give both the same block_size"
             )
         self._scheduler = scheduler
@@ -224,9 +224,9 @@ class AsyncEngine:
         *,
         beside: Generation | None = None,
     ) -> Generation:
-        """Queue a request; it arrives now. There is but one place: `beside` changes nothing.
+        """Queue a request; it arrives now. `beside` has no effect: there is only one engine.
 
-        Raises CapacityError if it can never fit, OverloadedError if the engine takes no more,
+        Raises CapacityError if it can never fit, OverloadedError if the engine is full,
         EngineError if the engine is not running.
         """
         if self._error is not None:
@@ -252,14 +252,14 @@ class AsyncEngine:
         return len(self._generations)
 
     async def failed(self) -> EngineError:
-        """Return when the engine can answer no more, with the reason."""
+        """Return when the engine has failed, with the reason."""
         await self._failed.wait()
         assert self._error is not None
         return self._error
 
     @property
     def error(self) -> EngineError | None:
-        """Why the engine can answer no more, None while it can."""
+        """Why the engine failed; None while it works."""
         return self._error
 
     def stats(self) -> EngineStats:
@@ -274,10 +274,7 @@ class AsyncEngine:
         )
 
     def audit(self) -> None:
-        """Hold the books of the KV cache against the running requests.
-
-        Raises EngineError for a block that is in two hands or in none.
-        """
+        """Check the KV cache's reference counts against the requests; raises EngineError."""
         self._scheduler.audit()
 
     async def _run(self) -> None:
@@ -291,7 +288,7 @@ class AsyncEngine:
             raise
 
     async def _serve(self) -> None:
-        """Plan, run, commit, for ever: the whole engine."""
+        """Plan, run and commit steps until cancelled."""
         loop = asyncio.get_running_loop()
         overlap = self._executor.max_in_flight > 1
         steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
@@ -301,7 +298,7 @@ class AsyncEngine:
             if self._memory_budget is not None:
                 group.create_task(self._memory_budget.follow(self._scheduler, self._news.set))
             while True:
-                await settle()  # requests that arrive at this instant join this step
+                await settle()  # lets requests that arrive now join this step
                 self._news.clear()
                 start_s = loop.time()
                 planned = self._scheduler.plan(start_s)
@@ -328,7 +325,7 @@ class AsyncEngine:
             self._on_step(batch, start_s, end_s)
 
     async def _wait(self, at_s: float | None) -> None:
-        """Until a request arrives or ends, or until `at_s`."""
+        """Wait until a request arrives or ends, or until `at_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(at_s):
                 await self._news.wait()
@@ -359,7 +356,7 @@ class AsyncEngine:
         self._news.set()
 
     def _fail(self, error: EngineError) -> None:
-        """End every request; none can be answered any more."""
+        """End every request with the engine's error."""
         self._error = error
         self._error_seen = bool(self._generations)
         self._failed.set()
@@ -378,7 +375,7 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 
 
 def _as_engine_error(exc: Exception) -> EngineError:
-    """What the requests are told; a task group wraps even a single error."""
+    """The error for the requests; a task group wraps even a single exception."""
     while isinstance(exc, ExceptionGroup):
         exc = exc.exceptions[0]
     if isinstance(exc, EngineError):

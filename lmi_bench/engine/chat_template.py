@@ -1,7 +1,7 @@
-"""How a model wants a chat written: the Jinja template that comes with its tokenizer.
+"""Renders chat messages with the Jinja template of a model's tokenizer.
 
-Rendered as transformers does it, with its names and settings, in Jinja's sandbox: a template comes
-with the weights, and may neither change what it is given nor reach beyond it.
+Uses transformers' names and settings, in Jinja's sandbox: the template comes with the weights and
+must not change its arguments or reach beyond them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ChatTemplate:
     """The template of one model folder."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
-        """special_tokens  by the names that templates know them under, such as bos_token
-        where  for messages: the file
+        """special_tokens  by their names in templates, such as bos_token
+        where  the file, for error messages
 
-        Raises InputError for a text that is no template.
+        Raises InputError if the text is not a template.
         """
         self._special_tokens = dict(special_tokens)
         try:
@@ -41,9 +41,9 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """The one that transformers would take; None where the folder has none.
+        """The template that transformers would use; None if the folder has none.
 
-        Raises InputError where a file of it is broken.
+        Raises InputError if one of its files is invalid.
         """
         config = _object_of(folder / _CONFIG)
         for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
@@ -62,16 +62,16 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
     ) -> str:
-        """The prompt of a chat up to where the answer begins, special tokens in it as text.
+        """The prompt text of a chat up to the start of the answer, with special tokens as text.
 
-        options  what the template itself asks for, such as Qwen3's enable_thinking
+        options  the template's own variables, such as Qwen3's enable_thinking
 
-        Raises InputError where the template refuses the messages.
+        Raises InputError if the template rejects the messages.
         """
         try:
             return self._template.render(
                 {
-                    "tools": None,  # templates ask whether it is none, which an absent name is not
+                    "tools": None,  # templates test for none; an undefined name fails that test
                     "documents": None,
                     "add_generation_prompt": True,
                     **self._special_tokens,
@@ -79,14 +79,14 @@ class ChatTemplate:
                     "messages": messages,
                 }
             )
-        except Exception as exc:  # a program that came with the model; its request alone fails
-            raise InputError(f"the model's chat template refuses these messages: {exc}") from exc
+        except Exception as exc:  # code that came with the model; only this request fails
+            raise InputError(f"the model's chat template rejects these messages: {exc}") from exc
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model says, for training; nothing is done with it here."""
+    """`{% generation %}` marks the model's text for training; it has no effect here."""
 
-    tags = {"generation"}  # noqa: RUF012  as the base class has it
+    tags = {"generation"}  # noqa: RUF012  as in the base class
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -106,7 +106,7 @@ def _compiled(source: str) -> Template:
 
 
 def _to_json(value: object, indent: int | None = None) -> str:
-    """Jinja's own would escape what HTML takes for markup."""
+    """Like transformers' filter; Jinja's own would escape HTML markup."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -115,7 +115,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """As text, from the tokenizer's settings or the older file of their own."""
+    """Special tokens as text, from the tokenizer's config or the older special_tokens_map.json."""
     older = _object_of(folder / "special_tokens_map.json")
     found: dict[str, str] = {}
     for name in _SPECIAL_TOKENS:
@@ -127,5 +127,5 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _object_of(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file."""
+    """The JSON object in a file; empty if there is no file."""
     return read_object(path) if path.is_file() else {}

@@ -1,9 +1,8 @@
-"""Speculative decoding with a draft model: a second executor guesses, the first one verifies.
+"""Speculative decoding with a draft model: one executor drafts, another verifies.
 
-The draft model runs over the same sequences in the same block tables, in a cache of its own with
-as many blocks, so it needs no books of its own. It samples as the request does, from the same
-seed: its guess holds where it would have drawn what the model draws.
-Source: Leviathan et al. 2023, arXiv:2211.17192.
+The draft model has its own cache but uses the target's block tables, with the same number of
+blocks, so it needs no block manager. It samples with the request's settings and seed: a draft token
+is accepted if the target samples the same one. Source: Leviathan et al. 2023, arXiv:2211.17192.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 
 @dataclass(slots=True)
 class _Mirror:
-    """How far the draft model has followed a sequence.
+    """The draft model's progress in a sequence.
 
-    filled  positions whose keys and values it has; tail: the known tokens behind them
-    drafts  its guesses of this step
+    filled  positions whose keys and values it has cached; tail: the known tokens after them
+    drafts  its draft tokens of this step
     """
 
     filled: int
@@ -38,17 +37,17 @@ class _Mirror:
 
 
 class DraftingExecutor:
-    """Implements `Executor` over a target and a draft: every DRAFTED becomes a guess.
+    """Implements `Executor` over a target and a draft: replaces every DRAFTED by a draft token.
 
-    Both have the same block size and vocabulary; the caller sees to it that the draft has as many
-    blocks as the target and knows as many positions. Closes both.
+    Both have the same block size and vocabulary; the caller ensures that the draft has as many
+    blocks and positions as the target. Closes both.
     """
 
     def __init__(self, target: Executor, draft: Executor) -> None:
         if target.block_size != draft.block_size:
             raise InputError(
-                f"the draft has KV blocks of {draft.block_size} tokens, the model of "
-                f"{target.block_size}: they share their block tables and need the same"
+                f"the draft model has KV blocks of {draft.block_size} tokens, the target model "
+                f"{target.block_size}: they share block tables and need the same size"
             )
         self._target = target
         self._draft = draft
@@ -61,11 +60,11 @@ class DraftingExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """One: what the draft starts from is known when the step before is."""
+        """One: the draft starts from the previous step's token."""
         return 1
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Guess, then run the step; one output for each entry, in the batch's order."""
+        """Draft, then run the step; one output per entry, in batch order."""
         for seq_id in batch.released_seq_ids:
             self._mirrors.pop(seq_id, None)
         await self._follow(batch)
@@ -84,7 +83,7 @@ class DraftingExecutor:
             await self._draft.close()
 
     async def lost(self) -> EngineError:
-        """What either executor has lost; never where neither has parts of its own."""
+        """Return when either executor has lost a part; never if neither can."""
         watched = [e for e in (self._target, self._draft) if isinstance(e, WatchedExecutor)]
         waiting = [asyncio.ensure_future(executor.lost()) for executor in watched]
         if not waiting:
@@ -97,7 +96,7 @@ class DraftingExecutor:
                 future.cancel()
 
     async def _follow(self, batch: StepBatch) -> None:
-        """Run the draft over the step's prompts and guess for its verified rows."""
+        """Run the draft model over the step's prompts and draft tokens for its verify rows."""
         prompts: list[BatchEntry] = []
         guessing: list[BatchEntry] = []
         for entry in batch.entries:
@@ -130,7 +129,7 @@ class DraftingExecutor:
             await self._draft.execute(StepBatch(batch.step_id, tuple(prompts), shape, released))
 
     def _next_row(self, entry: BatchEntry) -> BatchEntry:
-        """The draft's own step of a sequence: the tokens that it has not seen yet."""
+        """The draft model's next row of a sequence: the tokens that it has not computed yet."""
         mirror = self._mirrors[entry.seq_id]
         new_block_ids, mirror.new_block_ids = mirror.new_block_ids, ()
         return BatchEntry(
@@ -148,25 +147,25 @@ class DraftingExecutor:
         if entry.kind is not StepKind.VERIFY:
             return entry
         mirror = self._mirrors[entry.seq_id]
-        if not mirror.drafts:  # guessed already, by the scheduler
+        if not mirror.drafts:  # the scheduler drafted
             return entry
         return replace(entry, token_ids=(entry.token_ids[0], *mirror.drafts))
 
     def _settle(self, entry: BatchEntry, num_tokens: int) -> None:
-        """Forget the guesses that did not hold: their positions are written anew."""
+        """Discard rejected draft tokens: their positions are overwritten."""
         mirror = self._mirrors[entry.seq_id]
         if not mirror.drafts:
             mirror.tail.extend(entry.token_ids[1:num_tokens])
             return
         mirror.drafts = ()
         known_to = entry.first_position + num_tokens  # the position of the newest token
-        last_guess = mirror.tail  # its keys are not in the cache: it was never an input
+        last_guess = mirror.tail  # not in the cache: it was never an input
         mirror.tail = last_guess if mirror.filled < known_to else []
         mirror.filled = min(mirror.filled, known_to)
 
 
 def _with_rows(shape: StepShape, rows: list[BatchEntry]) -> StepShape:
-    """A shape's prompt part with decode rows of the draft's own."""
+    """A shape's prefill part with the draft model's decode rows."""
     return replace(
         shape,
         decode_sequences=len(rows),

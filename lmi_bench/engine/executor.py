@@ -1,4 +1,4 @@
-"""What runs one step: the seam between deciding and doing."""
+"""The interface of an executor, which runs the steps that the scheduler plans."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 
 
 class Executor(Protocol):
-    """Runs steps in the order in which they are given.
+    """Runs steps in the given order.
 
-    It keeps each sequence's block table from the batches' `new_block_ids` and knows nothing of
-    queues or requests. `execute` must leave the event loop free while it computes.
+    It builds each sequence's block table from the batches' `new_block_ids` and knows nothing of
+    queues or requests. `execute` must not block the event loop while it computes.
 
-    Raises EngineError when it cannot go on.
+    Raises EngineError when it cannot continue.
     """
 
     @property
@@ -24,22 +24,22 @@ class Executor(Protocol):
 
     @property
     def max_in_flight(self) -> int:
-        """Steps that may be handed over before the first of them ended: 1 or 2."""
+        """Steps that may be submitted before the first of them ends: 1 or 2."""
         ...
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Run one step; one output for each entry, in the batch's order."""
+        """Run one step; one output per entry, in batch order."""
         ...
 
     async def close(self) -> None:
-        """Give back what the executor holds; no step may follow."""
+        """Release the executor's resources; no step may follow."""
         ...
 
 
 @runtime_checkable
 class WatchedExecutor(Protocol):
-    """An executor with parts that can end by themselves, such as processes."""
+    """An executor with parts that can end on their own, such as processes."""
 
     async def lost(self) -> EngineError:
-        """Return when a part that it cannot do without has ended, also between steps."""
+        """Return when a required part has ended, even between steps."""
         ...

@@ -1,6 +1,6 @@
-"""How a model's weights are quantized: the schemes, their settings and their names elsewhere.
+"""Quantization schemes, their settings and LMI's names for them.
 
-Plain values; `torch_backend/quantization` has what computes.
+Plain values; the arithmetic is in `torch_backend/quantization`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ DEFAULT_ALPHA: Final = 0.8
 """Migration strength of LMI's `option.smoothquant_alpha`; the paper's own choice is 0.5."""
 
 GROUP_SIZES: Final = (128, 64, 32, 16, 8)
-"""Inputs that share one scale of AWQ: the first that divides every matrix of a model."""
+"""AWQ inputs per scale: the first size that divides every matrix of a model is used."""
 
 
 class Scheme(StrEnum):
-    """A number format of weights, and of activations where it has one."""
+    """A number format for weights, and in some schemes for activations."""
 
     NONE = "none"
-    INT8 = "int8"  # weights alone, a scale a row
-    AWQ_INT4 = "awq-int4"  # weights alone, a scale and a zero a group of inputs
+    INT8 = "int8"  # weights only, one scale per row
+    AWQ_INT4 = "awq-int4"  # weights only, one scale and zero point per group of inputs
     AWQ_INT3 = "awq-int3"
     SMOOTHQUANT = "smoothquant"  # weights and activations in int8
     FP8 = "fp8"  # weights and activations in float8_e4m3
 
     @property
     def bits(self) -> int:
-        """Bits of a quantized weight; 16 where nothing is quantized."""
+        """Bits of a quantized weight; 16 for NONE."""
         return {"none": 16, "awq-int4": 4, "awq-int3": 3}.get(self.value, 8)
 
     @property
     def calibrated(self) -> bool:
-        """Whether it looks at what passes through the model before it rounds."""
+        """True if it needs calibration activations before rounding."""
         return self in (Scheme.AWQ_INT4, Scheme.AWQ_INT3, Scheme.SMOOTHQUANT)
 
     @property
     def grouped(self) -> bool:
-        """Whether a group of inputs has a scale, instead of a whole row."""
+        """True if scales are per group of inputs instead of per row."""
         return self in (Scheme.AWQ_INT4, Scheme.AWQ_INT3)
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether what is multiplied with the weights has as few bits as they have."""
+        """True if activations are quantized to the weights' bits."""
         return self in (Scheme.SMOOTHQUANT, Scheme.FP8)
 
 
@@ -56,21 +56,21 @@ LMI_NAMES: Final[Mapping[str, Scheme]] = {
     "smoothquant": Scheme.SMOOTHQUANT,
     "fp8": Scheme.FP8,
 }
-"""What `option.quantize` of LMI containers asks for, as far as it means one of the schemes.
+"""Values of LMI's `option.quantize` that correspond to one of the schemes.
 
-`bitsandbytes8` and `dynamic_int8` keep outliers or activations in other ways than `int8` here, so
-they are not taken for it; `gptq` and `squeezellm` are formats of checkpoints.
+`bitsandbytes8` and `dynamic_int8` treat outliers or activations differently from `int8` here;
+`gptq` and `squeezellm` are checkpoint formats.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeSettings:
-    """A scheme and what can be set about it.
+    """A scheme and its settings.
 
-    alpha        SmoothQuant: how much of the outliers moves into the weights, 0 to 1
-    per_token    SmoothQuant: a scale for each row of activations; else one, from calibration
-    per_channel  SmoothQuant: a scale for each row of a weight; else one for the matrix
-    calibration  a text file; None: the text that comes with the engine
+    alpha        SmoothQuant: share of the outliers moved into the weights, 0 to 1
+    per_token    SmoothQuant: one scale per row of activations; else one, from calibration
+    per_channel  SmoothQuant: one scale per row of a weight; else one per matrix
+    calibration  a text file; None: the engine's sample text
     """
 
     scheme: Scheme = Scheme.NONE
@@ -87,20 +87,19 @@ class QuantizeSettings:
         if self.scheme is not Scheme.SMOOTHQUANT:
             return self.scheme.value
         rows = "" if self.per_token else ", one scale for all tokens"
-        rows += "" if self.per_channel else ", one scale a matrix"
+        rows += "" if self.per_channel else ", one scale per matrix"
         return f"smoothquant (alpha {self.alpha:g}{rows})"
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBytes:
-    """What quantizing did to the matrices of a model, or of one rank's part of it.
+    """Sizes and errors of quantized matrices, of a model or one rank's part of it.
 
-    scheme          what they were rounded by
-    held_bytes      of the quantized matrices; float_bytes: of the same ones in the stored format
-    relative_error  of each: |rounded - weight| / |weight| (Frobenius), by the first of its names;
-                    none for weights that are stored quantized
-    kernels         how the products are taken, for a person
-    emulated        whether the arithmetic is imitated
+    held_bytes      size of the quantized matrices; float_bytes: their size in the stored format
+    relative_error  per matrix: |rounded - weight| / |weight| (Frobenius), by its first name;
+                    empty for weights that are stored quantized
+    kernels         description of the kernels, for display
+    emulated        True if the arithmetic is emulated
     """
 
     scheme: Scheme
@@ -112,7 +111,7 @@ class QuantizedBytes:
 
 
 def sum_quantized(parts: Sequence[QuantizedBytes | None]) -> QuantizedBytes | None:
-    """Of all ranks together; errors and kernels are those of the first."""
+    """The sum over all ranks; errors and kernels are the first rank's."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -127,11 +126,11 @@ NOT_QUANTIZED: Final = QuantizeSettings()
 
 
 def parse_scheme(name: str) -> Scheme:
-    """The scheme of that name, LMI's names included; InputError with the list otherwise."""
+    """The scheme with this name or LMI name; raises InputError with the known names."""
     if name in LMI_NAMES:
         return LMI_NAMES[name]
     try:
         return Scheme(name)
     except ValueError:
         known = ", ".join(dict.fromkeys([*Scheme, *LMI_NAMES]))
-        raise InputError(f"quantize {name!r} is not known; there are: {known}") from None
+        raise InputError(f"quantize {name!r} is not known; known: {known}") from None

@@ -1,8 +1,8 @@
-"""Several engines behind one router: the copies of a model that share a machine or a fleet.
+"""Several engines behind one router: the replicas of a model.
 
-Each replica has a scheduler and an executor of its own, and perhaps several devices. A request
-stays where the router sent it. One that fails fails the group: to measure or to serve with fewer
-replicas than were asked for would hide it.
+Each replica has its own scheduler and executor, possibly with several devices. A request stays on
+its replica. If one replica fails, the group fails: continuing with fewer replicas than requested
+would hide the failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 
 
 class ServingEngine(Protocol):
-    """What answers requests: an engine, or several behind a router."""
+    """An engine, or several behind a router."""
 
     def submit(
         self,
@@ -32,34 +32,34 @@ class ServingEngine(Protocol):
         *,
         beside: Generation | None = None,
     ) -> Generation:
-        """Queue a request, at the place of `beside` if one is given; see AsyncEngine.submit."""
+        """Queue a request, on the replica of `beside` if given; see AsyncEngine.submit."""
         ...
 
     @property
     def config(self) -> SchedulerConfig:
-        """The settings of the whole: `max_concurrent_requests` counts all places."""
+        """The settings; `max_concurrent_requests` counts all replicas together."""
         ...
 
     def stats(self) -> EngineStats:
-        """Counts at this moment, over all replicas."""
+        """Current counts over all replicas."""
         ...
 
     def audit(self) -> None:
-        """Hold the books of the KV cache against the requests; see AsyncEngine.audit."""
+        """Check the KV cache's reference counts; see AsyncEngine.audit."""
         ...
 
     @property
     def error(self) -> EngineError | None:
-        """Why nothing can be answered any more, None while it can."""
+        """Why the engine failed; None while it works."""
         ...
 
     async def failed(self) -> EngineError:
-        """Return when nothing can be answered any more, with the reason."""
+        """Return when the engine has failed, with the reason."""
         ...
 
 
 class ReplicaGroup:
-    """Engines side by side; an async context manager over all of them."""
+    """Several engines as one; an async context manager over all of them."""
 
     def __init__(self, engines: Sequence[AsyncEngine], router: Router) -> None:
         if not engines:
@@ -88,10 +88,10 @@ class ReplicaGroup:
         *,
         beside: Generation | None = None,
     ) -> Generation:
-        """Queue a request at the replica that the router picks, or at that of `beside`; `replica`
-        of the generation says which.
+        """Queue a request on the replica that the router picks, or on that of `beside`.
 
-        Raises what AsyncEngine.submit raises, and EngineError once any replica has failed.
+        The generation's `replica` is its number. Raises what AsyncEngine.submit raises, and
+        EngineError once any replica has failed.
         """
         for engine in self._engines:
             if engine.error is not None:
@@ -105,7 +105,7 @@ class ReplicaGroup:
 
     @property
     def config(self) -> SchedulerConfig:
-        """A replica's settings, with the requests that all of them take together."""
+        """A replica's settings, but with `max_concurrent_requests` of all replicas together."""
         config = self._engines[0].config
         limit = config.max_concurrent_requests
         if limit is None:
@@ -114,7 +114,7 @@ class ReplicaGroup:
 
     @property
     def error(self) -> EngineError | None:
-        """Why the first replica that failed did, None while none has."""
+        """The error of the first failed replica; None while all work."""
         return next((engine.error for engine in self._engines if engine.error is not None), None)
 
     async def failed(self) -> EngineError:
@@ -128,12 +128,12 @@ class ReplicaGroup:
                 future.cancel()
 
     def audit(self) -> None:
-        """Hold each replica's books against its requests; see AsyncEngine.audit."""
+        """Check each replica's reference counts; see AsyncEngine.audit."""
         for engine in self._engines:
             engine.audit()
 
     def stats(self) -> EngineStats:
-        """Counts at this moment, added up; `peak_running` is the sum of the replicas' peaks."""
+        """Current counts, summed; `peak_running` is the sum of the replicas' peaks."""
         each = [engine.stats() for engine in self._engines]
         return EngineStats(
             **{

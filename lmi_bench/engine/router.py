@@ -1,7 +1,6 @@
-"""Which replica answers a request: routing rules over what a router can see.
+"""Routing policies: choose the replica for each request.
 
-A rule sees the number of unanswered requests of each replica and nothing else. Chance comes from
-outside.
+A policy sees only each replica's number of outstanding requests. Random draws are an argument.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ class Router(Protocol):
     """Picks a replica for each request in turn."""
 
     def pick(self, outstanding: Sequence[int]) -> int:
-        """The replica of the next request; `outstanding` has one count a replica."""
+        """The replica for the next request; `outstanding` has one count per replica."""
         ...
 
 
 class RoundRobin:
-    """One replica after the other, however busy they are."""
+    """One replica after the other, regardless of load."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -32,18 +31,18 @@ class RoundRobin:
 
 
 class RandomChoice:
-    """Any replica with equal chance; `draws` are independent and uniform over [0, 1)."""
+    """Any replica with equal probability; `draws` are independent and uniform in [0, 1)."""
 
     def __init__(self, draws: Iterator[float]) -> None:
         self._draws = draws
 
     def pick(self, outstanding: Sequence[int]) -> int:
-        """The replica on which the next draw falls."""
+        """The replica selected by the next draw."""
         return int(next(self._draws) * len(outstanding))
 
 
 class LeastOutstanding:
-    """The replica with the fewest unanswered requests, the first of them on a tie."""
+    """The replica with the fewest outstanding requests; the first one on a tie."""
 
     def pick(self, outstanding: Sequence[int]) -> int:
         """The least busy replica."""

@@ -1,7 +1,7 @@
-"""An executor that computes nothing: it sleeps the predicted time of each step.
+"""The simulated executor: computes nothing and sleeps the predicted time of each step.
 
-On the loop's clock, so a level takes its predicted seconds on a real clock and none in virtual
-time. Tokens are a fixed rule of the position, never one that would end the sequence.
+It sleeps on the loop's clock, so a level takes its predicted time in real time and none in virtual
+time. Token ids are a function of the position and never end the sequence.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from lmi_bench.engine.scheduling.drafting import tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepTime
 
-_FIRST_TOKEN_ID = 1000  # above the byte and control tokens that vocabularies begin with
+_FIRST_TOKEN_ID = 1000  # above the byte and control tokens at the start of vocabularies
 _NUM_TOKEN_IDS = 1000
 
 
 class SimulatedExecutor:
     """Implements `Executor` over a step-time model.
 
-    draft_acceptance  chance (0 to 1) with which each drafted token holds if those before it did;
-                      the draws are a fixed rule of sequence and position
+    draft_acceptance  probability (0 to 1) that a draft token is accepted once those before it
+                      are; each draw is a function of sequence and position
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class SimulatedExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """One step at a time: its predicted time contains what the host does."""
+        """One step at a time: its predicted time includes the host's work."""
         return 1
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Sleep the step's predicted time and give one token for each row that samples.
+        """Sleep the step's predicted time and return one token per row that samples.
 
-        In virtual time whatever else is due at the step's end, a time-out say, happens before it.
+        In virtual time other events due at the step's end, such as a timeout, happen before it.
         """
         await asyncio.sleep(self._step_time.step_time_s(batch.shape))
         await settle()
         return [self._output(entry) for entry in batch.entries]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _output(self, entry: BatchEntry) -> StepOutput:
         if not entry.samples:

@@ -1,7 +1,7 @@
-"""Texts that a model is calibrated on or scored over: a file's, or the sample that comes along.
+"""Texts for calibration and perplexity: a file's, or the bundled sample's.
 
-The sample has two parts of the same kinds of prose, so that what calibration looked at is not what
-perplexity is taken over.
+The sample has two parts of the same kinds of prose, so that perplexity is not measured on the
+calibration text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ EVALUATION: Final = 1
 
 
 def read_text(path: Path | None, part: int) -> str:
-    """The whole text of a file; of JSON lines, their `text` or `prompt`.
+    """The whole text of a file; from JSON lines, their `text` or `prompt`.
 
     path  None: the sample's part for calibration or for evaluation
 
-    Raises InputError where the file cannot be read or holds no text.
+    Raises InputError if the file cannot be read or contains no text.
     """
     if path is None:
         sample = files("lmi_bench.engine").joinpath("sample_text.txt").read_text(encoding="utf-8")
@@ -34,12 +34,12 @@ def read_text(path: Path | None, part: int) -> str:
     if path.suffix in (".jsonl", ".json"):
         text = "\n\n".join(texts_of_lines(path, text))
     if not text.strip():
-        raise InputError(f"{path}: holds no text")
+        raise InputError(f"{path}: contains no text")
     return text
 
 
 def texts_of_lines(path: Path, content: str) -> list[str]:
-    """The texts of JSON lines; raises InputError that names the line."""
+    """The texts in JSON lines; raises InputError that names the line."""
     texts = []
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():

@@ -1,4 +1,4 @@
-"""Text to token ids and back, read from a model folder's tokenizer.json. Knows nothing of torch."""
+"""Converts text to token ids and back with a model folder's tokenizer.json, without torch."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
 
-_UNFINISHED: Final = "�"  # what `tokenizers` decodes bytes to that are not (yet) UTF-8
-_CONTEXT_TOKENS: Final = 6  # of a prompt: enough for a whole character and the word before it
+_UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
+_CONTEXT_TOKENS: Final = 6  # prompt tokens: enough for a whole character and the word before it
 
 
 class Tokenizer:
     """The tokenizer of one model folder.
 
-    vocab_size     ids are below it
-    eos_token_ids  ids that end a generation, as the folder's generation settings state them
-    folder         None where it was read from elsewhere
+    vocab_size     all ids are below it
+    eos_token_ids  ids that end a generation, from the folder's generation settings
+    folder         None if it was not read from a folder
     """
 
     def __init__(
         self, tokenizer: Any, eos_token_ids: Iterable[int] = (), folder: Path | None = None
     ) -> None:
         self._tokenizer = tokenizer
-        tokenizer.no_truncation()  # a tokenizer that was saved while training may cut or fill up
+        tokenizer.no_truncation()  # a tokenizer saved during training may truncate or pad
         tokenizer.no_padding()
         self.folder = folder
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -40,7 +40,7 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Read `folder`/tokenizer.json and the ids that end a generation.
 
-        Raises InputError where the file is absent or broken, or `tokenizers` is not installed.
+        Raises InputError if the file is missing or invalid, or `tokenizers` is not installed.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -52,7 +52,7 @@ class Tokenizer:
             tokenizer = _fast_tokenizer_class().from_file(str(path))
         except InputError:
             raise
-        except Exception as exc:  # the library raises bare Exception for any broken file
+        except Exception as exc:  # the library raises bare Exception for any invalid file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
         return cls(tokenizer, _eos_token_ids(folder), folder)
 
@@ -60,14 +60,14 @@ class Tokenizer:
     def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
         """A tokenizer from the content of a tokenizer.json.
 
-        Raises InputError where `tokenizers` is not installed.
+        Raises InputError if `tokenizers` is not installed.
         """
         return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with those that the model wants around it (such as a first BOS).
+        """The ids of `text`, including special tokens that the model needs (such as BOS).
 
-        Half a surrogate pair, which JSON can carry and UTF-8 cannot, counts as "?".
+        Half a surrogate pair, valid in JSON but not in UTF-8, becomes "?".
         """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
@@ -80,46 +80,45 @@ class Tokenizer:
         return text
 
     def special_token(self, token_id: int) -> str | None:
-        """The name of a token that `decode` passes over, such as `</s>`; None for others."""
+        """The name of a token that `decode` skips, such as `</s>`; None for others."""
         return self._special_tokens.get(token_id)
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """Whether every token has the same id in both."""
+        """True if every token has the same id in both."""
         ours: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return bool(ours == other._tokenizer.get_vocab(with_added_tokens=True))
 
     def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer:
-        """A decoder for one stream of tokens, which go on from those of `behind`."""
+        """A decoder for one stream of tokens that follows the tokens `behind`."""
         return Detokenizer(self, self._shown(behind[-_CONTEXT_TOKENS:]))
 
     def _shown(self, token_ids: Iterable[int]) -> list[int]:
-        """Without the special tokens, which `decode` passes over."""
+        """The ids without special tokens, which `decode` skips."""
         return [token_id for token_id in token_ids if token_id not in self._special_tokens]
 
 
 class Detokenizer:
-    """Turns one stream of tokens into text pieces as they come.
+    """Turns one stream of tokens into text pieces as they arrive.
 
-    A character may be spread over several tokens, and whether a token starts with a space may
-    depend on the one before it. So new tokens are decoded behind those of the last piece, and
-    kept back while they end in half a character. The pieces joined are what decoding all tokens
-    adds to the text before them: the whole, where there is none.
+    A character may span several tokens, and whether a token starts with a space may depend on the
+    one before it. So new tokens are decoded after those of the last piece, and held back while
+    they end within a character. The joined pieces are what all tokens add to the text before them.
     """
 
     def __init__(self, tokenizer: Tokenizer, behind: list[int]) -> None:
-        """behind  the tokens just before the stream, no special ones among them"""
+        """behind  the tokens just before the stream, without special ones"""
         self._tokenizer = tokenizer
-        self._context = behind  # then the last piece, which starts where a character does
+        self._context = behind  # later the last piece, which starts at a character boundary
         self._context_text = tokenizer.decode(behind) if behind else ""
         self._pending: list[int] = []  # not emitted yet
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete; empty while a character is unfinished."""
+        """The text completed by these tokens; empty while a character is incomplete."""
         self._pending.extend(self._tokenizer._shown(token_ids))
         return self._emit(at_end=False)
 
     def finish(self) -> str:
-        """What is left at the end of the stream: nothing, or U+FFFD for broken bytes."""
+        """The remaining text at the end of the stream: empty, or U+FFFD for invalid bytes."""
         return self._emit(at_end=True)
 
     def _emit(self, *, at_end: bool) -> str:
@@ -130,7 +129,7 @@ class Detokenizer:
             return ""
         if text.startswith(self._context_text):
             piece = text[len(self._context_text) :]
-        else:  # broken bytes right behind: some decoders then give up the good ones before them too
+        else:  # invalid bytes follow: some decoders then also drop the valid ones before them
             piece = self._tokenizer.decode(self._pending)
         self._context = self._pending
         self._context_text = self._tokenizer.decode(self._context)
@@ -149,7 +148,7 @@ def _fast_tokenizer_class() -> Any:
 
 
 def _eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The end-of-sequence ids: generation_config.json goes before config.json."""
+    """The end-of-sequence ids, from generation_config.json first, then config.json."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if not path.is_file():

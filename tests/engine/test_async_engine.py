@@ -350,7 +350,7 @@ def test_an_engine_that_was_not_entered_says_so():
 
 
 def test_blocks_of_two_sizes_do_not_go_together():
-    with pytest.raises(InputError, match="16 tokens, the scheduler of 4"):
+    with pytest.raises(InputError, match="16 tokens, the scheduler 4"):
         engine(block_size=4)
 
 

@@ -175,7 +175,7 @@ def test_closing_closes_both():
 
 
 def test_other_blocks_than_the_models_are_refused():
-    with pytest.raises(InputError, match="blocks of 8 tokens, the model of 4"):
+    with pytest.raises(InputError, match="blocks of 8 tokens, the target model 4"):
         DraftingExecutor(Memory(right, 4), Memory(right, 8))
 
 

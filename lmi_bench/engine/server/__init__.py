@@ -1,1 +1,1 @@
-"""The HTTP server over the engine: LMI and OpenAI routes. The only place that imports aiohttp."""
+"""The HTTP server over the engine: LMI, OpenAI, TGI and SageMaker routes."""

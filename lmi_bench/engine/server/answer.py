@@ -1,4 +1,4 @@
-"""One request's answer as text: the engine's tokens, decoded, up to a stop string."""
+"""One request's answer as text: decodes the engine's tokens and applies stop strings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OPENAI_FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to generate from: the prompt, the sampling, and the strings that end it.
+    """The prompt, the sampling settings and the stop strings.
 
-    keep_stop_string  whether the string that ended it is part of the answer
-    text              the prompt as the reply repeats it, where it does
+    keep_stop_string  True if the matched stop string is part of the answer
+    text              the prompt's text, if the reply repeats it
     """
 
     token_ids: Sequence[int]
@@ -35,9 +35,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token. `text` is what it adds to the answer: nothing while text is held back.
+    """One token. `text` is what it adds to the answer: empty while text is held back.
 
-    ranked  the likeliest tokens in its place, where they were asked for
+    ranked  the most likely tokens at its position, if requested
     """
 
     token_id: int
@@ -49,9 +49,8 @@ class Piece:
 class Answer:
     """The growing answer of one generation.
 
-    pieces         tokens so far, those behind a stop string left out
-    finish_reason  the engine's word, set with the last piece; None if the engine failed
-    stop_string    the stop string that ended it, if one did
+    pieces         tokens so far, without those after a stop string
+    finish_reason  the engine's reason, set with the last piece; None if the engine failed
     """
 
     def __init__(self, generation: Generation, prompt: Prompt, decoder: StreamDecoder) -> None:
@@ -75,9 +74,9 @@ class Answer:
         return self._stop_filter.matched
 
     async def chunks(self) -> AsyncIterator[list[Piece]]:
-        """The pieces of each engine event; the last ones come with `finish_reason` set.
+        """The pieces of each engine event; `finish_reason` is set with the last ones.
 
-        One that is stopped from outside, without a last token, ends with an empty chunk. Raises
+        If the request is stopped without a last token, the last chunk is empty. Raises
         EngineError if the engine fails.
         """
         num_events = 0
@@ -90,14 +89,14 @@ class Answer:
         yield []
 
     async def complete(self) -> None:
-        """Wait for the whole answer; only stop strings need its tokens before the end."""
+        """Wait for the whole answer; only stop strings need tokens before the end."""
         if self._ends_by_itself:
             await self.generation.wait()
         async for _ in self.chunks():
             pass
 
     def close(self) -> None:
-        """Give the generation up if it has not ended: its blocks are freed."""
+        """Cancel the generation if it has not ended, which frees its blocks."""
         if self.generation.finish_reason is None:
             self.generation.stop("cancelled")
         if self.finish_reason is None:
@@ -133,5 +132,5 @@ class Answer:
 
 
 def openai_finish_reason(reason: str | None) -> str:
-    """How an answer ended, in OpenAI's and vLLM's words; None where the engine failed."""
+    """OpenAI's and vLLM's name of a finish reason; "error" if there is none."""
     return _OPENAI_FINISH_REASONS.get(reason or "", "error")

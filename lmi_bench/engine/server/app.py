@@ -1,4 +1,4 @@
-"""The application: every route over one engine, and the helper that serves it until a signal."""
+"""Builds the HTTP application with all routes and serves it until a signal."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
 
 LOOPBACK = "127.0.0.1"
-MAX_BODY_BYTES = 25 * MIB  # what SageMaker lets through to a container
+MAX_BODY_BYTES = 25 * MIB  # SageMaker's limit for a container
 SHUTDOWN_TIMEOUT_S = 20.0  # SageMaker kills a container 30 s after its SIGTERM
-BACKLOG = 4096  # connections of a load test come all at once; the kernel caps it at somaxconn
+BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
 _LAST_PORT = 65_535
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where the server answers. `warning` says what is risky about it, if anything is."""
+    """The server's address, and a warning if it is exposed beyond this machine."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """The address to give to a client on this machine."""
+        """The address for a client on this machine."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -67,14 +67,14 @@ def build_app(
     encode_chat: ChatEncoder | None = None,
     unary_timeout_s: float = UNARY_TIMEOUT_S,
 ) -> web.Application:
-    """Every route over a running engine, which the caller enters before and leaves after.
+    """All routes over a running engine, whose context the caller enters and exits.
 
-    vocab_size       of the model; None: the codec's
-    signature_check  of what comes over SageMaker's paths; None lets everything in
-    lmi_reply        the version of djl-serving whose replies are imitated
-    encode_chat      how the model wants a chat; None: the contents, a line each
-    formatters       what changes the bodies of the LMI routes
-    unary_timeout_s  after which SageMaker's InvokeEndpoint gives up
+    vocab_size       the model's; None: the codec's
+    signature_check  for requests on SageMaker's paths; None accepts unsigned requests
+    lmi_reply        the reply format of a djl-serving version
+    encode_chat      applies the model's chat template; None: one line per message
+    formatters       functions that change the bodies of the LMI routes
+    unary_timeout_s  timeout of SageMaker's InvokeEndpoint
     """
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     app = web.Application(
@@ -104,17 +104,16 @@ async def listening(
     *,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
 ) -> AsyncIterator[Listening]:
-    """Answer requests inside the block; port 0 takes a free one.
+    """Answer requests inside the block; port 0 selects a free port.
 
-    At the end no new request is taken, and running ones have `shutdown_timeout_s` to finish.
-    A client that disconnects ends its request at once. Raises InputError if the address cannot
-    be used.
+    At the end new requests are rejected, and running ones have `shutdown_timeout_s` to finish.
+    A disconnect cancels the request immediately. Raises InputError if the address cannot be used.
     """
     runner = web.AppRunner(
         app,
         access_log=None,
         handler_cancellation=True,
-        shutdown_timeout=shutdown_timeout_s / 2,  # aiohttp waits for a handler twice as long
+        shutdown_timeout=shutdown_timeout_s / 2,  # aiohttp waits twice this long for a handler
         handle_signals=False,
         logger=connection_logger(),
     )
@@ -140,12 +139,12 @@ async def serve(
     engine: ServingEngine | None = None,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what runs; a second signal ends it at once.
+    """Serve until SIGTERM or SIGINT, then finish running requests; a second signal stops at once.
 
-    on_ready  told once, when requests are answered
-    engine    whose failure ends the server too, once its requests have their answer
+    on_ready  called once, when the server accepts requests
+    engine    its failure also ends the server, after its requests have been answered
 
-    Raises EngineError when the engine failed.
+    Raises EngineError if the engine failed.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -168,7 +167,7 @@ async def serve(
 
 
 def exposure_warning(host: str) -> str | None:
-    """What to tell someone who serves beyond this machine: there is no authentication."""
+    """A warning if the server is reachable from other machines, since it has no authentication."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -176,14 +175,14 @@ def exposure_warning(host: str) -> str | None:
     if is_loopback:
         return None
     return (
-        f"the server listens on {host}, beyond this machine, and asks nobody for a password: "
-        f"anyone who reaches the port can use it; --host {LOOPBACK} keeps it local"
+        f"the server listens on {host}, beyond this machine, without authentication: anyone who "
+        f"reaches the port can use it; --host {LOOPBACK} keeps it local"
     )
 
 
 def check_address(host: str, port: int) -> None:
-    """Raise InputError where nothing can listen there, before anything is loaded for it."""
-    if not 0 <= port <= _LAST_PORT:  # name resolution would take it modulo 65536
+    """Raise InputError if the address cannot be bound; called before the model is loaded."""
+    if not 0 <= port <= _LAST_PORT:  # name resolution would reduce it modulo 65536
         raise InputError(f"--port must be 0 to {_LAST_PORT}, got {port}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""Several answers to one prompt: the choices of a request.
+"""Several choices for one prompt.
 
-They are requests of their own to the engine, each with draws of its own. Where the engine keeps
-computed prompts, the first one's is computed alone and the others share its blocks.
+Each choice is a separate engine request with its own random draws. With prefix caching the first
+one computes the prompt alone and the others share its blocks.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from lmi_bench.core.errors import CapacityError, EngineError
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.state import ServerState
 
-MAX_CHOICES = 128  # as OpenAI allows
+MAX_CHOICES = 128  # OpenAI's limit
 
 
 async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list[Answer]:
-    """Start `count` answers; the caller closes them whatever happens.
+    """Start `count` answers; the caller must close them.
 
-    Where blocks of the prompt can be shared this returns with the first one's first token. With a
-    seed the choices have this one and those that follow it, so that the first is what the request
-    alone would get. Raises what `ServerState.submit` raises, and then none of them runs.
+    If blocks of the prompt can be shared, this returns after the first answer's first token. The
+    choices use consecutive seeds from the request's, so that the first equals a single answer.
+    Raises what `ServerState.submit` raises, and then none of them runs.
     """
     limit = state.engine.config.max_concurrent_requests
     if limit is not None and count > limit:
         raise CapacityError(
-            f"{count} choices are {count} requests to the engine, which takes {limit} at once: ask "
-            "for fewer, or raise max_concurrent_requests"
+            f"{count} choices are {count} requests to the engine, which accepts {limit} at once: "
+            "request fewer, or raise max_concurrent_requests"
         )
     answers = [state.submit(prompt)]
     first = answers[0].generation
@@ -46,14 +46,14 @@ async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list
 
 
 def end_all(state: ServerState, answers: Sequence[Answer]) -> None:
-    """Give up those that have not ended, and count each."""
+    """Cancel unfinished answers, and count each."""
     for answer in answers:
         answer.close()
         state.count(answer)
 
 
 async def complete_all(answers: Sequence[Answer]) -> None:
-    """Wait for the whole of each. Raises EngineError if the engine fails."""
+    """Wait until every answer is complete. Raises EngineError if the engine fails."""
     if len(answers) == 1:
         await answers[0].complete()
     else:
@@ -66,13 +66,13 @@ async def choice_writes(
     encode_end: Callable[[], bytes],
     encode_failure: Callable[[EngineError], bytes],
 ) -> AsyncIterator[bytes]:
-    """The answers' streams in one, in the order in which the tokens come: a write a step.
+    """The answers' streams merged in token order: one write per step.
 
-    encode_chunk  a choice's pieces of one engine event, and its number
+    encode_chunk  encodes a choice's pieces of one engine event, given its number
 
-    Raises EngineError where the engine fails before the first token. The answers' ends end this.
+    Raises EngineError if the engine fails before the first token. Ends with the last answer.
     """
-    news: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: one of them has ended
+    news: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: an answer has ended
 
     async def follow(number: int) -> None:
         try:
@@ -105,7 +105,7 @@ async def choice_writes(
 
 
 def _shares_blocks(state: ServerState, prompt: Prompt) -> bool:
-    """Whether a second request would find part of the prompt computed."""
+    """True if a second request would find part of the prompt in the prefix cache."""
     config = state.engine.config
     return config.prefix_caching and len(prompt.token_ids) > config.block_size
 

@@ -1,4 +1,4 @@
-"""What the server needs of a tokenizer."""
+"""The tokenizer interface that the server needs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class StreamDecoder(Protocol):
-    """Turns one stream of tokens into pieces of text that joined are the decoded whole."""
+    """Turns one stream of tokens into text pieces whose concatenation is the decoded text."""
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete; empty while a character is unfinished."""
+        """The text completed by these tokens; empty while a character is incomplete."""
         ...
 
     def finish(self) -> str:
-        """What is left at the end of the stream."""
+        """The remaining text at the end of the stream."""
         ...
 
 
@@ -23,7 +23,7 @@ class Codec(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Every id is below it."""
+        """All ids are below it."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Codec(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, special tokens included where the model wants them."""
+        """The ids of a prompt, including special tokens if the model needs them."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -40,9 +40,9 @@ class Codec(Protocol):
         ...
 
     def special_token(self, token_id: int) -> str | None:
-        """The name of a token that is no text, such as `</s>`; None for every other one."""
+        """The name of a token without text, such as `</s>`; None for all others."""
         ...
 
     def detokenizer(self, behind: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one stream, whose tokens go on from those of `behind`."""
+        """A decoder for one stream of tokens that follows the tokens `behind`."""
         ...

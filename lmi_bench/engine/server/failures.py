@@ -1,13 +1,13 @@
-"""Which status and body each failure gets, in the words of the three protocols.
+"""Status codes and error bodies of failed requests, in each of the three protocols.
 
-    the request's fault (bad JSON, a bad value, too long)   400; 422 for TGI
+    client error (bad JSON, a bad value, too long)          400; 422 for TGI
     no such model or path                                   404 (405 for a wrong method)
     body above the limit                                    413
     the engine failed                                       424 for LMI and TGI, 500 for OpenAI
-    no room for another request                             503; 429 for TGI
+    too many requests                                       503; 429 for TGI
 
-LMI: djl-serving's bodies `{"code", "type", "message"}`, and `{"code": 424, "error"}` for what the
-model's handler says. OpenAI: vLLM's error object, whose `code` is the status. TGI:
+LMI: djl-serving's bodies `{"code", "type", "message"}`, and `{"code": 424, "error"}` for errors of
+the model's handler. OpenAI: vLLM's error object, whose `code` is the status. TGI:
 `{"error", "error_type"}`.
 """
 
@@ -78,12 +78,12 @@ def tgi_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def tgi_unhealthy() -> dict[str, Any]:
-    """What TGI's `/health` says when nothing can be answered."""
+    """The body of TGI's `/health` after the engine has failed."""
     return {"error": "unhealthy", "error_type": "healthcheck"}
 
 
 def failure_middleware(model_name: str) -> Middleware:
-    """Turns what a handler raises before its first byte into a reply of its route's protocol."""
+    """Turns an exception before a reply's first byte into an error of the route's protocol."""
 
     @web.middleware
     async def answer_failure(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -100,20 +100,20 @@ def failure_middleware(model_name: str) -> Middleware:
         except web.HTTPNotFound:
             status, message = 404, f"no such path: {request.path}"
         except web.HTTPMethodNotAllowed as exc:
-            status, message = 405, f"{request.path} takes {', '.join(exc.allowed_methods)}"
+            status, message = 405, f"{request.path} accepts {', '.join(exc.allowed_methods)}"
         return json_response(_body(request.path, status, message), status=status)
 
     return answer_failure
 
 
 def unreadable(exc: web.RequestPayloadError) -> str:
-    """What is wrong with a body that is not packed as its headers say."""
+    """The message for a body that does not match its Content-Encoding or length."""
     reason = " ".join(str(exc).removeprefix("400, message:").split())
     return f"the body cannot be read: {reason}"
 
 
 def closing(response: web.Response) -> web.Response:
-    """The same as the last of its connection: what follows such a body cannot be told from it."""
+    """Close the connection after this response: the end of the body is unknown."""
     response.force_close()
     return response
 
@@ -121,7 +121,7 @@ def closing(response: web.Response) -> web.Response:
 def json_response(
     body: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
-    """A JSON reply."""
+    """A JSON response."""
     return web.Response(
         body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
     )
@@ -134,10 +134,10 @@ def _failure(path: str, exc: Exception, model_name: str) -> tuple[int, dict[str,
 
 
 def _body(path: str, status: int, message: str) -> dict[str, Any]:
-    """The body of a status and a message, in the words of the path's protocol."""
+    """The error body for a status and a message, in the path's protocol."""
     if path.startswith(_OPENAI_PREFIX):
         return _openai_body(status, message)
-    if path in TGI_PATHS:  # which has no other word for what a client got wrong
+    if path in TGI_PATHS:  # TGI has no other type for client errors
         return {"error": message, "error_type": "validation"}
     return _lmi_body(status, message)
 

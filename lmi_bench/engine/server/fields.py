@@ -1,4 +1,4 @@
-"""Reading a request's JSON fields: each checked, each counted, so that none is ignored silently."""
+"""Reads and checks a request's JSON fields, and finds those that nothing has read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN_CHARS = 80
 
 
 def load_json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object. Raises InputError if it is none."""
+    """The body as a JSON object. Raises InputError if it is not one."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -24,19 +24,19 @@ def load_json_object(body: bytes) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of one JSON object. A null counts as left out."""
+    """The fields of one JSON object. A null counts as missing."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
         self._read: set[str] = set()
 
     def raw(self, name: str) -> Any:
-        """The value as it came, None if it was left out."""
+        """The unchecked value; None if it is missing."""
         self._read.add(name)
         return self.values.get(name)
 
     def integer(self, name: str, default: int, *, minimum: int | None = None) -> int:
-        """A whole number, at least `minimum`."""
+        """An integer, at least `minimum`."""
         value = self.raw(name)
         if value is None:
             return default
@@ -47,11 +47,11 @@ class Fields:
         return value
 
     def optional_integer(self, name: str, *, minimum: int | None = None) -> int | None:
-        """A whole number or None."""
+        """An integer or None."""
         return None if self.raw(name) is None else self.integer(name, 0, minimum=minimum)
 
     def seed(self, name: str) -> int | None:
-        """Any whole number; -1 asks for another one each time, as in vLLM."""
+        """Any integer; None for -1, which means a random seed, as in vLLM."""
         value = self.optional_integer(name)
         return None if value == -1 else value
 
@@ -69,7 +69,7 @@ class Fields:
         return None if self.raw(name) is None else self.number(name, 0.0)
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
+        """A boolean."""
         value = self.raw(name)
         if value is None:
             return default
@@ -101,28 +101,28 @@ class Fields:
         return tuple(value)
 
     def section(self, name: str) -> Fields:
-        """A nested object; empty if it was left out."""
+        """A nested object; empty if it is missing."""
         value = self.raw(name)
         if value is not None and not isinstance(value, dict):
             raise InputError(f"{name} must be an object, got {_show(value)}")
         return Fields(value or {})
 
     def refuse_unless_neutral(self, neutral: Mapping[str, Any]) -> None:
-        """Refuse fields that this server lacks, unless their value asks for nothing."""
+        """Raise InputError for unsupported fields, unless their value has no effect."""
         for name, value in neutral.items():
             given = self.raw(name)
             if given is not None and given != value:
                 raise InputError(
                     f"{name}={_show(given)} is not supported by this server: "
-                    f"leave {name} out or give {_show(value)}"
+                    f"omit {name} or set it to {_show(value)}"
                 )
 
     def unread(self) -> list[str]:
-        """Names that nothing has read: the request asked for something unknown."""
+        """Names of fields that nothing has read: the server does not know them."""
         return [name for name in self.values if name not in self._read]
 
 
 def _show(value: Any) -> str:
-    """A value as JSON, cut short."""
+    """A value as JSON, truncated."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

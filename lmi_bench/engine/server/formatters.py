@@ -1,8 +1,8 @@
-"""The functions of a model.py that change a request before, and a reply after, the engine.
+"""Runs a model.py's input and output formatters on requests and replies.
 
-As LMI's since 0.35 (djl-serving's "custom input/output formatter schema"): functions marked with
-`@input_formatter` and `@output_formatter` of `djl_python` take a decoded JSON object and return
-one. The file is the user's own program, so nothing looks for it: it runs only where it is named.
+As in LMI since 0.35 (djl-serving's "custom input/output formatter schema"), functions decorated
+with `@input_formatter` and `@output_formatter` of `djl_python` take and return a decoded JSON
+object. The file is user code, so it runs only if the user names it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _PLACES = {"input_formatter": "input_parser", "output_formatter": "output_format
 
 
 class FormatterError(EngineError):
-    """A formatter raised, or returned something else than an object; a container answers 424."""
+    """A formatter raised an error or did not return an object; the container answers 424."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formatters:
-    """What a model.py marked; None: bodies pass as they are.
+    """A model.py's decorated functions; None: bodies stay unchanged.
 
     on_input   called with the request's body and the keyword `tokenizer`
-    on_output  called with each JSON object of the reply: the whole one, or a stream's line
+    on_output  called with each JSON object of the reply: the whole body, or a stream's line
     """
 
     on_input: Formatter | None = None
     on_output: Formatter | None = None
 
     def request(self, body: dict[str, Any], tokenizer: object) -> dict[str, Any]:
-        """The body that the engine is to read. Raises FormatterError."""
+        """The body for the engine. Raises FormatterError."""
         if self.on_input is None:
             return body
         return _called("input_formatter", self.on_input, body, tokenizer=tokenizer)
@@ -55,7 +55,7 @@ class Formatters:
         try:
             orjson.dumps(result)
         except TypeError as exc:
-            raise FormatterError(f"what the output_formatter returned is not JSON: {exc}") from exc
+            raise FormatterError(f"the output_formatter's result is not JSON: {exc}") from exc
         return result
 
 
@@ -63,9 +63,9 @@ NO_FORMATTERS = Formatters()
 
 
 def load_formatters(path: Path) -> Formatters:
-    """Run a model.py and take what it marked.
+    """Run a model.py and return its formatters.
 
-    Raises InputError where it fails, marks nothing, or marks one kind twice.
+    Raises InputError if it fails, has no formatter, or has two of one kind.
     """
     marked: dict[str, list[Formatter]] = {name: [] for name in _PLACES}
     if not path.is_file():
@@ -73,16 +73,16 @@ def load_formatters(path: Path) -> Formatters:
     with _djl_python(marked):
         try:
             runpy.run_path(str(path))
-        except Exception as exc:  # whatever the user's program does
+        except Exception as exc:  # user code may raise anything
             raise InputError(f"--model-py {path}: {type(exc).__name__}: {exc}") from exc
     for name, found in marked.items():
         if len(found) > 1:
-            raise InputError(f"--model-py {path}: {len(found)} functions are marked @{name}")
+            raise InputError(f"--model-py {path}: {len(found)} functions have @{name}; keep one")
     if not any(marked.values()):
         raise InputError(
-            f"--model-py {path} marks no function: put @input_formatter (from "
-            f"{_PACKAGE}.input_parser) or @output_formatter (from {_PACKAGE}.output_formatter) "
-            "before one; a handle() of its own would replace the engine and is not run"
+            f"--model-py {path} has no formatter: decorate a function with @input_formatter (from "
+            f"{_PACKAGE}.input_parser) or @output_formatter (from {_PACKAGE}.output_formatter); "
+            "a handle() function would replace the engine and is not run"
         )
     return Formatters(
         next(iter(marked["input_formatter"]), None), next(iter(marked["output_formatter"]), None)
@@ -92,18 +92,16 @@ def load_formatters(path: Path) -> Formatters:
 def _called(name: str, formatter: Formatter, body: dict[str, Any], **extras: Any) -> dict[str, Any]:
     try:
         result = formatter(body, **extras)
-    except Exception as exc:  # the user's program; its request alone fails
+    except Exception as exc:  # user code; only this request fails
         raise FormatterError(f"the {name} failed: {type(exc).__name__}: {exc}") from exc
     if not isinstance(result, dict):
-        raise FormatterError(
-            f"the {name} returned {type(result).__name__}; it must return a dict, as it was given"
-        )
+        raise FormatterError(f"the {name} returned {type(result).__name__}; it must return a dict")
     return result
 
 
 @contextmanager
 def _djl_python(marked: dict[str, list[Formatter]]) -> Iterator[None]:
-    """Let `from djl_python... import ...` find the two marks, and nothing else of that package."""
+    """Provide the two decorators, and nothing else, as the package `djl_python`."""
 
     def marker(name: str) -> Callable[[Formatter], Formatter]:
         def mark(formatter: Formatter) -> Formatter:

@@ -1,4 +1,4 @@
-"""A Prometheus histogram: how many observations lay at or below each bound."""
+"""A Prometheus histogram: counts observations at or below each bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOKENS_BOUNDS = tuple(float(2**power) for power in range(18))
 
 
 class Histogram:
-    """Counts observations by upper bound; the last bucket takes what is above all bounds."""
+    """Counts observations by upper bound; the last bucket counts those above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -19,7 +19,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value; a value equal to a bound lies below it, as Prometheus has it."""
+        """Count one value; bounds are inclusive, as in Prometheus."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 

@@ -1,7 +1,7 @@
-"""What the HTTP layer logs of its connections, without what their clients got wrong.
+"""The HTTP server's log, without errors caused by clients.
 
-aiohttp answers bytes that are no HTTP, or a body that is not what its Content-Encoding says, with a
-400, and logs each as an error with a traceback: on a port that others reach, scanners send them.
+aiohttp answers invalid HTTP, or a body that does not match its Content-Encoding, with a 400 and
+logs each with a traceback; on a public port scanners send many of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _WithoutClientsOwn(logging.Filter):
 
 
 def connection_logger() -> logging.Logger:
-    """For `web.AppRunner`: bugs of ours, with their tracebacks, and nothing else."""
+    """A logger for `web.AppRunner` that reports only server bugs, with their tracebacks."""
     logger = logging.getLogger(__name__)
     if not logger.filters:
         logger.addFilter(_WithoutClientsOwn())

@@ -1,7 +1,7 @@
-"""An answer in LMI's words, of either of the two ways in which it has streamed.
+"""Encodes answers in either of LMI's two reply formats.
 
-rolling  djl-serving 0.27 to 0.34, and rolling batches since: `token.log_prob`, a line a token
-async    the default since 0.35, vLLM behind it: `token.logprob`, a line an engine event
+rolling  djl-serving 0.27 to 0.34, and later rolling batches: `token.log_prob`, one line per token
+async    the default since 0.35, with vLLM: `token.logprob`, one line per engine event
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_request import LmiCall
 from lmi_bench.engine.server.state import ServerState
 
-_FINISH_REASONS = {"cancelled": "abort"}  # the engine's other words are LMI's own
+_FINISH_REASONS = {"cancelled": "abort"}  # all others have the same name in LMI
 
 
 class RollingBatchReply:
-    """One answer, a line a token."""
+    """One answer in the rolling-batch format: one line per token."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class RollingBatchReply:
         self._eos_token_ids = state.codec.eos_token_ids
 
     def lines(self, pieces: list[Piece]) -> bytes:
-        """One line a token, empty texts included; the last one ends the answer."""
+        """One line per token, even if its text is empty; the last one ends the answer."""
         lines: list[dict[str, Any]] = [{"token": self._token(piece)} for piece in pieces]
         if self._answer.finish_reason is not None:
-            if not lines:  # stopped from outside before its first token
+            if not lines:  # stopped before its first token
                 lines = [{"token": {"id": -1, "text": "", "log_prob": None}}]
             lines[-1] |= {"generated_text": self._generated_text()}
             if self._call.details:
@@ -52,11 +52,11 @@ class RollingBatchReply:
         return b"".join([self._line(line) for line in lines])
 
     def end(self) -> bytes:
-        """What follows the last line."""
+        """Bytes after the last line."""
         return b""
 
     def failure_line(self, exc: EngineError) -> bytes:
-        """The line that ends a stream under status 200 when the engine fails."""
+        """The line that ends a stream (status 200 already sent) when the engine fails."""
         _, body = lmi_failure(exc, self._model_name)
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -108,14 +108,14 @@ class RollingBatchReply:
 
 
 class AsyncReply(RollingBatchReply):
-    """One answer, a line an engine event.
+    """One answer in the async-mode format: one line per engine event.
 
-    As there: only an event's first token is named, the stream counts one token too many, and ends
-    with two blank lines; unstreamed, `finish_reason` is null but for a stop string.
+    As in LMI, only an event's first token has its id, a stream counts one token too many and ends
+    with two blank lines, and an unstreamed `finish_reason` is null except for a stop string.
     """
 
     def lines(self, pieces: list[Piece]) -> bytes:
-        """One line, whose text is that of all its tokens."""
+        """One line with the text of all its tokens."""
         first = pieces[0] if pieces else Piece(-1, "", None)
         text = "".join([piece.text for piece in pieces])
         ended = self._answer.finish_reason is not None
@@ -128,7 +128,7 @@ class AsyncReply(RollingBatchReply):
         return self._line(line)
 
     def end(self) -> bytes:
-        """What is left of vLLM's usage chunk and of its end mark."""
+        """Blank lines, in place of vLLM's usage chunk and end marker."""
         return b"\n\n"
 
     def _unstreamed_details(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
 
 
 def _engine_details(generation: Generation) -> dict[str, Any]:
-    """What only this engine can say: where the time went, and what speculation gave."""
+    """This engine's additions: time per phase, and speculation counts."""
     details: dict[str, Any] = {
         f"{name}_ms": None if seconds is None else s_to_ms(seconds)
         for name, seconds in (

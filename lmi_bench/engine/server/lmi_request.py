@@ -1,4 +1,4 @@
-"""Reading an LMI request: `inputs`, `parameters`, `stream`, with the defaults of djl-serving."""
+"""Reads an LMI request (`inputs`, `parameters`, `stream`) with djl-serving's defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
-# what other backends know and this engine does not: accepted where it asks for nothing
+# unsupported parameters of other backends: accepted if the value has no effect
 _NEUTRAL = {
     "n": 1,
     "best_of": 1,
@@ -34,9 +34,9 @@ _NEUTRAL = {
 class LmiCall:
     """One `/invocations` request.
 
-    truncate          keep only that many tokens at the prompt's end
+    truncate          keep only this many tokens at the prompt's end
     return_full_text  put the prompt before the generated text
-    ignored           fields that mean nothing here
+    ignored           fields without effect here
     """
 
     inputs: str
@@ -51,7 +51,7 @@ class LmiCall:
 
 
 def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LmiCall:
-    """Read a decoded body. Raises InputError naming the field that is wrong."""
+    """Read a decoded body. Raises InputError that names the invalid field."""
     top = Fields(body)
     inputs = top.raw("inputs")
     if not isinstance(inputs, str) or not inputs:
@@ -88,8 +88,8 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
 def _read_sampling(
     parameters: Fields, eos_token_ids: tuple[int, ...], *, logprobs: bool, top_logprobs: int
 ) -> SamplingParams:
-    """The sampling. Whether to sample at all is inferred where `do_sample` is left out, as since
-    0.32: yes if a temperature, top_k or top_p is given.
+    """The sampling settings; without `do_sample`, a temperature, top_k or top_p implies sampling,
+    as in LMI since 0.32.
     """
     do_sample = parameters.raw("do_sample")
     if do_sample is None:

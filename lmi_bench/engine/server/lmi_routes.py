@@ -1,7 +1,6 @@
 """The LMI routes: `/ping`, `/invocations` and `/predictions/{model}`.
 
-Replies are shaped like those of djl-serving 0.27 to 0.34 (rolling batch), the last in which LMI had
-a format of its own, or like those of its async mode since (`lmi_reply`).
+Replies follow djl-serving 0.27 to 0.34 (rolling batch) or its later async mode (`lmi_reply`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class LmiRoutes:
         app.router.add_post("/predictions/{model}", self.predictions)
 
     async def ping(self, request: web.Request) -> web.Response:
-        """200 while the engine can answer, else 500."""
+        """200 while the engine works, else 500."""
         if self._state.engine.error is not None:
             return json_response({"status": "Unhealthy"}, status=500)
         return json_response({"status": "Healthy"})

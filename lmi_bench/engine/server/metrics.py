@@ -1,7 +1,6 @@
-"""`/metrics`: the engine's counts and the requests' times in Prometheus text, under vLLM's names.
+"""`/metrics`: the engine's counters and request latencies for Prometheus, under vLLM's names.
 
-The names are vLLM's, the buckets are not: plain 1-2-5 steps. A request enters the histograms when
-it ends.
+Unlike vLLM's, the buckets are 1-2-5 steps. A request enters the histograms when it ends.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class MetricsRoute:
         app.router.add_get("/metrics", self.metrics)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """The counts at this moment."""
+        """The current values."""
         body = render_metrics(self._state).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
@@ -46,14 +45,14 @@ def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
         ("num_requests_running", "gauge", stats.running, "Requests in the batch."),
         ("num_requests_waiting", "gauge", stats.waiting, "Requests in the queue."),
         ("kv_cache_usage_perc", "gauge", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
-        ("num_preemptions", "counter", stats.preemptions, "Sequences that lost their blocks."),
+        ("num_preemptions", "counter", stats.preemptions, "Sequences preempted."),
         ("prompt_tokens", "counter", stats.prompt_tokens, "Prompt tokens computed."),
         ("generation_tokens", "counter", stats.generation_tokens, "Tokens generated."),
         ("prefix_cache_queries", "counter", stats.prefix_tokens, "Prompt tokens looked up."),
-        ("prefix_cache_hits", "counter", stats.prefix_hit_tokens, "Those found in the cache."),
-        ("spec_decode_num_drafts", "counter", stats.drafts, "Guesses that were verified."),
+        ("prefix_cache_hits", "counter", stats.prefix_hit_tokens, "Prompt tokens found there."),
+        ("spec_decode_num_drafts", "counter", stats.drafts, "Drafts verified."),
         ("spec_decode_num_draft_tokens", "counter", stats.drafted_tokens, "Tokens drafted."),
-        ("spec_decode_num_accepted_tokens", "counter", stats.accepted_tokens, "Drafts that held."),
+        ("spec_decode_num_accepted_tokens", "counter", stats.accepted_tokens, "Tokens accepted."),
     ):
         full = f"{name}_total" if kind == "counter" else name
         yield from _head(full, kind, help_text)
@@ -72,8 +71,8 @@ def _request_lines(state: ServerState, label: str) -> Iterator[str]:
         ("request_queue_time_seconds", totals.queue_s, "Submitted to first step."),
         ("request_prefill_time_seconds", totals.prefill_s, "First step to first token."),
         ("request_decode_time_seconds", totals.decode_s, "First token to end."),
-        ("request_prompt_tokens", totals.prompt_tokens, "Tokens of a prompt."),
-        ("request_generation_tokens", totals.generation_tokens, "Tokens of an answer."),
+        ("request_prompt_tokens", totals.prompt_tokens, "Prompt tokens per request."),
+        ("request_generation_tokens", totals.generation_tokens, "Output tokens per request."),
     )
     for name, histogram, help_text in histograms:
         yield from _head(name, "histogram", help_text)
@@ -85,5 +84,5 @@ def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
 
 
 def _escape(value: str) -> str:
-    """A label value, quoted as the exposition format wants it."""
+    """A label value, escaped for the exposition format."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

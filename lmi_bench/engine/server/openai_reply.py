@@ -1,4 +1,4 @@
-"""Answers in OpenAI's words: chunks of a stream, or one body, as completion or as chat."""
+"""Encodes answers as OpenAI completions or chats: stream chunks, or one body."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class OpenAiReply(ABC):
-    """What completions and chats share: the frame of a chunk, usage, the end, failures.
+    """The parts that completions and chats share: chunk frame, usage, end marker, failures.
 
-    A reply has one answer, or several as its choices.
+    A reply has one or more answers, its choices.
     """
 
     id_prefix: ClassVar[str]
@@ -42,27 +42,27 @@ class OpenAiReply(ABC):
 
     @abstractmethod
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        """What of a chunk's choice is the protocol's own."""
+        """The protocol's own fields of a chunk's choice."""
 
     @abstractmethod
     def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        """What of an unstreamed reply's choice is the protocol's own."""
+        """The protocol's own fields of an unstreamed choice."""
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
-        """One chunk for one engine event of a choice, also where it adds no text."""
+        """One chunk for one engine event of a choice, even if it adds no text."""
         text = "".join([piece.text for piece in pieces])
         own = self._stream_choice(text, pieces, number)
         return self._chunk(self._choice(own, pieces, number))
 
     def last_events(self) -> bytes:
-        """The usage chunk, if it was asked for, and the end mark."""
+        """The usage chunk, if requested, and the end marker."""
         if not self._call.include_usage:
             return _DONE
         usage = orjson.dumps(self._usage())
         return self._prefix + b'[],"usage":' + usage + b"}\n\n" + _DONE
 
     def failure_events(self, exc: EngineError) -> bytes:
-        """The event that ends a stream under status 200 when the engine fails."""
+        """The event that ends a stream (status 200 already sent) when the engine fails."""
         _, body = openai_failure(exc)
         return b"data: " + orjson.dumps(body) + b"\n\n" + _DONE
 
@@ -95,11 +95,11 @@ class OpenAiReply(ABC):
         return choice
 
     def _own_text(self, piece: Piece) -> str:
-        """A token's own text, whatever part of it the answer shows already."""
+        """A token's own text, regardless of what the answer has shown."""
         return self._codec.decode([piece.token_id])
 
     def _usage(self) -> dict[str, int]:
-        """The prompt once, and what all choices have so far."""
+        """Token counts: the prompt once, and the output of all choices so far."""
         num_prompt = len(self._answers[0].prompt.token_ids)
         num_output = sum([len(answer.pieces) for answer in self._answers])
         return {
@@ -143,7 +143,7 @@ class CompletionReply(OpenAiReply):
         }
 
     def _by_text(self, piece: Piece, token: str) -> dict[str, float | None]:
-        """The chosen token and the likeliest ones; of equal texts the likeliest."""
+        """Log-probabilities of the chosen and most likely tokens by text; the first of equals."""
         found: dict[str, float | None] = {token: piece.logprob}
         for token_id, logprob in piece.ranked:
             found.setdefault(self._codec.decode([token_id]), logprob)
@@ -151,7 +151,7 @@ class CompletionReply(OpenAiReply):
 
 
 class EchoedCompletionReply(CompletionReply):
-    """The same with the prompt before each choice; of a stream it comes with the first token."""
+    """A completion with the prompt before each choice, in a stream with the first token."""
 
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         super().__init__(call, answers, state)
@@ -162,7 +162,7 @@ class EchoedCompletionReply(CompletionReply):
 
 
 class ChatReply(OpenAiReply):
-    """`/v1/chat/completions`. As in vLLM a chunk with the role alone comes with the first token."""
+    """`/v1/chat/completions`. As in vLLM, a role-only chunk precedes the first token."""
 
     id_prefix = "chatcmpl"
     stream_object = "chat.completion.chunk"
@@ -173,7 +173,7 @@ class ChatReply(OpenAiReply):
         self._role_sent = [False] * len(answers)
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
-        """One chunk for one engine event; a choice's first has the role's chunk before it."""
+        """One chunk for one engine event, after the role chunk if it is the choice's first."""
         events = super().event(pieces, number)
         if self._role_sent[number]:
             return events

@@ -1,4 +1,4 @@
-"""Reading an OpenAI request, completion or chat, with vLLM's extra fields."""
+"""Reads an OpenAI request, completion or chat, with vLLM's extra fields."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lmi_bench.engine.server.choices import MAX_CHOICES
 from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 
-DEFAULT_MAX_TOKENS = 16  # of completions; a chat goes on to the end of the context
+DEFAULT_MAX_TOKENS = 16  # for completions; a chat may fill the context
 
-# what this engine lacks: accepted where it asks for nothing
+# unsupported fields: accepted if the value has no effect
 _NEUTRAL: Mapping[str, Any] = {
     "suffix": "",
     "min_p": 0,
@@ -45,15 +45,15 @@ class OpenAiCall:
     """One request.
 
     prompt            text or token ids; a chat has messages instead
-    chat_options      for the model's chat template
-    max_tokens        None: to the end of the context
-    num_choices       answers to the one prompt
-    echo              whether the prompt stands before each of them
-    sampling          all but the length, which waits for the prompt's
-    include_usage     one more chunk with the token counts; continuous_usage: counts on every chunk
-    return_token_ids  name each chunk's token ids
-    truncate          keep only that many tokens at the prompt's end
-    ignored           fields that mean nothing here
+    chat_options      variables for the model's chat template
+    max_tokens        None: up to the end of the context
+    num_choices       answers to the prompt
+    echo              True to put the prompt before each answer
+    sampling          without the final length, which depends on the prompt's
+    include_usage     add a chunk with token counts; continuous_usage: counts in every chunk
+    return_token_ids  include each chunk's token ids
+    truncate          keep only this many tokens at the prompt's end
+    ignored           fields without effect here
     """
 
     model: str | None
@@ -75,12 +75,12 @@ class OpenAiCall:
 
     @property
     def logprobs(self) -> bool:
-        """Whether the reply holds log-probabilities."""
+        """True if the reply contains log-probabilities."""
         return self.sampling.logprobs
 
 
 def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
-    """Read a completion's body. Raises InputError naming the field that is wrong."""
+    """Read a completion's body. Raises InputError that names the invalid field."""
     top = Fields(load_json_object(body))
     prompt = _read_prompt(top.raw("prompt"))
     max_tokens = top.integer("max_tokens", DEFAULT_MAX_TOKENS, minimum=1)
@@ -89,13 +89,13 @@ def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiC
     if echo and num_logprobs is not None:
         raise InputError(
             "echo=true with logprobs is not supported by this server, which has no "
-            "log-probabilities of prompts: leave one of them out"
+            "log-probabilities of prompts: omit one of them"
         )
     return _read_call(top, prompt, (), max_tokens, num_logprobs, eos_token_ids, echo=echo)
 
 
 def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
-    """Read a chat's body. Raises InputError naming the field that is wrong."""
+    """Read a chat's body. Raises InputError that names the invalid field."""
     top = Fields(load_json_object(body))
     messages = _read_messages(top.raw("messages"))
     max_tokens = top.optional_integer("max_tokens", minimum=1)  # the older name
@@ -121,9 +121,9 @@ def _read_call(
     echo: bool = False,
     chat_options: Mapping[str, Any] | None = None,
 ) -> OpenAiCall:
-    """What both have in common.
+    """Read the fields that completions and chats share.
 
-    num_logprobs  of the likeliest tokens beside the chosen one; None: no log-probabilities
+    num_logprobs  most likely tokens per position to return; None: no log-probabilities
     """
     model = top.raw("model")
     if model is not None and not isinstance(model, str):
@@ -172,24 +172,24 @@ def _read_call(
 
 
 def _read_num_choices(top: Fields) -> int:
-    """`n`. All that are computed are sent, so `best_of` cannot be more."""
+    """`n`; a larger `best_of` is not supported, since all computed choices are sent."""
     count = top.integer("n", 1, minimum=1)
     if count > MAX_CHOICES:
         raise InputError(f"n must be at most {MAX_CHOICES}, got {count}")
     best_of = top.integer("best_of", count)
     if best_of != count:
         raise InputError(
-            f"best_of={best_of} with n={count} is not supported by this server: leave best_of out"
+            f"best_of={best_of} with n={count} is not supported by this server: omit best_of"
         )
     return count
 
 
 def _read_prompt(prompt: Any) -> str | list[int]:
-    """Text or token ids, also in a list of one. Several prompts a request are not supported."""
+    """Text or token ids, possibly in a list of one; several prompts are not supported."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             raise InputError(
-                f"prompt holds {len(prompt)} prompts: this server takes one in a request"
+                f"prompt has {len(prompt)} prompts: this server accepts one per request"
             )
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:

@@ -1,4 +1,4 @@
-"""The OpenAI routes, as vLLM answers them: completions, chat, models."""
+"""The OpenAI routes, compatible with vLLM: completions, chat, models."""
 
 from __future__ import annotations
 
@@ -33,15 +33,12 @@ from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
 
 ChatEncoder = Callable[[Sequence[Message], Mapping[str, Any]], list[int]]
-"""A chat's prompt as token ids, with options of the model's template. Raises InputError for
-messages that the template refuses."""
+"""Encodes a chat as token ids, given template variables; raises InputError if the template
+rejects the messages."""
 
 
 def plain_chat(messages: Sequence[Message]) -> str:
-    """The prompt of a model without a template: the contents, a line each.
-
-    Nothing is added, so a single message has as many tokens as its text.
-    """
+    """The prompt for a model without a template: one line per message, with nothing added."""
     return "\n".join(message.content for message in messages)
 
 
@@ -49,7 +46,7 @@ class OpenAiRoutes:
     """Handlers over one served model."""
 
     def __init__(self, state: ServerState, encode_chat: ChatEncoder | None = None) -> None:
-        """encode_chat  None: `plain_chat`"""
+        """encode_chat  None: use `plain_chat`"""
         self._state = state
         self._encode_chat = encode_chat
 
@@ -60,7 +57,7 @@ class OpenAiRoutes:
         app.router.add_post("/v1/chat/completions", self.chat)
 
     async def models(self, request: web.Request) -> web.Response:
-        """The one model that is served."""
+        """The served model."""
         state = self._state
         model = {
             "id": state.model_name,
@@ -96,7 +93,7 @@ class OpenAiRoutes:
         state = self._state
         if call.model is not None and call.model != state.model_name:
             raise UnknownModelError(
-                f"The model `{call.model}` does not exist: this server has `{state.model_name}`"
+                f"The model `{call.model}` does not exist: this server serves `{state.model_name}`"
             )
         prompt = await self._prompt(call)
         if call.num_choices == 1:
@@ -145,7 +142,7 @@ class OpenAiRoutes:
         return Prompt(token_ids, sampling, call.stop_strings, call.keep_stop_string, text)
 
     def _shown(self, call: OpenAiCall, token_ids: list[int]) -> str:
-        """The prompt as a reply repeats it: as it was sent, or what was kept of it."""
+        """The prompt's text for an echo: as sent, or what truncation left."""
         if isinstance(call.prompt, str) and call.truncate is None:
             return call.prompt
         return self._state.codec.decode(token_ids)

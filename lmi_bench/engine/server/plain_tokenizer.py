@@ -1,4 +1,4 @@
-"""A stand-in tokenizer for an engine whose tokens mean nothing: one word, one token.
+"""The simulated engine's tokenizer: one word is one token.
 
 The simulated executor has no model folder. A text of n words separated by white space encodes to
 n tokens, and n tokens decode to n words, so every length is what the client planned.
@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError
 
 
 class PlainTokenizer:
-    """Token n is the word `tn` behind a space; any other word hashes to one of the ids."""
+    """Token n is the word `tn` after a space; any other word hashes to one of the ids."""
 
     eos_token_ids: tuple[int, ...] = ()
 
@@ -23,18 +23,18 @@ class PlainTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
-        """One id a word; the words that `decode` gives come back as their own ids."""
+        """One id per word; words from `decode` get their own ids back."""
         return [self._word_id(word) for word in text.split()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The words of the ids, a space before each."""
+        """The words of the ids, each after a space."""
         return "".join([f" t{token_id}" for token_id in token_ids])
 
     def special_token(self, token_id: int) -> None:
-        """Every token is a word."""
+        """None: every token is a word."""
 
     def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:
-        """A decoder for one stream, whatever is before it."""
+        """A decoder for one stream; earlier tokens have no effect."""
         return PlainDetokenizer(self)
 
     def _word_id(self, word: str) -> int:
@@ -47,7 +47,7 @@ class PlainTokenizer:
 
 
 class PlainDetokenizer:
-    """Words never depend on their neighbours, so nothing is ever held back."""
+    """Decodes each token immediately, since words do not depend on their neighbours."""
 
     def __init__(self, tokenizer: PlainTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -57,5 +57,5 @@ class PlainDetokenizer:
         return self._tokenizer.decode(list(token_ids))
 
     def finish(self) -> str:
-        """Nothing."""
+        """Always empty."""
         return ""

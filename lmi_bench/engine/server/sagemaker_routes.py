@@ -1,11 +1,11 @@
-"""The two paths of SageMaker's runtime, so that boto3 reaches this server as it does an endpoint.
+"""SageMaker's runtime routes, so that boto3 can call this server like an endpoint.
 
     /endpoints/{name}/invocations                  InvokeEndpoint
     /endpoints/{name}/invocations-response-stream  InvokeEndpointWithResponseStream
 
-Any endpoint name will do. The body decides what answers, as in djl-serving's async mode: `prompt`
-an OpenAI completion, `messages` a chat, anything else LMI. What the container (this server's other
-routes) refuses becomes ModelError, status 424, with the container's own status inside.
+Any endpoint name is accepted. The body selects the protocol, as in djl-serving's async mode:
+`prompt` an OpenAI completion, `messages` a chat, otherwise LMI. An error of the container (this
+server's other routes) becomes ModelError, status 424, with the container's status inside.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _Handler(Protocol):
 class SageMakerRoutes:
     """Handlers that pass requests on to the other routes.
 
-    check            None lets unsigned requests in
-    unary_timeout_s  after which InvokeEndpoint gives up; the stream has no limit here
+    check            None accepts unsigned requests
+    unary_timeout_s  timeout of InvokeEndpoint; the stream has none here
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SageMakerRoutes:
         app.router.add_post(path + "-response-stream", self.invoke_with_response_stream)
 
     async def invoke(self, request: web.Request) -> web.StreamResponse:
-        """The container's whole answer, of a stream too."""
+        """The container's whole response, even if it streams."""
         try:
             async with asyncio.timeout(self._unary_timeout_s):
                 response = await self._answer(request, _AT_ONCE)
@@ -85,11 +85,11 @@ class SageMakerRoutes:
         return response
 
     async def invoke_with_response_stream(self, request: web.Request) -> web.StreamResponse:
-        """The container's answer in payload parts: one for each of its writes."""
+        """The container's response in payload parts, one per write."""
         response = await self._answer(request, _PARTS)
         if isinstance(response, web.Response) and response.status == 200:
             body = response.body
-            assert isinstance(body, bytes)  # our own JSON replies have no other
+            assert isinstance(body, bytes)  # true for our own JSON responses
             headers = _stream_headers({"Content-Type": response.content_type})
             return web.Response(body=payload_part(body), headers=headers)
         return response
@@ -110,11 +110,11 @@ class SageMakerRoutes:
         try:
             return await handler(request, envelope)
         except FAILURES as exc:
-            status, said = openai_failure(exc) if is_openai else lmi_failure(exc, self._model_name)
-            return _model_error(status, orjson.dumps(said))
+            status, error = openai_failure(exc) if is_openai else lmi_failure(exc, self._model_name)
+            return _model_error(status, orjson.dumps(error))
 
     def _route(self, body: bytes) -> tuple[bool, _Handler]:
-        """Whether it is an OpenAI body, and who answers."""
+        """Whether it is an OpenAI body, and its handler."""
         try:
             keys: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -131,7 +131,7 @@ def credentials_check(access_key: str | None, secret_key: str | None) -> Signatu
     if not access_key or not secret_key:
         raise InputError(
             "signatures cannot be checked without a key: set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY (any values, the same for the client)"
+            "AWS_SECRET_ACCESS_KEY (any values, the same as the client's)"
         )
     return SignatureCheck(access_key, secret_key)
 
@@ -147,7 +147,7 @@ def _as_signed(request: web.Request, body: bytes) -> SignedRequest:
 
 
 def _stream_headers(headers: dict[str, str]) -> dict[str, str]:
-    """The container's content type makes room for the event stream's."""
+    """The event stream's headers, with the container's content type in a separate one."""
     container_type = headers.get("Content-Type", "application/octet-stream")
     return {
         **{name: value for name, value in headers.items() if name.startswith("X-")},
@@ -173,6 +173,6 @@ def _model_error(original_status: int, said: bytes, why: str = "") -> web.Respon
 
 
 def _aws_error(status: int, code: str, message: str, **fields: Any) -> web.Response:
-    """A restJson1 error: its name stands in a header."""
+    """A restJson1 error: its name is in a header."""
     body = {"Message": message, "message": message} | fields
     return json_response(body, status=status, headers={_ERROR_TYPE: code})

@@ -1,7 +1,7 @@
-"""Checks a request's AWS Signature Version 4 by working it out again.
+"""Verifies a request's AWS Signature Version 4 by recomputing it.
 
-Source: the AWS reference "Create a signed AWS API request". It says of a wrong signature what AWS
-says, so that a client's own handling can be tested.
+Source: the AWS reference "Create a signed AWS API request". Errors have AWS's codes and messages,
+so that a client's error handling can be tested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DATE_FORMAT = "%Y%m%dT%H%M%SZ"
 
 
 class SignatureError(Exception):
-    """A request that AWS would refuse; `code` is the name it would give."""
+    """A request that AWS would reject; `code` is AWS's error name."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -28,9 +28,9 @@ class SignatureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """What a signature covers, as it came over the wire.
+    """The signed parts of a request, as received.
 
-    path, query  still encoded; headers: any case of the names
+    path, query  still encoded; headers: names in any case
     """
 
     method: str
@@ -42,14 +42,14 @@ class SignedRequest:
 
 @dataclass(frozen=True, slots=True)
 class SignatureCheck:
-    """The one key whose signatures are good, in any region."""
+    """The only accepted key, valid in any region."""
 
     access_key: str
     secret_key: str = field(repr=False)
     service: str = "sagemaker"
 
     def verify(self, request: SignedRequest, now: datetime | None = None) -> None:
-        """Raises SignatureError unless the request is signed with this key, and lately."""
+        """Raises SignatureError unless the request was signed recently with this key."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         scope, signed_names, sent = self._parse(headers.get("authorization"))
         stamp = headers.get("x-amz-date", "")
@@ -100,7 +100,7 @@ class SignatureCheck:
         canonical = "\n".join(
             [
                 request.method,
-                urllib.parse.quote(request.path, safe="/~"),  # once more, as all but S3 do
+                urllib.parse.quote(request.path, safe="/~"),  # encoded twice, except in S3
                 "&".join(sorted(request.query.split("&"))),
                 *(f"{name}:{' '.join(headers[name].split())}" for name in signed_names),
                 "",

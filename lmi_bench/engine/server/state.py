@@ -1,4 +1,4 @@
-"""What every route shares: the engine, its tokenizer, the model's name and limits, the counters."""
+"""State shared by all routes: the engine, tokenizer, model name, limits and counters."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ LOGGER = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16
 _MAX_NAMES_LOGGED = 100
 _MAX_HEADER_CHARS = 1000
-_LONG_TEXT_CHARS = 8192  # encoding more would hold the loop for milliseconds
+_LONG_TEXT_CHARS = 8192  # encoding more would block the loop for milliseconds
 
 
 @dataclass(slots=True)
 class ServerState:
     """One served model.
 
-    max_model_len    most tokens (prompt + output) of one request
-    vocab_size       token ids of the model are below it: its embedding may be larger, or smaller,
-                     than the tokenizer's vocabulary
-    created          Unix time at which the server started, as `/v1/models` shows it
-    totals           the requests that ended
+    max_model_len    maximum tokens (prompt + output) per request
+    vocab_size       all token ids of the model are below it; may differ from the tokenizer's
+    created          Unix time of the server's start, for `/v1/models`
+    totals           statistics of finished requests
     """
 
     engine: ServingEngine
@@ -44,13 +43,13 @@ class ServerState:
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(self, text: str) -> list[int]:
-        """The prompt's token ids; a long text is encoded in a thread, off the loop."""
+        """The prompt's token ids; a long text is encoded in a thread."""
         if len(text) > _LONG_TEXT_CHARS:
             return await asyncio.to_thread(self.codec.encode, text)
         return self.codec.encode(text)
 
     def _check_token_ids(self, token_ids: Sequence[int]) -> None:
-        """Refuse ids that the model does not have: a step with one would end the engine."""
+        """Raise InputError for ids outside the vocabulary, which would crash the engine's step."""
         highest = max(token_ids)
         if highest >= self.vocab_size:
             raise InputError(
@@ -59,11 +58,11 @@ class ServerState:
             )
 
     def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:
-        """Start to generate; the caller closes the answer whatever happens.
+        """Start to generate; the caller must close the answer.
 
-        beside  a request whose computed prompt this one is to share
+        beside  a request on whose replica this one shares the computed prompt
 
-        Raises InputError or CapacityError (the request's fault), OverloadedError, EngineError.
+        Raises InputError or CapacityError (client errors), OverloadedError, EngineError.
         """
         num_prompt, num_new = len(prompt.token_ids), prompt.sampling.max_new_tokens
         if num_prompt == 0:
@@ -72,14 +71,14 @@ class ServerState:
         if num_prompt + num_new > self.max_model_len:
             raise CapacityError(
                 f"this model's maximum context length is {self.max_model_len} tokens, but "
-                f"{num_prompt + num_new} were asked for ({num_prompt} in the prompt, {num_new} "
-                "new ones): shorten the prompt or ask for fewer tokens"
+                f"{num_prompt + num_new} were requested ({num_prompt} in the prompt, {num_new} "
+                "in the output): shorten the prompt or request fewer tokens"
             )
         generation = self.engine.submit(prompt.token_ids, prompt.sampling, beside=beside)
         return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def count(self, answer: Answer) -> None:
-        """Count a request that came to its end."""
+        """Count a finished request."""
         self.totals.add(
             answer.generation,
             openai_finish_reason(answer.finish_reason),
@@ -87,12 +86,12 @@ class ServerState:
         )
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:
-        """A reply header that names the fields this server does not know; logs each name once."""
+        """A header that lists fields unknown to this server; logs each name once."""
         if not names:
             return {}
-        shown = [quote(name[:100], safe="") for name in names]  # a key may hold anything
+        shown = [quote(name[:100], safe="") for name in names]  # a key may contain anything
         for name in shown:
             if name not in self._names_logged and len(self._names_logged) < _MAX_NAMES_LOGGED:
                 self._names_logged.add(name)
-                LOGGER.warning("requests hold a parameter that is ignored here: %s", name)
+                LOGGER.warning("ignored an unknown request parameter: %s", name)
         return {"X-Ignored-Parameters": ", ".join(shown)[:_MAX_HEADER_CHARS]}

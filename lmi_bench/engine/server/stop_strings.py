@@ -1,16 +1,16 @@
-"""Stop strings, found in text that comes in pieces.
+"""Finds stop strings in streamed text.
 
-A stop string may lie across the borders of tokens, so text that could be the beginning of one is
-held back until the next piece decides. What is given out does not depend on where the pieces were
-cut: the match that is complete first wins, and of two that end together the longer one.
+A stop string may span tokens, so text that could be the start of one is held back until the next
+piece decides. The output does not depend on where the pieces were cut: the match that completes
+first wins, and of two that end together the longer one.
 """
 
 from __future__ import annotations
 
 
 class StopStringFilter:
-    """Passes text on until a stop string is complete; what follows it is dropped, and the stop
-    string itself unless `keep` is set."""
+    """Returns text until a stop string is complete; drops what follows, and the stop string too
+    unless `keep` is set."""
 
     def __init__(self, stop_strings: tuple[str, ...], *, keep: bool = False) -> None:
         self._stop_strings = stop_strings
@@ -19,7 +19,7 @@ class StopStringFilter:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is safe to give out now; sets `matched` when a stop string is complete."""
+        """The text that can be sent now; sets `matched` when a stop string is complete."""
         if not self._stop_strings:
             return text
         window = self._held + text
@@ -36,13 +36,13 @@ class StopStringFilter:
         return window[: len(window) - keep]
 
     def flush(self) -> str:
-        """What was held back, once nothing more can follow."""
+        """The text held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that a stop string begins with, short of all of it."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""Sending a stream: the status waits for the first token, every event is one write."""
+"""Sends a streamed response: the status waits for the first token, each event is one write."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a route around the container's makes of a stream: other headers, each write wrapped.
+    """How SageMaker's routes change a container's stream: other headers, each write wrapped.
 
-    at_once  nothing is sent before all of it is there
+    at_once  True: send everything at the end
     """
 
     headers: Callable[[dict[str, str]], dict[str, str]]
@@ -37,10 +37,10 @@ async def send_stream(
     envelope: Envelope = PLAIN,
     headers_first: bool = False,
 ) -> web.StreamResponse:
-    """Send each of `writes` as it comes; whoever calls closes the answers that they are made from.
+    """Send each of `writes` as it arrives; the caller closes the underlying answers.
 
-    headers_first  the status is sent before the first of them, and so cannot tell of a failure;
-                   else what `writes` raises before its first bytes can still become a reply
+    headers_first  True: send the status first, so it cannot report a failure; else an exception
+                   before the first bytes can still become an error response
     """
     response = web.StreamResponse(headers=envelope.headers(headers))
     try:
@@ -54,8 +54,8 @@ async def send_stream(
                 await response.prepare(request)
             await response.write(envelope.wrap(data))
         await response.write_eof()
-    except ConnectionResetError:  # the client has gone: nobody is left to tell
-        LOGGER.debug("a client left in the middle of its stream")
+    except ConnectionResetError:  # the client has disconnected
+        LOGGER.debug("a client disconnected during its stream")
     return response
 
 
@@ -65,13 +65,13 @@ async def stream_writes(
     encode_end: Callable[[], bytes],
     encode_failure: Callable[[EngineError], bytes],
 ) -> AsyncIterator[bytes]:
-    """An answer as it grows, a write an engine event.
+    """One write per engine event of an answer.
 
-    encode_chunk    the pieces of one engine event; `answer.finish_reason` is set with the last
-    encode_end      what follows the last chunk
-    encode_failure  the error that ends a stream under status 200
+    encode_chunk    encodes the pieces of one event; `answer.finish_reason` is set with the last
+    encode_end      encodes the end of the stream
+    encode_failure  encodes an error after status 200 was sent
 
-    Raises EngineError where the engine fails before the first token.
+    Raises EngineError if the engine fails before the first token.
     """
     chunks = answer.chunks()
     yield encode_chunk(await anext(chunks))

@@ -1,7 +1,7 @@
-"""Answers in TGI's words: an event a token, or one object, with details.
+"""Encodes answers in TGI's format: one event per token, or one object with details.
 
-As there, the stop sequence that ended an answer is part of it, a special token is named and not
-part of the text, and log-probabilities are the model's own.
+As in TGI, the stop sequence that ended an answer is part of it, a special token shows its name but
+adds no text, and log-probabilities are the model's own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def event_of(body: dict[str, Any]) -> bytes:
 
 
 class TgiStreamReply:
-    """One answer as it grows."""
+    """One streamed answer."""
 
     def __init__(self, answer: Answer, codec: Codec, *, full_text: str, details: bool) -> None:
-        """full_text  what stands before the generated text: the prompt, or nothing"""
+        """full_text  text before the generated text: the prompt, or empty"""
         self._answer = answer
         self._codec = codec
         self._full_text = full_text
@@ -37,7 +37,7 @@ class TgiStreamReply:
         self._num_sent = 0
 
     def events(self, pieces: list[Piece]) -> bytes:
-        """One event a token; the last one has the whole text, and details where asked for."""
+        """One event per token; the last one has the whole text, and details if requested."""
         answer = self._answer
         events = b""
         for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
@@ -54,7 +54,7 @@ class TgiStreamReply:
                 if self._details:
                     event["details"] = self._stream_details()
             events += event_of(event)
-        if not pieces:  # stopped from outside, without a last token
+        if not pieces:  # stopped without a last token
             events = event_of(_INCOMPLETE_STREAM)
         return events
 
@@ -71,7 +71,7 @@ class TgiStreamReply:
 def whole_reply(
     answers: Sequence[Answer], codec: Codec, *, full_text: str, details: bool
 ) -> dict[str, Any]:
-    """The body for the likeliest of the answers; the others stand in its details."""
+    """The body with the most likely answer; the others are in its details."""
     best, *others = sorted(answers, key=_mean_logprob, reverse=True)
     body: dict[str, Any] = {"generated_text": full_text + best.text}
     if details:
@@ -85,7 +85,7 @@ def whole_reply(
 
 
 def token_of(piece: Piece, codec: Codec) -> dict[str, Any]:
-    """A token as TGI shows it."""
+    """A token in TGI's format."""
     special = codec.special_token(piece.token_id)
     return {
         "id": piece.token_id,
@@ -96,7 +96,7 @@ def token_of(piece: Piece, codec: Codec) -> dict[str, Any]:
 
 
 def ranked_of(piece: Piece, codec: Codec) -> list[dict[str, Any]]:
-    """The likeliest tokens in a token's place."""
+    """The most likely tokens at a token's position."""
     return [
         token_of(Piece(token_id, codec.decode([token_id]), logprob), codec)
         for token_id, logprob in piece.ranked
@@ -117,6 +117,6 @@ def _details(answer: Answer, codec: Codec) -> dict[str, Any]:
 
 
 def _mean_logprob(answer: Answer) -> float:
-    """Of its tokens, natural; 0 where there are none to know."""
+    """Mean natural log-probability of its tokens; 0 if none is known."""
     known = [piece.logprob for piece in answer.pieces if piece.logprob is not None]
     return sum(known) / len(known) if known else 0.0

@@ -1,7 +1,7 @@
-"""Reading a TGI request: `inputs`, `parameters`, `stream`, with the defaults and words of TGI 3.
+"""Reads a TGI request (`inputs`, `parameters`, `stream`) with TGI 3's defaults and errors.
 
-Two steps, as there: a body of the wrong shape is refused with a status, a value that is out of
-range with TGI's validation error, which a stream sends as an event.
+As in TGI, a malformed body is rejected with a status, and an out-of-range value with a validation
+error, which a stream sends as an event.
 Source: router/src/lib.rs and router/src/validation.rs of text-generation-inference 3.
 """
 
@@ -23,7 +23,7 @@ _SEED_BITS: Final = 63
 
 @dataclass(frozen=True, slots=True)
 class TgiLimits:
-    """What `/info` states and requests are held against, in tokens."""
+    """The limits that `/info` states and requests must meet, in tokens."""
 
     max_input_tokens: int
     max_total_tokens: int
@@ -31,12 +31,12 @@ class TgiLimits:
 
 @dataclass(frozen=True, slots=True)
 class TgiBody:
-    """A request as it came: of the right shape, its values not looked at.
+    """A well-formed request whose values have not been checked.
 
-    return_full_text  None: what is usual on the path
-    max_new_tokens    None: to the end of the context
-    unsupported       name of a parameter that this server lacks, with TGI's words or ours
-    ignored           fields that mean nothing here
+    return_full_text  None: the path's default
+    max_new_tokens    None: up to the end of the context
+    unsupported       error message for a parameter that this server lacks
+    ignored           fields without effect here
     """
 
     inputs: str
@@ -62,7 +62,7 @@ class TgiBody:
 
 
 def read_tgi_body(body: bytes) -> TgiBody:
-    """Read a request. Raises InputError naming the field that has the wrong shape."""
+    """Read a request. Raises InputError that names the malformed field."""
     top = Fields(load_json_object(body))
     inputs = top.raw("inputs")
     if not isinstance(inputs, str):
@@ -78,11 +78,11 @@ def read_tgi_body(body: bytes) -> TgiBody:
         top_k=given.optional_integer("top_k"),
         top_p=given.optional_number("top_p"),
         typical_p=given.optional_number("typical_p"),
-        # left out altogether, parameters mean sampling; any given at all, greedy decoding
+        # without `parameters` TGI samples; with any parameters it decodes greedily
         do_sample=given.flag("do_sample", top.raw("parameters") is None),
         max_new_tokens=given.optional_integer("max_new_tokens", minimum=0),
         return_full_text=_optional_flag(given, "return_full_text"),
-        stop=given.strings("stop", at_most=sys.maxsize),  # counted with the other values
+        stop=given.strings("stop", at_most=sys.maxsize),  # limited in check_values
         truncate=given.optional_integer("truncate", minimum=0),
         details=given.flag("details", False),
         decoder_input_details=given.flag("decoder_input_details", False),
@@ -94,7 +94,7 @@ def read_tgi_body(body: bytes) -> TgiBody:
 
 
 def check_stream(body: TgiBody) -> None:
-    """Raises InputError for what a stream cannot give."""
+    """Raises InputError for settings that a stream does not support."""
     if body.best_of not in (None, 1):
         raise InputError("`best_of` != 1 is not supported when streaming tokens")
     if body.decoder_input_details:
@@ -102,7 +102,7 @@ def check_stream(body: TgiBody) -> None:
 
 
 def num_answers(body: TgiBody) -> int:
-    """Answers of which the likeliest is taken. Raises InputError as TGI does."""
+    """Number of answers to generate for `best_of`. Raises InputError as TGI does."""
     count = 1 if body.best_of is None else body.best_of
     if count > MAX_BEST_OF:
         raise InputError(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {count}")
@@ -110,7 +110,7 @@ def num_answers(body: TgiBody) -> int:
 
 
 def check_values(body: TgiBody, limits: TgiLimits) -> None:
-    """Raises InputError, in TGI's words and order, for values that are out of range."""
+    """Raises InputError for out-of-range values, with TGI's messages and order."""
     drawn = (body.temperature, body.top_k, body.top_p, body.typical_p)
     wants_several = body.best_of is not None and body.best_of > 1
     truncate = body.truncate
@@ -159,7 +159,7 @@ def check_values(body: TgiBody, limits: TgiLimits) -> None:
 
 
 def read_length(body: TgiBody, num_inputs: int, limits: TgiLimits) -> int:
-    """Most tokens to generate behind so many. Raises CapacityError where they do not fit."""
+    """The output limit after `num_inputs` tokens. Raises CapacityError if they do not fit."""
     total, wanted = limits.max_total_tokens, body.max_new_tokens
     if wanted is None:
         wanted = max(0, total - num_inputs)
@@ -178,10 +178,10 @@ def read_length(body: TgiBody, num_inputs: int, limits: TgiLimits) -> int:
 def read_sampling(
     body: TgiBody, max_new_tokens: int, eos_token_ids: tuple[int, ...], *, logprobs: bool
 ) -> SamplingParams:
-    """The sampling of a body whose values have been checked.
+    """The sampling settings of a checked body.
 
-    A temperature, top_k or top_p that changes anything is sampled from, whatever `do_sample` says.
-    One that is sampled without a seed gets one, so that the reply can name it.
+    A temperature, top_k or top_p other than the default implies sampling, whatever `do_sample`
+    says. Sampling without a seed gets a random one, so that the reply can state it.
     """
     temperature = 1.0 if body.temperature is None else body.temperature
     top_k, top_p = body.top_k or 0, 1.0 if body.top_p is None else body.top_p
@@ -204,7 +204,7 @@ def read_sampling(
 
 
 def _unsupported(given: Fields) -> str | None:
-    """What to say of the first parameter that asks for something this server lacks."""
+    """The error message for a parameter that this server does not support, if any."""
     found = None
     if given.raw("adapter_id") is not None:
         found = "`adapter_id` is not supported by this server, which has no adapters"

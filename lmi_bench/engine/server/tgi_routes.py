@@ -1,8 +1,8 @@
 """The routes of Text Generation Inference 3: `/generate`, `/generate_stream`, `/`, `/info`, health.
 
-As there, `/` answers with an array of one, or streams where the body says so, and puts the prompt
-before the text unless told otherwise. A stream has its status before a place is asked for, so every
-refusal of one, overload included, is an event under 200; only a body of the wrong shape is not.
+As in TGI, `/` returns an array of one, or a stream if the body says so, with the prompt before the
+text by default. A stream's status is sent before the request is queued, so every error, overload
+included, is an event under 200, except for a malformed body.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lmi_bench.engine.server.tgi_request import (
 )
 
 ROUTER_NAME: Final = "lmi-bench"
-"""`router` in `/info`, where TGI says `text-generation-router`: who asks can tell them apart."""
+"""`router` in `/info`; TGI's is `text-generation-router`, so clients can distinguish them."""
 _UNLIMITED: Final = 2**31 - 1
 _COMPUTE_TYPE: Final = "lmi-bench"
 
@@ -60,7 +60,7 @@ class TgiRoutes:
         app.router.add_post("/generate_stream", self.generate_stream)
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 without a body while the engine can answer, as in vLLM too; else 503."""
+        """200 without a body while the engine works, as in vLLM too; else 503."""
         if self._state.engine.error is None:
             return web.Response()
         return json_response(tgi_unhealthy(), status=503)
@@ -93,7 +93,7 @@ class TgiRoutes:
         return json_response(reply, headers=headers)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        """An event a token."""
+        """One event per token."""
         return await self._stream(request, read_tgi_body(await request.read()))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
@@ -143,7 +143,7 @@ class TgiRoutes:
             end_all(self._state, answers)
 
     async def _events(self, body: TgiBody, answers: list[Answer]) -> AsyncIterator[bytes]:
-        """Submit and follow a request; `answers` holds what was submitted, for who ends it."""
+        """Submit a request and yield its events; appends its answer to `answers` for cleanup."""
         try:
             check_stream(body)
             answer = self._state.submit(await self._prompt(body, logprobs=True))
@@ -174,7 +174,7 @@ class TgiRoutes:
 def _timing_headers(
     body: TgiBody, answer: Answer, start_s: float, queued_s: float
 ) -> dict[str, str]:
-    """Where the time of a request went, in whole milliseconds but for the first."""
+    """A request's timings, in whole milliseconds except x-compute-time, which is in seconds."""
     total_s = asyncio.get_running_loop().time() - start_s
     queue_s = answer.generation.queue_s or 0.0
     inference_s = max(0.0, total_s - (queued_s - start_s) - queue_s)

@@ -1,6 +1,7 @@
-"""What the requests that ended looked like: how they ended, how long they took, how long they were.
+"""Statistics of finished requests: finish reasons, latencies and lengths.
 
-A request is taken when it ends, however it ended. Times are the engine's, without the network.
+A request is counted when it ends, for any reason. Times are measured in the engine, without the
+network.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lmi_bench.engine.server.histogram import SECONDS_BOUNDS, TOKENS_BOUNDS, His
 
 
 class RequestTotals:
-    """Counts since the server started. `finished` has vLLM's words for the reasons."""
+    """Counts since the server started. `finished` has vLLM's names of the reasons."""
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
@@ -27,7 +28,7 @@ class RequestTotals:
         self.generation_tokens = Histogram(TOKENS_BOUNDS)
 
     def add(self, generation: Generation, reason: str, num_prompt_tokens: int) -> None:
-        """Take a request that ended; one that never ran has no times but its whole."""
+        """Add a finished request; one that never ran has only an end-to-end latency."""
         self.finished[reason] += 1
         self.prompt_tokens.observe(num_prompt_tokens)
         self.generation_tokens.observe(sum(len(event.token_ids) for event in generation.events))

@@ -130,7 +130,7 @@ def test_what_a_template_refuses_is_a_bad_request(tmp_path, serve_toy):
 
     refused, answered = asyncio.run(main())
     assert refused[0] == 400
-    assert b"refuses these messages: Conversation roles must alternate" in refused[2]
+    assert b"rejects these messages: Conversation roles must alternate" in refused[2]
     # <s>[INST] a [/INST]: the first is one token, the 16 characters behind it one each
     assert json.loads(answered[2])["usage"]["prompt_tokens"] == 1 + len("[INST] a [/INST]")
 
@@ -146,7 +146,7 @@ def test_what_a_template_refuses_is_a_bad_request(tmp_path, serve_toy):
 )
 def test_a_template_reaches_nothing_beyond_its_messages(tmp_path, template):
     found = ChatTemplate.from_folder(folder_with(tmp_path, template))
-    with pytest.raises(InputError, match="refuses these messages"):
+    with pytest.raises(InputError, match="rejects these messages"):
         found.render([{"role": "user", "content": "a"}])
 
 

@@ -62,7 +62,7 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
         (b'{"prompt": [1, "a"]}', "prompt must be a non-empty string"),
         (b'{"prompt": [-1]}', "prompt must be a non-empty string"),
         (b'{"prompt": [32000]}', "ids go from 0 to 31999"),
-        (b'{"prompt": ["a", "b"]}', "prompt holds 2 prompts"),
+        (b'{"prompt": ["a", "b"]}', "prompt has 2 prompts"),
         (b'{"prompt": "a", "model": 3}', "model must be a string"),
         (b'{"prompt": "a", "max_tokens": 0}', "max_tokens must be at least 1"),
         (b'{"prompt": "a", "min_tokens": 17}', "min_tokens must be between"),

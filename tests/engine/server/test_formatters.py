@@ -96,10 +96,10 @@ def test_a_formatter_that_fails_in_mid_stream_ends_it_with_an_error_line(serve_t
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1", "marks no function"),
+        ("x = 1", "has no formatter"),
         ("import nothing_of_that_name", "ModuleNotFoundError"),
         ("from djl_python.output_formatter import RequestOutput", "ImportError"),
-        (QUESTION + QUESTION.split("@output")[0], "2 functions are marked @input_formatter"),
+        (QUESTION + QUESTION.split("@output")[0], "2 functions have @input_formatter"),
     ],
 )
 def test_a_file_without_one_formatter_of_a_kind_is_refused(tmp_path, text, says):

@@ -406,7 +406,7 @@ def test_a_wrong_method_and_a_field_that_means_nothing_here(serve_toy):
 
     ignored, wrong = asyncio.run(main())
     assert ignored[1]["X-Ignored-Parameters"] == "stop_sequences"
-    assert wrong == (405, {"error": "/generate takes POST", "error_type": "validation"})
+    assert wrong == (405, {"error": "/generate accepts POST", "error_type": "validation"})
 
 
 def test_a_stream_that_nobody_reads_any_more_frees_its_blocks(serve_toy, slow_steps):
