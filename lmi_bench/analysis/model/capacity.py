@@ -15,6 +15,7 @@ from lmi_bench.analysis.model.memory import MemoryPlan, plan_memory
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size
 from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.model.step_costs import Stored
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
 from lmi_bench.analysis.model.weights import weight_bytes, weight_format, widening_ops_per_param
 from lmi_bench.catalog.accelerators import Accelerator
@@ -164,10 +165,12 @@ def step_time_model_for(
         tensor_parallel,
         instance.link,
         profile,
-        weight_bytes_per_param=weight_bytes(shape, dtype) / shape.params_total,
-        kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
-        compute_dtype=compute_dtype,
-        widening_ops_per_param=widening_ops,
+        Stored(
+            bytes_per_param=weight_bytes(shape, dtype) / shape.params_total,
+            kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+            compute_dtype=compute_dtype,
+            widening_ops_per_param=widening_ops,
+        ),
     )
 
 

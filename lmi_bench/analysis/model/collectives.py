@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import nnls
 
-from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.step_time import all_reduce_factor
-from lmi_bench.catalog.accelerators import Link
 from lmi_bench.core.errors import InputError
 
 
@@ -54,23 +51,3 @@ def fit_all_reduce(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Coll
     rate = scale / whole_s if whole_s > 0 else math.inf
     errors = np.abs((latency_s + sizes / rate) / times - 1)
     return CollectiveFit(float(latency_s), float(rate), float(errors.max()))
-
-
-def with_all_reduce(
-    profile: EngineProfile, fit: CollectiveFit, link: Link, tensor_parallel: int
-) -> EngineProfile:
-    """The profile with the all-reduce as measured over that link at that degree.
-
-    A profile states a share of the link's rate, so the fitted rate is put in relation to it.
-    Raises InputError where the link's rate is not known.
-    """
-    if link.bytes_per_s is None:
-        raise InputError(f"no source states the rate of the {link.kind} link")
-    share = fit.bytes_per_s * all_reduce_factor(tensor_parallel, link) / link.bytes_per_s
-    kind = "pcie" if link.kind == "pcie" else "nvlink"
-    measured = {f"{kind}_latency_s": fit.latency_s, f"{kind}_share": share}
-    return replace(
-        profile,
-        parameters=replace(profile.parameters, **measured),
-        log_sd={name: sd for name, sd in profile.log_sd.items() if name not in measured},
-    )

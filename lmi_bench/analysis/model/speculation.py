@@ -10,14 +10,13 @@ reads the cache once. Source: Leviathan et al. 2023, arXiv:2211.17192, equation 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.model.step_time import StepParts, StepTimeModel
+from lmi_bench.analysis.model.step_time import Pricer, StepParts, StepTimeModel
 from lmi_bench.analysis.model.step_trace import StepTrace
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
@@ -185,10 +184,10 @@ class SpeculativeModel:
         )
         return np.array([price(*row) for row in columns], dtype=np.float64) * trace.repeat
 
-    def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
+    def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""
-        price = self._target.price_by_shape
-        guess = None if self._draft is None else self._draft.price_by_shape
+        price = self._target.price_drafted
+        guess = None if self._draft is None else self._draft.pricer()
         more, gain = self._rows - 1, self._gain
 
         def priced(
@@ -198,14 +197,14 @@ class SpeculativeModel:
             every = self._rows * rows
             decode_s = 0.0
             if rows:
-                decode_s = price(rows, context_all, 0, 0, 0.0, 0, decode_tokens=every)
+                decode_s = price((rows, context_all, 0, 0, 0.0, 0), every)
                 whole_s = decode_s
                 if guess is not None:
                     decode_s += more * guess(rows, context, 0, 0, 0.0, 0)
                 decode_s /= gain
             if not tokens:
                 return decode_s
-            step_s = price(rows, context_all, prompts, tokens, pairs, cached, decode_tokens=every)
+            step_s = price((rows, context_all, prompts, tokens, pairs, cached), every)
             if rows:
                 step_s -= whole_s
             if guess is not None:

@@ -18,35 +18,26 @@ gives the bound of the hardware alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_heads_per_rank
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.step_costs import HALF_PRECISION, StepCosts, Stored, step_costs
 from lmi_bench.analysis.model.step_trace import StepTrace
-from lmi_bench.analysis.model.weights import embedding_params, streamed_params, streamed_params_of
 from lmi_bench.catalog.accelerators import Accelerator, Link
-from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.models.shape import ModelShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
+Pricer = Callable[[int, int, int, int, float, int], float]
+Amount = TypeVar("Amount", float, NDArray[np.floating])
+"""A number, or an array with one value for each step."""
 
-_ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
-_ACTIVATION_BYTES = 2
-_FLOP_PER_PARAMETER = 2
-_FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
-_NARROW = ("float8", "int8")
-_STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into each other's way
-_ON_THE_LINE = 1e-12
-# FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
-# smaller devices have relatively more, so that the cost of widening is an upper bound there
-_MATRIX_OVER_VECTOR: Final = 16
-_NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
-_ROWS_PER_WIDENING: Final = 128  # a weight is widened again for each block of rows that needs it
+_ROWS_PER_WIDENING = 128  # a weight is widened again for each block of rows that needs it
 
 
 class PricedSteps(Protocol):
@@ -60,7 +51,7 @@ class PricedSteps(Protocol):
         """Seconds of each row of a trace, its repeats included, shape (rows,)."""
         ...
 
-    def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
+    def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""
         ...
 
@@ -94,20 +85,108 @@ class StepParts:
     binding: Binding
 
 
-def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
-    """Bytes that pass the narrowest link for each byte of the reduced array.
+Counted = Callable[
+    [Amount, Amount, Amount, Amount, Amount, Amount, Amount, float], "Seconds[Amount]"
+]
+"""Asked with decoding sequences, their context tokens; prompts, their tokens, pairs and cached
+tokens; rows of all decoding sequences, and of each: more than one where tokens were drafted."""
 
-    NVLink: a ring, each device sends 2 (n - 1) / n, and so over PCIe where devices reach each
-    other. Where the same traffic of all n devices crosses one host bridge: 2 (n - 1).
+Seconds = tuple[Amount, Amount, Amount, Amount, Amount, Amount]
+"""Reading weights and arithmetic with them; reading the cache and arithmetic with it; the GPU with
+gaps and all-reduces; the whole step."""
+
+
+def _larger(one: float, other: float) -> float:
+    """`max` of two numbers in half its time."""
+    return one if one > other else other
+
+
+def step_sum(costs: StepCosts, larger: Callable[[Amount, Amount], Amount]) -> Counted[Amount]:
+    """The step's time as a function of its counts: the one place where the parts are added up.
+
+    larger  the larger of two numbers, or of two arrays value by value
     """
-    ring = 2 * (tensor_parallel - 1) / tensor_parallel
-    return ring * tensor_parallel if link.kind == "pcie" and link.is_shared else ring
+    products, attention, unhidden = costs.products, costs.attention, costs.unhidden
+    read_s, expert_share, unread = products.read_s, products.expert_share, products.unread_share
+    more_read, widening = products.rows_read - 1, products.widening_share
+    token_s, head_s = products.token_s, products.head_s
+    decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
+    pair_s, convert_s = attention.pair_s, attention.widening_s
+    window, sliding = attention.window, attention.sliding_share
+    fixed_s = products.first_s + costs.gap_s + costs.all_reduce_s
+    reduce_s = costs.all_reduce_token_s
+    host_s, host_row_s = costs.host_s, costs.host_row_s
+    host_token_s, host_prompt_s = costs.host_token_s, costs.host_prompt_s
+
+    def attended(keys: Amount, most: Amount) -> Amount:
+        """Keys that a layer reads on average, where the sliding ones read `most`."""
+        unseen: Amount = larger(keys, most) - most
+        read: Amount = keys - sliding * unseen
+        return read
+
+    def seconds(
+        rows: Amount,
+        context: Amount,
+        prompts: Amount,
+        tokens: Amount,
+        pairs: Amount,
+        cached: Amount,
+        drafted: Amount,
+        each: float,
+    ) -> Seconds[Amount]:
+        every = drafted + tokens
+        rows_read = 1 + more_read * (every > 1)
+        weights_s = read_s * rows_read
+        if expert_share:
+            weights_s = weights_s * (1 - expert_share * unread**every)
+        linear_s = token_s * every + head_s * (drafted + prompts)
+        if widening:
+            linear_s = linear_s + widening * weights_s / rows_read * -(-every // _ROWS_PER_WIDENING)
+        if window is not None:  # it bounds the pairs of a prompt of n tokens by n * window
+            context = attended(context, window * rows)
+            pairs, cached = attended(pairs, window * tokens), attended(cached, window * prompts)
+        kv_s = decode_read_s * context + prompt_read_s * cached
+        # each drafted token of a sequence looks at its whole context, which is read once
+        attention_s = pair_s * (context * each + pairs)
+        if convert_s:
+            attention_s = attention_s + convert_s * (context + cached)
+        # matrix products and attention are kernels of their own: each is bound by itself
+        longer_s = larger(weights_s, linear_s) + larger(kv_s, attention_s)
+        gpu_s = longer_s + fixed_s + reduce_s * every
+        if unhidden:
+            gpu_s = gpu_s + unhidden * (weights_s + linear_s + kv_s + attention_s - longer_s)
+        step_s = larger(gpu_s, host_s * (rows > 0)) + host_row_s * rows
+        step_s = step_s + host_token_s * tokens + host_prompt_s * prompts
+        return weights_s, linear_s, kv_s, attention_s, gpu_s, step_s
+
+    return seconds
+
+
+def _step_seconds(costs: StepCosts) -> Counted[float]:
+    """The sum for one step, with the costs that hold for its number of rows."""
+    few = step_sum(costs, _larger)
+    if costs.many is None:
+        return few
+    many, from_rows = step_sum(costs.many, _larger), costs.many_rows
+
+    def seconds(
+        rows: float,
+        context: float,
+        prompts: float,
+        tokens: float,
+        pairs: float,
+        cached: float,
+        drafted: float,
+        each: float,
+    ) -> Seconds[float]:
+        sum_of = many if drafted + tokens >= from_rows else few
+        return sum_of(rows, context, prompts, tokens, pairs, cached, drafted, each)
+
+    return seconds
 
 
 class StepTimeModel:
     """Predicts steps of one model copy on `tensor_parallel` devices; a StepTime.
-
-    widening_ops_per_param  vector operations that make a stored weight one that can be multiplied
 
     Raises InputError where a figure that it needs is unknown, CapacityError where the KV heads
     cannot be shared out.
@@ -120,196 +199,57 @@ class StepTimeModel:
         tensor_parallel: int,
         link: Link,
         profile: EngineProfile,
-        *,
-        weight_bytes_per_param: float = 2.0,
-        kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
-        compute_dtype: str = "float16",
-        widening_ops_per_param: float = 0.0,
+        stored: Stored = HALF_PRECISION,
     ) -> None:
-        parameters = profile.parameters
-        self.shape = shape
-        self.tensor_parallel = tensor_parallel
-        self.profile = profile
-        bandwidth = self._known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
-        peak = self._known(device.peak_flop_per_s(compute_dtype), device, f"{compute_dtype} peak")
-        self._read_bytes_per_s = bandwidth * parameters.bandwidth_share
-        self._flop_per_s = peak * parameters.compute_share
-        if shape.is_moe:  # each expert sees few rows, padded to whole blocks
-            self._flop_per_s *= parameters.moe_share
-        self._weight_bytes_per_s = self._read_bytes_per_s
-        self._wide_flop_per_s = self._flop_per_s
-        if widening_ops_per_param:
-            # the fewer the bits, the less of the rate of 16-bit products such kernels reach
-            narrow = parameters.narrow_share ** (_NARROW_BYTES / weight_bytes_per_param)
-            self._weight_bytes_per_s *= narrow
-            self._flop_per_s *= narrow
-        # attention multiplies 16-bit values whatever the weights are stored in
-        wide = device.peak_flop_per_s("float16") if compute_dtype in _NARROW else peak
-        self._attention_flop_per_s = (
-            (wide or peak) * parameters.compute_share * parameters.attention_share
-        )
-        self._unhidden = parameters.unhidden_share
-        self._rows_read = 1 / parameters.rows_read_share  # times a lone row's reading
-        vector_op_per_s = device.fp32_flop_per_s or (wide or peak) / _MATRIX_OVER_VECTOR
-        vector_op_per_s *= parameters.compute_share
-        self._widening_s_per_param = widening_ops_per_param / (tensor_parallel * vector_op_per_s)
-        self._weight_bytes_per_param = weight_bytes_per_param
-        self._dense_streamed_bytes = (
-            None if shape.is_moe else streamed_params(shape, 1) * weight_bytes_per_param
-        )
-        values = shape.latent_kv_dim or 2 * shape.head_dim * kv_heads_per_rank(
-            shape, tensor_parallel
-        )
-        self._kv_bytes_per_layer_token = values * kv_bytes_per_value
-        shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
-        # of the cache by a decode step, over once: kernels that do not know groups of heads
-        self._decode_reads_each = 1 if shared else shape.num_heads // shape.num_kv_heads
-        narrow_cache = kv_bytes_per_value < _ACTIVATION_BYTES  # a conversion a value that is read
-        self._kv_widening_s = values * narrow_cache / vector_op_per_s
-        self._linear_flop_per_token = (
-            _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape)) / tensor_parallel
-        )
-        self._head_flop_per_row = (
-            _FLOP_PER_PARAMETER * shape.vocab_size * shape.hidden_size / tensor_parallel
-        )
-        pair_width = shape.latent_kv_dim or shape.head_dim
-        self._pair_flop_per_layer = _FLOP_PER_PAIR * shape.num_heads * pair_width / tensor_parallel
-        # each rank is a process of its own, and the step waits for the slowest
-        self._reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
-        waits = self._reduces_per_layer / _ALL_REDUCES_PER_LAYER
-        stretch: float = (
-            1
-            + parameters.host_stretch_per_rank
-            * waits
-            * float(tensor_parallel - 1) ** _STRETCH_POWER
-        )
-        stretch *= profile.host_factors.get(device.name, 1.0)
-        self._host_s = parameters.host_per_layer_s * shape.num_layers * stretch
-        if widening_ops_per_param and weight_bytes_per_param < 1 and tensor_parallel > 1:
-            self._host_s += parameters.narrow_launch_s * shape.num_layers
-        self._host_per_sequence_s = parameters.host_per_sequence_s * stretch
-        self._host_per_prompt_token_s = parameters.host_per_prompt_token_s
-        self._host_per_prompt_s = parameters.host_per_prompt_s
-        self._gap_s = parameters.gap_per_layer_s * shape.num_layers
-        self._all_reduce_base_s, self._all_reduce_per_token_s = self._all_reduce_terms(device, link)
-        self._decode_coefficients = self._collect_decode()
+        self._costs = step_costs(shape, device, tensor_parallel, link, profile, stored)
 
-    @staticmethod
-    def _known(value: float | None, device: Accelerator, what: str) -> float:
-        if value is None:
-            raise InputError(f"no source states the {what} of {device.name}: it cannot be planned")
-        return value
+    @cached_property
+    def _seconds(self) -> Counted[float]:
+        return _step_seconds(self._costs)
 
-    def _all_reduce_terms(self, device: Accelerator, link: Link) -> tuple[float, float]:
-        """Seconds of a step's all-reduces: without a token, and by token."""
-        if self.tensor_parallel == 1:
-            return 0.0, 0.0
-        if link.kind == "none":
-            raise InputError(
-                f"{device.name}: {self.tensor_parallel} devices need a link and have none"
-            )
-        parameters = self.profile.parameters
-        if link.kind == "pcie":
-            latency_s, share = parameters.pcie_latency_s, parameters.pcie_share
-        else:
-            latency_s, share = parameters.nvlink_latency_s, parameters.nvlink_share
-        rate = self._known(link.bytes_per_s, device, f"{link.kind} rate") * share
-        count = self._reduces_per_layer * self.shape.num_layers
-        token_bytes = self.shape.hidden_size * _ACTIVATION_BYTES
-        factor = all_reduce_factor(self.tensor_parallel, link)
-        return count * latency_s, count * token_bytes * factor / rate
-
-    def _attended(self, tokens: float, sequences: int) -> float:
-        """Layer-tokens that attention reads: `tokens` in all, windows cut at their width."""
-        shape = self.shape
-        growing = shape.growing_layers
-        if shape.sliding_window is None or growing == shape.num_layers:
-            return shape.num_layers * tokens
-        inside = min(tokens, shape.sliding_window * sequences)
-        return growing * tokens + (shape.num_layers - growing) * inside
+    @cached_property
+    def _price(self) -> Pricer:
+        return self.pricer()
 
     def explain(self, step: StepShape) -> StepParts:
         """The step's time by part; `binding` says what limits it."""
-        tokens = step.num_tokens
-        weight_stream = self._dense_streamed_bytes
-        if weight_stream is None:
-            weight_stream = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
-        weights_s = weight_stream / (self.tensor_parallel * self._weight_bytes_per_s)
-        widened = weight_stream / self._weight_bytes_per_param
-        widening_s = self._widening_s_per_param * widened * -(-tokens // _ROWS_PER_WIDENING)
-        if tokens > 1:
-            weights_s *= self._rows_read
-        decode_reads = self._attended(step.decode_context_tokens, step.decode_sequences)
-        prefill_reads = self._attended(step.prefill_context_tokens, step.prefill_sequences)
-        kv_s = (
-            self._kv_bytes_per_layer_token
-            * (decode_reads * self._decode_reads_each + prefill_reads)
-            / self._read_bytes_per_s
-        )
-        # a window of w keys bounds the pairs of a prompt of n tokens by n * w
-        pairs = step.prefill_context_pairs
-        prefill_pairs = self._attended(pairs, step.prefill_tokens)
-        linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
-            step.decode_tokens + step.prefill_sequences
-        )
-        # each drafted token of a sequence looks at its whole context, which is read once
-        rows = step.decode_tokens / step.decode_sequences if step.decode_sequences else 1.0
-        pair_flop = self._pair_flop_per_layer * (decode_reads * rows + prefill_pairs)
-        linear_s = linear_flop / self._flop_per_s + widening_s
-        products_s = self._both(weights_s, linear_s)
-        if self._widens_first and tokens >= self.profile.widen_first_rows:
-            first_s, wide_read_s = self._widen_first_s()
-            weights_s, linear_s = first_s, linear_flop / self._wide_flop_per_s
-            products_s = first_s + self._both(wide_read_s, linear_s)
-        pair_s = pair_flop / self._attention_flop_per_s
-        pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
-        compute_s = linear_s + pair_s
-        all_reduce_s = self._all_reduce_base_s + self._all_reduce_per_token_s * tokens
-        # matrix products and attention are kernels of their own: each is bound by itself
-        gpu_s = products_s + self._both(kv_s, pair_s)
-        gpu_s += all_reduce_s + self._gap_s
-        host_s = self._host_s if step.decode_sequences else 0.0
-        per_sequence_s = self._host_per_sequence_s * step.decode_sequences
-        per_prompt_token_s = self._host_per_prompt_token_s * step.prefill_tokens
-        per_prompt_token_s += self._host_per_prompt_s * step.prefill_sequences
-        binding = self._binding(
-            host_s, per_sequence_s + per_prompt_token_s, weights_s + kv_s, compute_s, all_reduce_s
-        )
-        total_s = max(gpu_s, host_s) + per_sequence_s + per_prompt_token_s
+        costs, rows = self._costs, step.decode_sequences
+        every = step.num_tokens
+        weights_s, linear_s, kv_s, attention_s, _, total_s = self._of_shape(step)
+        if costs.many is not None and every >= costs.many_rows:
+            weights_s = costs.many.products.first_s
+        all_reduce_s = costs.all_reduce_s + costs.all_reduce_token_s * every
+        host_s = costs.host_s if rows else 0.0
+        row_s = costs.host_row_s * rows
+        prompt_s = costs.host_token_s * step.prefill_tokens
+        prompt_s += costs.host_prompt_s * step.prefill_sequences
+        compute_s = linear_s + attention_s
+        binding = self._binding(host_s, row_s + prompt_s, weights_s + kv_s, compute_s, all_reduce_s)
         return StepParts(
-            weights_s,
-            kv_s,
-            compute_s,
-            all_reduce_s,
-            self._gap_s,
-            host_s,
-            per_sequence_s,
-            per_prompt_token_s,
-            total_s,
-            binding,
+            weights_s=weights_s,
+            kv_s=kv_s,
+            compute_s=compute_s,
+            all_reduce_s=all_reduce_s,
+            gap_s=costs.gap_s,
+            host_s=host_s,
+            host_per_sequence_s=row_s,
+            host_per_prompt_token_s=prompt_s,
+            total_s=total_s,
+            binding=binding,
         )
 
-    @property
-    def _widens_first(self) -> bool:
-        """Whether weights are widened as a whole before the products of many rows.
-
-        Experts see few rows each.
-        """
-        narrow = self._widening_s_per_param > 0 and self.profile.widen_first_rows > 0
-        return narrow and self._dense_streamed_bytes is not None
-
-    def _widen_first_s(self) -> tuple[float, float]:
-        """Seconds of writing a dense model's weights in 16 bits, and of reading them again."""
-        narrow_bytes = (self._dense_streamed_bytes or 0.0) / self.tensor_parallel
-        wide_bytes = narrow_bytes / self._weight_bytes_per_param * _ACTIVATION_BYTES
-        first_s = (narrow_bytes + wide_bytes) / self._weight_bytes_per_s
-        return first_s, wide_bytes / self._read_bytes_per_s
-
-    def _both(self, read_s: float, compute_s: float) -> float:
-        """Seconds of reading and arithmetic at the same time, as far as one hides the other."""
-        if read_s < compute_s:
-            return compute_s + self._unhidden * read_s
-        return read_s + self._unhidden * compute_s
+    def _of_shape(self, step: StepShape) -> Seconds[float]:
+        rows, drafted = step.decode_sequences, step.decode_tokens
+        return self._seconds(
+            rows,
+            step.decode_context_tokens,
+            step.prefill_sequences,
+            step.prefill_tokens,
+            step.prefill_context_pairs,
+            step.prefill_context_tokens,
+            drafted,
+            drafted / rows if rows else 1.0,
+        )
 
     @staticmethod
     def _binding(
@@ -324,233 +264,57 @@ class StepTimeModel:
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""
-        coefficients = self._decode_coefficients
-        rows = shape.decode_sequences
-        if coefficients is None or shape.prefill_tokens or not 0 < rows == shape.decode_tokens:
-            return self.explain(shape).total_s
-        # simulations ask for millions of plain decode steps: the same sum, already collected
-        weights_s, flop_token_s, context_s = coefficients
-        context = shape.decode_context_tokens
-        tokens = shape.decode_tokens
-        gpu_s = (
-            self._both(
-                weights_s if tokens == 1 else weights_s * self._rows_read, flop_token_s * tokens
-            )
-            + context_s * context
-            + self._gap_s
-            + self._all_reduce_base_s
-            + self._all_reduce_per_token_s * tokens
-        )
-        return (
-            gpu_s if gpu_s > self._host_s else self._host_s
-        ) + self._host_per_sequence_s * shape.decode_sequences
-
-    def _collect_decode(self) -> tuple[float, float, float] | None:
-        """Seconds of reading the weights, of arithmetic by token, of attention by context token.
-
-        None where a decode step is not linear in them: experts, a sliding window, narrow formats.
-        """
-        plain = not self._widening_s_per_param and not self._kv_widening_s
-        if self._dense_streamed_bytes is None or self.shape.sliding_window is not None or not plain:
-            return None
-        layers = self.shape.num_layers
-        return (
-            self._dense_streamed_bytes / (self.tensor_parallel * self._weight_bytes_per_s),
-            (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s,
-            self._both(
-                self._kv_bytes_per_layer_token
-                * layers
-                * self._decode_reads_each
-                / self._read_bytes_per_s,
-                self._pair_flop_per_layer * layers / self._attention_flop_per_s,
-            ),
-        )
+        if shape.prefill_tokens or shape.decode_tokens != shape.decode_sequences:
+            return self._of_shape(shape)[-1]
+        return self._price(shape.decode_sequences, shape.decode_context_tokens, 0, 0, 0.0, 0)
 
     def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
-        """Seconds of each row of a trace, its repeats included, shape (rows,).
-
-        The same sum as `step_time_s`, over arrays.
-        """
-        tokens = trace.decode_sequences + trace.prefill_tokens
-        weight_stream: float | NDArray[np.float64] | None = self._dense_streamed_bytes
-        if weight_stream is None:
-            weight_stream = self._weight_bytes_per_param * streamed_params_of(self.shape, tokens)
-        weights_s = weight_stream / (self.tensor_parallel * self._weight_bytes_per_s)
-        weights_s = weights_s * np.where(tokens > 1, self._rows_read, 1.0)
-        decode_reads = self._attended_of(trace.decode_context_tokens, trace.decode_sequences)
-        prefill_reads = self._attended_of(trace.prefill_context_tokens, trace.prefill_sequences)
-        prefill_pairs = self._attended_of(trace.prefill_context_pairs, trace.prefill_tokens)
-        kv_s = (
-            self._kv_bytes_per_layer_token
-            * (decode_reads * self._decode_reads_each + prefill_reads)
-            / self._read_bytes_per_s
+        """Seconds of each row of a trace, its repeats included, shape (rows,)."""
+        costs, rows = self._costs, trace.decode_sequences
+        counts = (
+            rows,
+            trace.decode_context_tokens,
+            trace.prefill_sequences,
+            trace.prefill_tokens,
+            trace.prefill_context_pairs,
+            trace.prefill_context_tokens,
         )
-        widened = weight_stream / self._weight_bytes_per_param
-        linear_flop = self._linear_flop_per_token * tokens + self._head_flop_per_row * (
-            trace.decode_sequences + trace.prefill_sequences
-        )
-        linear_s = linear_flop / self._flop_per_s
-        linear_s += self._widening_s_per_param * widened * np.ceil(tokens / _ROWS_PER_WIDENING)
-        pair_flop = self._pair_flop_per_layer * (decode_reads + prefill_pairs)
-        pair_s = pair_flop / self._attention_flop_per_s
-        pair_s += self._kv_widening_s * (decode_reads + prefill_reads)
-        products_s = self._both_of(weights_s, linear_s)
-        if self._widens_first:
-            first_s, wide_read_s = self._widen_first_s()
-            wide_s = self._both_of(wide_read_s, linear_flop / self._wide_flop_per_s)
-            many = tokens >= self.profile.widen_first_rows
-            products_s = np.where(many, first_s + wide_s, products_s)
-        gpu_s = (
-            products_s
-            + self._both_of(kv_s, pair_s)
-            + self._gap_s
-            + self._all_reduce_base_s
-            + self._all_reduce_per_token_s * tokens
-        )
-        host_s = np.where(trace.decode_sequences > 0, self._host_s, 0.0)
-        step_s = (
-            np.maximum(gpu_s, host_s)
-            + self._host_per_sequence_s * trace.decode_sequences
-            + self._host_per_prompt_token_s * trace.prefill_tokens
-            + self._host_per_prompt_s * trace.prefill_sequences
-        )
+        step_s = step_sum(costs, np.maximum)(*counts, rows, 1.0)[-1]
+        if costs.many is not None:
+            many_s = step_sum(costs.many, np.maximum)(*counts, rows, 1.0)[-1]
+            step_s = np.where(rows + trace.prefill_tokens >= costs.many_rows, many_s, step_s)
         return np.asarray(step_s * trace.repeat, dtype=np.float64)
 
-    def _both_of(
-        self, read_s: float | NDArray[np.float64], compute_s: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """`_both` over arrays."""
-        both_s = np.maximum(read_s, compute_s) + self._unhidden * np.minimum(read_s, compute_s)
-        return np.asarray(both_s, dtype=np.float64)
-
-    def pricer(self) -> Callable[[int, int, int, int, float, int], float]:
+    def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts, for loops of many steps.
 
         Arguments: decode sequences and their context tokens; prompts, their tokens, their pairs
-        and their cached tokens.
+        and their cached tokens. A decode step without prompts is linear in its context but for
+        the window, so that what does not depend on the context is kept for each number of rows.
         """
-        narrow = self._widening_s_per_param or self._kv_widening_s
-        if self.shape.sliding_window is not None or narrow:
-            return self.price_by_shape
-        layers = self.shape.num_layers
-        kv_s = self._kv_bytes_per_layer_token * layers / self._read_bytes_per_s
-        flop_pair_s = self._pair_flop_per_layer * layers / self._attention_flop_per_s
-        flop_token_s = (self._linear_flop_per_token + self._head_flop_per_row) / self._flop_per_s
-        weights_of = self._weights_by_tokens()
-        prompt_token_s = self._linear_flop_per_token / self._flop_per_s
-        head_s = self._head_flop_per_row / self._flop_per_s
-        fixed_s = self._gap_s + self._all_reduce_base_s
-        reduce_s, host_s = self._all_reduce_per_token_s, self._host_s
-        row_s, prompt_host_s = self._host_per_sequence_s, self._host_per_prompt_token_s
-        admitted_s = self._host_per_prompt_s
-        both = self._both
-        decode_kv_s = kv_s * self._decode_reads_each
-        attention_s = both(decode_kv_s, flop_pair_s)
+        seconds, attention = self._seconds, self._costs.attention
+        window, sliding = attention.window, attention.sliding_share
+        host_s, host_row_s = self._costs.host_s, self._costs.host_row_s
+        _, _, kv_s, pair_s, _, _ = seconds(1, 1, 0, 0, 0, 0, 1, 1.0)
+        token_s = max(kv_s, pair_s) + self._costs.unhidden * min(kv_s, pair_s)
+        known: dict[int, float] = {}
 
         def price(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
         ) -> float:
-            if not tokens:
-                gpu_s = both(weights_of(rows), flop_token_s * rows) + attention_s * context
-                gpu_s += fixed_s + reduce_s * rows
-                return (gpu_s if gpu_s > host_s else host_s) + row_s * rows
-            every = rows + tokens
-            linear_s = prompt_token_s * every + head_s * (rows + prompts)
-            gpu_s = both(weights_of(every), linear_s) + both(
-                decode_kv_s * context + kv_s * cached, flop_pair_s * (context + pairs)
-            )
-            gpu_s += fixed_s + reduce_s * every
-            if rows and host_s > gpu_s:
-                gpu_s = host_s
-            return gpu_s + row_s * rows + prompt_host_s * tokens + admitted_s * prompts
+            if tokens:
+                return seconds(rows, context, prompts, tokens, pairs, cached, rows, 1.0)[5]
+            gpu_s = known.get(rows)
+            if gpu_s is None:
+                gpu_s = known[rows] = seconds(rows, 0, 0, 0, 0, 0, rows, 1.0)[4]
+            gpu_s += token_s * context
+            if window is not None and context > rows * window:
+                gpu_s -= token_s * sliding * (context - rows * window)
+            return (gpu_s if gpu_s > host_s else host_s) + host_row_s * rows
 
         return price
 
-    def _weights_by_tokens(self) -> Callable[[int], float]:
-        """Seconds of reading the weights of a step of so many tokens."""
-        rate = self.tensor_parallel * self._weight_bytes_per_s
-        if self._dense_streamed_bytes is not None:
-            lone_s = self._dense_streamed_bytes / rate
-            rows_s = lone_s * self._rows_read
-            return lambda tokens: lone_s if tokens == 1 else rows_s
-        known: dict[int, float] = {}
-
-        def experts_s(tokens: int) -> float:
-            seconds = known.get(tokens)
-            if seconds is None:
-                streamed = streamed_params(self.shape, tokens) * self._weight_bytes_per_param
-                seconds = known[tokens] = streamed / rate * (self._rows_read if tokens > 1 else 1)
-            return seconds
-
-        return experts_s
-
-    def price_by_shape(
-        self,
-        rows: int,
-        context: int,
-        prompts: int,
-        tokens: int,
-        pairs: float,
-        cached: int,
-        *,
-        decode_tokens: int | None = None,
-    ) -> float:
-        """Seconds of the step of these counts, without a short cut.
-
-        decode_tokens  rows of the decoding sequences, where each has several
-        """
-        return StepTimeModel.explain(
-            self,
-            StepShape(
-                prefill_sequences=prompts,
-                prefill_tokens=tokens,
-                prefill_context_pairs=round(pairs),
-                prefill_context_tokens=cached,
-                decode_sequences=rows,
-                decode_tokens=rows if decode_tokens is None else decode_tokens,
-                decode_context_tokens=context,
-            ),
-        ).total_s
-
-    def _attended_of(
-        self, tokens: NDArray[np.float64], sequences: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """`_attended` over arrays."""
-        shape = self.shape
-        growing = shape.growing_layers
-        if shape.sliding_window is None or growing == shape.num_layers:
-            return shape.num_layers * tokens
-        inside = np.minimum(tokens, shape.sliding_window * sequences)
-        return np.asarray(growing * tokens + (shape.num_layers - growing) * inside)
-
-    def decode_run_s(self, first: StepShape, steps: int) -> float:
-        """Seconds of `steps` identical decode steps in a row, each context one token longer.
-
-        The time is piecewise linear in the context, so a stretch whose middle lies on the line
-        between its ends is a sum of an arithmetic series; other stretches are halved.
-        """
-
-        def at(index: int) -> float:
-            return self.step_time_s(
-                replace(
-                    first,
-                    decode_context_tokens=first.decode_context_tokens
-                    + index * first.decode_sequences,
-                )
-            )
-
-        def total(low: int, high: int, low_s: float, high_s: float) -> float:
-            """The steps low to high, both included."""
-            if high - low < 2:
-                return low_s if high == low else low_s + high_s
-            middle = (low + high) // 2
-            middle_s = at(middle)
-            chord_s = low_s + (high_s - low_s) * (middle - low) / (high - low)
-            if abs(middle_s - chord_s) <= _ON_THE_LINE * middle_s:
-                return (low_s + high_s) / 2 * (high - low + 1)
-            left_s = total(low, middle, low_s, middle_s)
-            return left_s + total(middle, high, middle_s, high_s) - middle_s
-
-        if steps < 1:
-            return 0.0
-        return total(0, steps - 1, at(0), at(steps - 1))
+    def price_drafted(self, counts: tuple[int, int, int, int, float, int], drafted: int) -> float:
+        """Seconds of a step in which the decoding sequences have `drafted` rows in all."""
+        rows = counts[0]
+        return self._seconds(*counts, drafted, drafted / rows if rows else 1.0)[5]

@@ -1,4 +1,4 @@
-"""Two constants of an all-reduce: recovered where they are known, and used by the planner."""
+"""Two constants of an all-reduce: recovered where they are known, refused from one size."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import math
 
 import pytest
 
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
-from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce, with_all_reduce
-from lmi_bench.analysis.model.step_time import StepTimeModel
-from lmi_bench.catalog.accelerators import NO_LINK, Link, find_accelerator
-from lmi_bench.catalog.models import find_model
+from lmi_bench.analysis.model.collectives import fit_all_reduce
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.scheduling.step_shape import StepShape
 
 SIZES = [2**n for n in range(10, 25, 2)]
 
@@ -42,19 +37,3 @@ def test_times_that_do_not_grow_have_no_rate_and_none_is_negative():
 def test_one_size_is_not_enough():
     with pytest.raises(InputError, match="2 sizes"):
         fit_all_reduce([1024, 1024], [1e-5, 1.1e-5])
-
-
-@pytest.mark.parametrize("link", [Link("pcie", 16e9), Link("nvlink", 300e9)])
-def test_the_planner_predicts_the_measured_all_reduce(link):
-    """Two a layer of Llama 2 7B, 32 layers; eight tokens of 4,096 two-byte features each."""
-    measured = CollectiveFit(latency_s=20e-6, bytes_per_s=5e9, worst_error_frac=0.0)
-    profile = with_all_reduce(TGI_2023, measured, link, 4)
-    model = StepTimeModel(find_model("llama-2-7b"), find_accelerator("A100-40"), 4, link, profile)
-    step = StepShape(decode_sequences=8, decode_tokens=8, decode_context_tokens=800)
-    expected_s = 2 * 32 * (20e-6 + 8 * 4096 * 2 / 5e9)
-    assert model.explain(step).all_reduce_s == pytest.approx(expected_s)
-
-
-def test_a_link_without_a_rate_is_refused():
-    with pytest.raises(InputError, match="rate of the none link"):
-        with_all_reduce(TGI_2023, CollectiveFit(1e-5, 1e9, 0.0), NO_LINK, 2)

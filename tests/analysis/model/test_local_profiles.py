@@ -12,6 +12,7 @@ from lmi_bench.analysis.level.cells import Cell, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, SERVED_CPU_PRIOR
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import profile_from_json, profile_to_json
+from lmi_bench.analysis.model.step_costs import Stored
 from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -113,9 +114,7 @@ def step_s(step, **changes):
         1,
         HERE.link,
         profile,
-        weight_bytes_per_param=4,
-        kv_bytes_per_value=4,
-        compute_dtype="float32",
+        Stored(bytes_per_param=4, kv_bytes_per_value=4, compute_dtype="float32"),
     )
     parts = model.explain(step)
     assert model.step_time_s(step) == pytest.approx(parts.total_s, rel=1e-12)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023, VLLM_V0_PRIOR
 from lmi_bench.analysis.model.capacity import step_time_model_for
+from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import StepParameters
-from lmi_bench.analysis.model.step_time import StepTimeModel, all_reduce_factor
+from lmi_bench.analysis.model.step_costs import all_reduce_factor
+from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
@@ -219,40 +222,66 @@ def test_a_sliding_window_bounds_what_attention_reads():
     assert model(shape=sliding).explain(step).kv_s == pytest.approx(60 * 80 / 1e9)
 
 
-MODELS = [
-    step_time_model_for(find_model(name), find_instance(instance), tp, "float16", TGI_2023)
-    for name, instance, tp in (
-        ("llama-2-7b", "ml.g5.2xlarge", 1),
-        ("llama-2-7b", "ml.g5.48xlarge", 8),
-        ("mixtral-8x7b", "ml.p4d.24xlarge", 8),
-        ("mistral-7b-v0.1", "ml.g5.2xlarge", 1),
-        ("gemma-2-9b", "ml.p4d.24xlarge", 2),
-    )
+PROCESSORS = MeasuredMachine(2, 64 * 2**30, 12e9, 150e9, "2026-11-21")
+SETUPS = [
+    ("llama-2-7b", "ml.g5.2xlarge", 1, "float16", TGI_2023),
+    ("llama-2-7b", "ml.g5.48xlarge", 8, "float16", TGI_2023),
+    ("llama-3-70b", "ml.p4d.24xlarge", 4, "float16", TGI_2023),
+    ("mixtral-8x7b", "ml.p4d.24xlarge", 8, "float16", TGI_2023),
+    ("mistral-7b-v0.1", "ml.g5.2xlarge", 1, "float16", TGI_2023),  # all layers slide
+    ("gemma-2-9b", "ml.p4d.24xlarge", 2, "float16", TGI_2023),  # every other one does
+    ("llama-3-8b", "ml.g5.2xlarge", 1, "int4", TGI_2023),  # widened on the way
+    ("llama-3-70b", "ml.p4d.24xlarge", 8, "int4", VLLM_V0_PRIOR),  # before many rows
+    ("llama-3-8b", None, 1, "float32", BUNDLED_CPU_PRIOR),  # reading hides little arithmetic
 ]
 
 
-@given(
-    st.sampled_from(MODELS),
-    st.integers(1, 200),
-    st.integers(1, 5000),
-    st.integers(1, 600),
-)
-def test_a_run_of_steps_takes_what_its_steps_take(step_model, batch, context, steps):
-    first = StepShape(
-        decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
+def some_step(chance):
+    """A decode step, a prompt step, or both; contexts beyond the windows' 4,096 tokens too."""
+    rows = chance.choice((0, 1, chance.randrange(2, 300)))
+    prompts = chance.randrange(0 if rows else 1, 4)
+    new, found = chance.randrange(1, 900), chance.choice((0, 0, 500))
+    return StepShape(
+        decode_sequences=rows,
+        decode_tokens=rows,
+        decode_context_tokens=rows * chance.randrange(1, 9000),
+        prefill_sequences=prompts,
+        prefill_tokens=prompts * new,
+        prefill_context_pairs=prompts * (new * found + new * (new + 1) // 2),
+        prefill_context_tokens=prompts * found,
     )
-    one_by_one = sum(
-        step_model.step_time_s(
-            replace(first, decode_context_tokens=first.decode_context_tokens + k * batch)
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: f"{setup[0]} {setup[3]} TP {setup[2]}")
+def test_parts_numbers_counts_and_arrays_give_one_time(setup):
+    """200 random steps; a plain decode step is priced by a short cut, the others by the sum."""
+    name, machine, *rest = setup
+    instance = find_instance(machine) if machine else PROCESSORS.instance()
+    step_model = step_time_model_for(find_model(name), instance, *rest)
+    chance = Random(name)
+    steps = [some_step(chance) for _ in range(200)]
+    columns = {
+        column: np.array([getattr(step, column) for step in steps], dtype=np.float64)
+        for column in (
+            "decode_sequences",
+            "decode_context_tokens",
+            "prefill_sequences",
+            "prefill_tokens",
+            "prefill_context_pairs",
+            "prefill_context_tokens",
         )
-        for k in range(steps)
-    )
-    assert step_model.decode_run_s(first, steps) == pytest.approx(one_by_one, rel=1e-9)
+    }
+    explained_s = [step_model.explain(step).total_s for step in steps]
+    price = step_model.pricer()
+    priced_s = [price(*counts) for counts in zip(*columns.values(), strict=True)]
+    arrays_s = step_model.step_times_s(SimpleNamespace(repeat=np.ones(len(steps)), **columns))
+    for times_s in (list(map(step_model.step_time_s, steps)), priced_s, arrays_s):
+        assert times_s == pytest.approx(explained_s, rel=1e-14)
 
 
-@given(st.sampled_from(MODELS), st.integers(1, 300), st.integers(1, 3000))
-def test_the_short_way_of_a_decode_step_gives_the_explained_sum(step_model, batch, context):
-    step = StepShape(
-        decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
-    )
-    assert step_model.step_time_s(step) == pytest.approx(step_model.explain(step).total_s)
+def test_drafted_rows_read_the_cache_once_and_look_at_it_each():
+    """Two sequences of 50 tokens with three rows each: reads of 100 tokens, 300 pairs a layer."""
+    step = StepShape(decode_sequences=2, decode_tokens=6, decode_context_tokens=100)
+    parts = model().explain(step)
+    assert parts.kv_s == pytest.approx(100 * 80 / 1e9)
+    assert parts.compute_s == pytest.approx((6 * 18_000 + 2 * 4 * 10 * 300) / 1e9)

@@ -1,0 +1,287 @@
+"""The cost of a step by unit: seconds for each row, context token, query-key pair and prompt.
+
+Collected once from a model, a device, a link and an engine's profile; `step_time` adds them up.
+All figures are seconds on each of `tensor_parallel` devices that hold one model copy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_heads_per_rank
+from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.model.weights import embedding_params, expert_params, streamed_params
+from lmi_bench.catalog.accelerators import Accelerator, Link
+from lmi_bench.core.errors import InputError
+from lmi_bench.models.shape import ModelShape
+
+_ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
+_ACTIVATION_BYTES = 2
+_FLOP_PER_PARAMETER = 2
+_FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
+_NARROW = ("float8", "int8")
+_STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into each other's way
+# FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
+# smaller devices have relatively more, so that the cost of widening is an upper bound there
+_MATRIX_OVER_VECTOR: Final = 16
+_NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How weights and cache are stored, and in what type the matrix products run.
+
+    widening_ops_per_param  vector operations that make a stored weight one that can be multiplied
+    """
+
+    bytes_per_param: float = 2.0
+    kv_bytes_per_value: float = KV_BYTES_PER_VALUE
+    compute_dtype: str = "float16"
+    widening_ops_per_param: float = 0.0
+
+
+HALF_PRECISION = Stored()
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCosts:
+    """Matrix products with the weights.
+
+    read_s          reading all weights for one row
+    expert_share    routed experts, of all weights; unread_share: of those, unread by one row
+    rows_read       factor on reading where a step has several rows
+    token_s         arithmetic of a row; head_s: of a row that gives a token
+    widening_share  widening the weights for one block of rows, over the time of reading them
+    first_s         widening all weights before the products
+    """
+
+    read_s: float
+    expert_share: float
+    unread_share: float
+    rows_read: float
+    token_s: float
+    head_s: float
+    widening_share: float
+    first_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCosts:
+    """Attention in all layers together.
+
+    decode_read_s   reading a token of the cache for a decoding sequence; prompt_read_s: a prompt
+    pair_s          arithmetic of one query and key; widening_s: converting a cached token
+    window          of the sliding layers, None without any; sliding_share: of all layers
+    """
+
+    decode_read_s: float
+    prompt_read_s: float
+    pair_s: float
+    widening_s: float
+    window: int | None
+    sliding_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """All costs of one model copy.
+
+    unhidden                   share of the shorter of reading and arithmetic that is not hidden
+    gap_s                      gaps between kernels, a step
+    all_reduce_s               a step; all_reduce_token_s: a row
+    host_s                     launching a step that decodes; host_row_s: a sequence
+    host_token_s               a prompt token; host_prompt_s: a prompt
+    many                       costs of steps of `many_rows` rows or more, where they differ
+    """
+
+    products: ProductCosts
+    attention: AttentionCosts
+    unhidden: float
+    gap_s: float
+    all_reduce_s: float
+    all_reduce_token_s: float
+    host_s: float
+    host_row_s: float
+    host_token_s: float
+    host_prompt_s: float
+    many: StepCosts | None = None
+    many_rows: int = 0
+
+
+def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
+    """Bytes that pass the narrowest link for each byte of the reduced array.
+
+    NVLink: a ring, each device sends 2 (n - 1) / n, and so over PCIe where devices reach each
+    other. Where the same traffic of all n devices crosses one host bridge: 2 (n - 1).
+    """
+    ring = 2 * (tensor_parallel - 1) / tensor_parallel
+    return ring * tensor_parallel if link.kind == "pcie" and link.is_shared else ring
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """What the kernels reach of a device's data sheet.
+
+    Weights and products of narrow formats lose the same share of both rates.
+    """
+
+    read_bytes_per_s: float
+    weight_bytes_per_s: float
+    flop_per_s: float
+    attention_flop_per_s: float
+    vector_op_per_s: float
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, device: Accelerator, parameters: StepParameters, stored: Stored
+    ) -> _Rates:
+        dtype = stored.compute_dtype
+        bandwidth = _known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
+        peak = _known(device.peak_flop_per_s(dtype), device, f"{dtype} peak")
+        read_bytes_per_s = bandwidth * parameters.bandwidth_share
+        flop_per_s = peak * parameters.compute_share
+        if shape.is_moe:  # each expert sees few rows, padded to whole blocks
+            flop_per_s *= parameters.moe_share
+        narrow = 1.0
+        if stored.widening_ops_per_param:
+            # the fewer the bits, the less of the rate of 16-bit products such kernels reach
+            narrow = parameters.narrow_share ** (_NARROW_BYTES / stored.bytes_per_param)
+        # attention multiplies 16-bit values whatever the weights are stored in
+        wide = (device.peak_flop_per_s("float16") if dtype in _NARROW else peak) or peak
+        vector_op_per_s = device.fp32_flop_per_s or wide / _MATRIX_OVER_VECTOR
+        return cls(
+            read_bytes_per_s=read_bytes_per_s,
+            weight_bytes_per_s=read_bytes_per_s * narrow,
+            flop_per_s=flop_per_s * narrow,
+            attention_flop_per_s=wide * parameters.compute_share * parameters.attention_share,
+            vector_op_per_s=vector_op_per_s * parameters.compute_share,
+        )
+
+
+def _known(value: float | None, device: Accelerator, what: str) -> float:
+    if value is None:
+        raise InputError(f"no source states the {what} of {device.name}: it cannot be planned")
+    return value
+
+
+def step_costs(
+    shape: ModelShape,
+    device: Accelerator,
+    tensor_parallel: int,
+    link: Link,
+    profile: EngineProfile,
+    stored: Stored,
+) -> StepCosts:
+    """The costs of one copy.
+
+    Raises InputError where a figure that it needs is unknown, CapacityError where the KV heads
+    cannot be shared out.
+    """
+    parameters, layers = profile.parameters, shape.num_layers
+    rates = _Rates.of(shape, device, parameters, stored)
+    # each rank is a process of its own, and the step waits for the slowest
+    reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
+    waits = reduces_per_layer / _ALL_REDUCES_PER_LAYER
+    ranks = float(tensor_parallel - 1) ** _STRETCH_POWER
+    stretch: float = 1 + parameters.host_stretch_per_rank * waits * ranks
+    stretch *= profile.host_factors.get(device.name, 1.0)
+    host_s = parameters.host_per_layer_s * layers * stretch
+    if stored.widening_ops_per_param and stored.bytes_per_param < 1 and tensor_parallel > 1:
+        host_s += parameters.narrow_launch_s * layers
+    latency_s, byte_s = 0.0, 0.0
+    if tensor_parallel > 1:
+        latency_s, byte_s = _all_reduce(device, tensor_parallel, link, parameters)
+    reduces = reduces_per_layer * layers
+    products = _product_costs(shape, tensor_parallel, parameters, stored, rates)
+    costs = StepCosts(
+        products=products,
+        attention=_attention_costs(shape, tensor_parallel, profile, stored, rates),
+        unhidden=parameters.unhidden_share,
+        gap_s=parameters.gap_per_layer_s * layers,
+        all_reduce_s=reduces * latency_s,
+        all_reduce_token_s=reduces * shape.hidden_size * _ACTIVATION_BYTES * byte_s,
+        host_s=host_s,
+        host_row_s=parameters.host_per_sequence_s * stretch,
+        host_token_s=parameters.host_per_prompt_token_s,
+        host_prompt_s=parameters.host_per_prompt_s,
+    )
+    # experts see few rows each: theirs are widened on the way
+    if not products.widening_share or not profile.widen_first_rows or shape.is_moe:
+        return costs
+    wide = _widened_first(products, stored, rates)
+    return replace(costs, many=replace(costs, products=wide), many_rows=profile.widen_first_rows)
+
+
+def _all_reduce(
+    device: Accelerator, tensor_parallel: int, link: Link, parameters: StepParameters
+) -> tuple[float, float]:
+    """Seconds to start an all-reduce, and seconds for each byte of the reduced array."""
+    if link.kind == "none":
+        raise InputError(f"{device.name}: {tensor_parallel} devices need a link and have none")
+    if link.kind == "pcie":
+        latency_s, share = parameters.pcie_latency_s, parameters.pcie_share
+    else:
+        latency_s, share = parameters.nvlink_latency_s, parameters.nvlink_share
+    rate = _known(link.bytes_per_s, device, f"{link.kind} rate") * share
+    return latency_s, all_reduce_factor(tensor_parallel, link) / rate
+
+
+def _product_costs(
+    shape: ModelShape,
+    tensor_parallel: int,
+    parameters: StepParameters,
+    stored: Stored,
+    rates: _Rates,
+) -> ProductCosts:
+    experts, params = expert_params(shape), streamed_params(shape, math.inf)
+    param_s = stored.bytes_per_param / (tensor_parallel * rates.weight_bytes_per_s)
+    layers_flop = _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape))
+    head_flop = _FLOP_PER_PARAMETER * shape.vocab_size * shape.hidden_size
+    widening_s = stored.widening_ops_per_param / (tensor_parallel * rates.vector_op_per_s)
+    return ProductCosts(
+        read_s=params * param_s,
+        expert_share=experts / params,
+        unread_share=1 - shape.experts_per_token / shape.experts if experts else 0.0,
+        rows_read=1 / parameters.rows_read_share,
+        token_s=layers_flop / (tensor_parallel * rates.flop_per_s),
+        head_s=head_flop / (tensor_parallel * rates.flop_per_s),
+        widening_share=widening_s / param_s,
+    )
+
+
+def _widened_first(narrow: ProductCosts, stored: Stored, rates: _Rates) -> ProductCosts:
+    """Products of weights that are widened as a whole: read, written wide, and read again."""
+    growth = _ACTIVATION_BYTES / stored.bytes_per_param
+    slower = rates.weight_bytes_per_s / rates.read_bytes_per_s
+    return replace(
+        narrow,
+        read_s=narrow.read_s * growth * slower,
+        rows_read=1.0,
+        token_s=narrow.token_s * slower,
+        head_s=narrow.head_s * slower,
+        widening_share=0.0,
+        first_s=narrow.read_s * (1 + growth),
+    )
+
+
+def _attention_costs(
+    shape: ModelShape, tensor_parallel: int, profile: EngineProfile, stored: Stored, rates: _Rates
+) -> AttentionCosts:
+    layers, growing = shape.num_layers, shape.growing_layers
+    values = shape.latent_kv_dim or 2 * shape.head_dim * kv_heads_per_rank(shape, tensor_parallel)
+    read_s = layers * values * stored.kv_bytes_per_value / rates.read_bytes_per_s
+    shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
+    # kernels that do not know groups of heads read the cache again for each query head
+    reads = 1 if shared else shape.num_heads // shape.num_kv_heads
+    narrow = stored.kv_bytes_per_value < _ACTIVATION_BYTES  # each value that is read is converted
+    pair_flop = _FLOP_PER_PAIR * shape.num_heads * (shape.latent_kv_dim or shape.head_dim)
+    return AttentionCosts(
+        decode_read_s=read_s * reads,
+        prompt_read_s=read_s,
+        pair_s=layers * pair_flop / (tensor_parallel * rates.attention_flop_per_s),
+        widening_s=layers * values * narrow / rates.vector_op_per_s,
+        window=shape.sliding_window if growing < layers else None,
+        sliding_share=1 - growing / layers,
+    )
