@@ -64,19 +64,3 @@ def standard_attention_intensity(sequence_tokens: int, head_dim: int) -> float:
     operations = 4 * n * n * d + 3 * n * n
     values_moved = 4 * n * n + 4 * n * d
     return operations / (_BYTES_PER_HALF * values_moved)
-
-
-def decode_step_bounds_s(
-    *,
-    batch: float,
-    mean_context_tokens: float,
-    weight_bytes: float,
-    params_active: float,
-    kv_bytes_per_token: float,
-    bandwidth_bytes_per_s: float,
-    flop_per_s: float,
-) -> tuple[float, float]:
-    """Seconds that a decode step needs at least for its reads, and for its arithmetic."""
-    read_bytes = weight_bytes + batch * mean_context_tokens * kv_bytes_per_token
-    flop = _FLOP_PER_PARAMETER * params_active * batch
-    return read_bytes / bandwidth_bytes_per_s, flop / flop_per_s

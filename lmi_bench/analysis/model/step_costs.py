@@ -6,7 +6,6 @@ All figures are seconds on each of `tensor_parallel` devices that hold one model
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -49,8 +48,9 @@ HALF_PRECISION = Stored()
 class ProductCosts:
     """Matrix products with the weights.
 
-    read_s          reading all weights for one row
-    expert_share    routed experts, of all weights; unread_share: of those, unread by one row
+    read_s          reading all weights at the rate that one row reaches
+    expert_share    routed experts, of all weights; unread_share: of them, unread by one row, and
+                    with even routing unread_share ** n by n rows
     rows_read       factor on reading where a step has several rows
     token_s         arithmetic of a row; head_s: of a row that gives a token
     widening_share  widening the weights for one block of rows, over the time of reading them
@@ -235,7 +235,7 @@ def _product_costs(
     stored: Stored,
     rates: _Rates,
 ) -> ProductCosts:
-    experts, params = expert_params(shape), streamed_params(shape, math.inf)
+    experts, params = expert_params(shape), streamed_params(shape)
     param_s = stored.bytes_per_param / (tensor_parallel * rates.weight_bytes_per_s)
     layers_flop = _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape))
     head_flop = _FLOP_PER_PARAMETER * shape.vocab_size * shape.hidden_size

@@ -7,12 +7,8 @@ weight; MXFP4 stores one 8-bit scale for 32 weights, 4.25 bits, and covers the e
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
@@ -124,29 +120,10 @@ def widening_ops_per_param(shape: ModelShape, dtype: str) -> float:
     return ops * _covered_params(shape, fmt.covers) / shape.params_total
 
 
-def nominal_weight_bytes(shape: ModelShape, dtype: str) -> int:
-    """Bytes by the headline count, parameters * nominal bits: what posts and cards quote."""
-    return round(shape.params_total * weight_format(dtype).nominal_bits / BITS_PER_BYTE)
+def streamed_params(shape: ModelShape) -> int:
+    """Parameters that a step of many rows reads: all but the input embedding.
 
-
-def streamed_params(shape: ModelShape, num_tokens: float) -> float:
-    """Parameters that a step of `num_tokens` rows reads from memory.
-
-    All of a dense model's but the input embedding, of which a row reads one line. Of a mixture,
-    the experts that at least one row is sent to: with even routing an expert stays unread with
-    probability (1 - experts_per_token / experts) ** num_tokens.
+    Of the input embedding a row reads one line.
     """
     embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    dense = shape.params_total - embedding
-    routed = expert_params(shape)
-    if not routed:
-        return float(dense)
-    unread: float = (1 - shape.experts_per_token / shape.experts) ** num_tokens
-    return dense - routed * unread
-
-
-def streamed_params_of(shape: ModelShape, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`streamed_params` of many steps, shape (n,)."""
-    dense = streamed_params(shape, math.inf) - expert_params(shape)
-    unread = (1 - shape.experts_per_token / max(1, shape.experts)) ** num_tokens
-    return np.asarray(dense + expert_params(shape) * (1 - unread), dtype=np.float64)
+    return shape.params_total - embedding

@@ -8,7 +8,6 @@ from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.model.roofline import (
     critical_batch_size,
     critical_batch_size_without_cache,
-    decode_step_bounds_s,
     ops_per_byte,
     standard_attention_intensity,
 )
@@ -64,8 +63,9 @@ def test_at_the_critical_batch_both_bounds_take_equally_long():
         "kv_bytes_per_token": kv_bytes_per_token(shape),
     }
     batch = critical_batch_size(**common)
-    memory_s, compute_s = decode_step_bounds_s(batch=batch, **common)
-    assert memory_s == pytest.approx(compute_s)
+    read_bytes = common["weight_bytes"] + batch * 300 * common["kv_bytes_per_token"]
+    memory_s = read_bytes / common["bandwidth_bytes_per_s"]
+    assert memory_s == pytest.approx(2 * shape.params_active * batch / common["flop_per_s"])
 
 
 def test_attention_of_llama_2_7b_does_62_operations_a_byte():

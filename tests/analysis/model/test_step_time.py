@@ -79,6 +79,15 @@ def test_a_decode_step_reads_weights_and_cache():
     assert parts.kv_s == pytest.approx(50 * (2 * 2 * 2 * 5 * 2) / 1e9)
 
 
+def test_a_large_batch_reads_every_expert_and_one_token_only_its_own():
+    """All parameters but the input embedding of 32,000 rows, at 2 bytes and 1 GB/s."""
+    shape, embedding = find_model("mixtral-8x7b"), 32_000 * 4096
+    for rows, params in ((1, shape.params_active), (512, shape.params_total)):
+        step = replace(ONE_DECODE, decode_sequences=rows, decode_tokens=rows)
+        weights_s = model(shape=shape).explain(step).weights_s
+        assert weights_s == pytest.approx((params - embedding) * 2 / 1e9, rel=1e-6)
+
+
 def test_arithmetic_counts_layers_head_and_attention():
     """2 * 8,000 for the layers, 2 * 1,000 for the head, 4 * 10 * 50 a layer for attention."""
     parts = model().explain(ONE_DECODE)
