@@ -35,6 +35,7 @@ from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
@@ -167,7 +168,7 @@ def made_up(server: MadeUp, noise: float, seed: int, slo: Slo | None = None) -> 
         def send(at_s: float) -> None:
             took_s = server.latency_s(load) * math.exp(noise * rng.standard_normal())
             times_s = (at_s + took_s / 2, at_s + took_s)
-            records.append(RequestRecord(len(records), at_s, at_s, times_s))
+            records.append(RequestRecord(len(records), at_s, Exchange(at_s, times_s)))
             heapq.heappush(in_flight, (times_s[1], len(records) - 1))
 
         for _ in range(1 if open_loop else min(int(load), number)):

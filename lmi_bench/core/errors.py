@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, get_args
 
+from lmi_bench.core.exchange import Exchange
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -73,12 +75,11 @@ class TargetError(LmiBenchError):
     """One request got no complete answer.
 
     kind      the bucket in which it is counted
-    exchange  what had arrived before it failed, if anything: a `records.Exchange`, unknown here
-              so that errors stay below everything that raises them
+    exchange  what had arrived before it failed, if anything
     """
 
     def __init__(
-        self, kind: TargetErrorKind, message: str, *, exchange: object | None = None
+        self, kind: TargetErrorKind, message: str, *, exchange: Exchange | None = None
     ) -> None:
         super().__init__(message)
         self.kind = kind

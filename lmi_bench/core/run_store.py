@@ -28,7 +28,8 @@ from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_f
 from lmi_bench.core.errors import InputError, LmiBenchError, file_reason
 from lmi_bench.core.host import host_facts, installed_versions
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.redaction import redact, redact_text
+from lmi_bench.core.redaction import redact
+from lmi_bench.core.request_line import record_of, request_line
 
 SCHEMA_VERSION = 1
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
@@ -169,7 +170,7 @@ class RunStore:
         """
         level, attempt = int(level_line["level"]), int(level_line["attempt"])
         requests = b"".join(
-            orjson.dumps(self._request_line(level, attempt, record), option=_ONE_LINE)
+            orjson.dumps(request_line(level, attempt, record, self._secrets), option=_ONE_LINE)
             for record in records
         )
         line = redact(dict(level_line), self._secrets)
@@ -211,51 +212,6 @@ class RunStore:
         with _writing(self.path, name, f"the levels are safe: {_GO_ON}"):
             write_whole(self.path / name, redact(content, self._secrets))
 
-    def _request_line(self, level: int, attempt: int, record: RequestRecord) -> dict[str, Any]:
-        optional: dict[str, Any] = {}
-        if record.first_answer_s is not None:
-            optional["first_answer_s"] = _ns(record.first_answer_s)
-        if record.reasoning_tokens:
-            optional["reasoning_tokens"] = record.reasoning_tokens
-        if not record.streamed:
-            optional["streamed"] = False
-        if record.replica is not None:
-            optional["replica"] = record.replica
-        for name in ("queue_s", "prefill_s", "decode_s"):
-            seconds = getattr(record, name)
-            if seconds is not None:
-                optional[name] = _ns(seconds)
-        if record.connect_s is not None:
-            optional["connect_s"] = _ns(record.connect_s)
-        if record.retries:
-            optional["retries"] = record.retries
-        if record.tls_s is not None:
-            optional["tls_s"] = _ns(record.tls_s)
-        if record.held_s:
-            optional["held_s"] = _ns(record.held_s)
-        if record.asked_tokens:
-            optional["asked_tokens"] = record.asked_tokens
-        if record.cached_tokens is not None:
-            optional["cached_tokens"] = record.cached_tokens
-        if record.session is not None:
-            optional |= {"session": record.session, "turn": record.turn}
-        return {
-            "level": level,
-            "attempt": attempt,
-            "request_id": record.request_id,
-            "due_s": _ns(record.due_s),
-            "sent_s": _ns(record.sent_s),
-            "token_times_s": [_ns(time_s) for time_s in record.token_times_s],
-            "token_counts": list(record.token_counts),
-            "input_tokens": record.input_tokens,
-            "output_tokens": record.output_tokens,
-            "status": record.status,
-            "error": None if record.error is None else redact_text(record.error, self._secrets),
-            "finish_reason": record.finish_reason,
-            "ended_s": None if record.ended_s is None else _ns(record.ended_s),
-            **optional,
-        }
-
 
 _GO_ON = "make room and continue with --resume"
 
@@ -291,7 +247,7 @@ def load_run(path: Path) -> Run:
     for line in _read_lines(path / REQUESTS):
         kept = records.get((line["level"], line["attempt"]))
         if kept is not None:
-            kept.append(_record(line))
+            kept.append(record_of(line))
     knees_path, answer_path = path / KNEES, path / SLO_ANSWER
     return Run(
         path=path,
@@ -312,42 +268,6 @@ def _cloudwatch(path: Path) -> list[dict[str, Any]]:
 
 
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-
-
-def _ns(seconds: float) -> float:
-    """Seconds to the nanosecond: finer digits are noise and triple the file."""
-    return round(seconds, 9)
-
-
-def _record(line: Mapping[str, Any]) -> RequestRecord:
-    return RequestRecord(
-        request_id=line["request_id"],
-        due_s=line["due_s"],
-        sent_s=line["sent_s"],
-        token_times_s=tuple(line["token_times_s"]),
-        token_counts=tuple(line["token_counts"]),
-        input_tokens=line["input_tokens"],
-        output_tokens=line["output_tokens"],
-        status=line["status"],
-        error=line.get("error"),
-        finish_reason=line.get("finish_reason"),
-        ended_s=line.get("ended_s"),
-        queue_s=line.get("queue_s"),
-        prefill_s=line.get("prefill_s"),
-        decode_s=line.get("decode_s"),
-        first_answer_s=line.get("first_answer_s"),
-        reasoning_tokens=line.get("reasoning_tokens", 0),
-        streamed=line.get("streamed", True),
-        replica=line.get("replica"),
-        connect_s=line.get("connect_s"),
-        tls_s=line.get("tls_s"),
-        retries=line.get("retries", 0),
-        held_s=line.get("held_s", 0.0),
-        asked_tokens=line.get("asked_tokens", 0),
-        cached_tokens=line.get("cached_tokens"),
-        session=line.get("session"),
-        turn=line.get("turn", 0),
-    )
 
 
 def is_stillborn(path: Path) -> bool:

@@ -59,7 +59,7 @@ def request_table(run: Run) -> pd.DataFrame:
                     "rate_per_s": line.get("rate_per_s"),
                     "request_id": record.request_id,
                     "status": record.status,
-                    "finish_reason": record.finish_reason,
+                    "finish_reason": record.exchange.finish_reason,
                     "due_s": record.due_s,
                     "sent_s": record.sent_s,
                     "first_token_s": times[0] if len(times) else None,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.cli.slo_print import why_missed
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
@@ -17,7 +18,12 @@ SLOS = (parse_slo("ttft_p90<=1s"),)
 def run_of(*levels):
     """A run of (users, requests, TTFT in seconds)."""
     records = [
-        tuple(RequestRecord(i, 0.0, 0.0, (ttft_s, 3.0), (1, 1), 1, 2) for i in range(n))
+        tuple(
+            RequestRecord(
+                i, 0.0, Exchange(0.0, (ttft_s, 3.0), (1, 1)), input_tokens=1, output_tokens=2
+            )
+            for i in range(n)
+        )
         for _, n, ttft_s in levels
     ]
     lines = [{"level": i, "concurrency": users} for i, (users, _, _) in enumerate(levels)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 
 REQUEST = PlannedRequest(5, 0.0, input_tokens=8, output_tokens=4)
@@ -39,6 +40,6 @@ def test_a_request_that_never_left_was_sent_when_it_was_tried():
 
 
 def test_shifting_moves_every_time_alike():
-    record = RequestRecord(0, 10.0, 11.0, (12.0, 13.0), ended_s=13.5).shifted(10.0)
+    record = RequestRecord(0, 10.0, Exchange(11.0, (12.0, 13.0), ended_s=13.5)).shifted(10.0)
     assert (record.due_s, record.sent_s, record.ended_s) == (0.0, 1.0, 3.5)
     assert record.token_times_s == (2.0, 3.0)

@@ -15,6 +15,7 @@ import pytest
 
 from lmi_bench.core.durable import LOCK
 from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import RunStore, build_manifest, load_run
 from lmi_bench.core.scenario import Scenario
@@ -22,11 +23,8 @@ from lmi_bench.core.scenario import Scenario
 RECORD = RequestRecord(
     request_id=0,
     due_s=0.0,
-    sent_s=0.001,
-    token_times_s=(0.25, 0.5),
+    exchange=Exchange(0.001, (0.25, 0.5), finish_reason="length", ended_s=0.5),
     input_tokens=8,
-    finish_reason="length",
-    ended_s=0.5,
 )
 
 
@@ -42,13 +40,31 @@ def _level(level: int, attempt: int = 1, **extra: object) -> dict:
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):
-    failed = RequestRecord(1, 0.0, 0.0, status="throttled", error="429", input_tokens=8)
+    failed = RequestRecord(1, 0.0, Exchange(0.0), status="throttled", error="429", input_tokens=8)
     with RunStore.create(tmp_path / "run", _manifest()) as store:
         store.append_level([RECORD, failed], _level(0))
     run = load_run(tmp_path / "run")
     assert run.records == [(RECORD, failed)]
     assert run.levels == [_level(0)]
     assert run.knees is None
+
+
+def test_every_field_of_a_line_survives_reading_and_writing_again(tmp_path):
+    """requests.jsonl byte for byte, the line written by hand in the documented order."""
+    line = (
+        b'{"level":0,"attempt":1,"request_id":3,"due_s":0.125,"sent_s":0.25,'
+        b'"token_times_s":[0.5,0.75],"token_counts":[1,3],"input_tokens":8,"output_tokens":5,'
+        b'"status":"broken_stream","error":"closed","finish_reason":"length","ended_s":1.0,'
+        b'"first_answer_s":0.75,"reasoning_tokens":1,"streamed":false,"replica":0,"queue_s":0.0,'
+        b'"prefill_s":0.25,"decode_s":0.5,"connect_s":0.0625,"retries":2,"tls_s":0.03125,'
+        b'"held_s":0.015625,"asked_tokens":6,"cached_tokens":0,"session":2,"turn":1}\n'
+    )
+    with RunStore.create(tmp_path / "a", _manifest()) as store:
+        store.append_level([], _level(0))
+    (tmp_path / "a" / "requests.jsonl").write_bytes(line)
+    with RunStore.create(tmp_path / "b", _manifest()) as store:
+        store.append_level(load_run(tmp_path / "a").records[0], _level(0))
+    assert (tmp_path / "b" / "requests.jsonl").read_bytes() == line
 
 
 def test_a_folder_that_exists_is_refused(tmp_path):
@@ -117,11 +133,12 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         f"""
         from pathlib import Path
         from lmi_bench.core.run_store import RunStore
+        from lmi_bench.core.exchange import Exchange
         from lmi_bench.core.records import RequestRecord
         store = RunStore.create(Path({str(path)!r}), {{"schema_version": 1, "scenario_hash": "h"}})
         level = 0
         while True:
-            records = [RequestRecord(i, 0.0, 0.0, (0.1,) * 50) for i in range(200)]
+            records = [RequestRecord(i, 0.0, Exchange(0.0, (0.1,) * 50)) for i in range(200)]
             store.append_level(records, {{"level": level, "attempt": 1, "stopped_by": None}})
             print(level, flush=True)
             level += 1
@@ -202,7 +219,11 @@ def test_secrets_are_never_written(tmp_path):
         ],
     }
     failed = RequestRecord(
-        0, 0.0, 0.0, status="client_error", error=f"401: Authorization: Bearer {custom} is wrong"
+        0,
+        0.0,
+        Exchange(0.0),
+        status="client_error",
+        error=f"401: Authorization: Bearer {custom} is wrong",
     )
     with RunStore.create(tmp_path / "run", manifest, secrets=[custom]) as store:
         store.append_level([failed], _level(0, first_error=f"key {custom} unknown"))
@@ -254,15 +275,18 @@ def test_the_manifest_names_host_and_versions(tmp_path):
 
 
 def test_what_only_some_answers_have_comes_back_and_costs_the_others_nothing(tmp_path):
-    thinking = replace(RECORD, first_answer_s=0.25, reasoning_tokens=1, streamed=False)
-    thinking = replace(thinking, queue_s=0.1, prefill_s=0.2, decode_s=0.3)
+    stages = {"queue_s": 0.1, "prefill_s": 0.2, "decode_s": 0.3}
+    answer = replace(
+        RECORD.exchange, first_answer_s=0.25, reasoning_tokens=1, streamed=False, **stages
+    )
+    thinking = replace(RECORD, request_id=1, exchange=answer)
     with RunStore.create(tmp_path / "run", _manifest()) as store:
-        store.append_level([RECORD, replace(thinking, request_id=1)], _level(0))
-    first, second = load_run(tmp_path / "run").records[0]
-    assert (first.first_answer_s, first.streamed) == (None, True)
-    assert (second.first_answer_s, second.reasoning_tokens, second.streamed) == (0.25, 1, False)
-    assert (first.queue_s, first.prefill_s, first.decode_s) == (None, None, None)
-    assert (second.queue_s, second.prefill_s, second.decode_s) == (0.1, 0.2, 0.3)
+        store.append_level([RECORD, thinking], _level(0))
+    plain, answer = (record.exchange for record in load_run(tmp_path / "run").records[0])
+    assert (plain.first_answer_s, plain.streamed) == (None, True)
+    assert (answer.first_answer_s, answer.reasoning_tokens, answer.streamed) == (0.25, 1, False)
+    assert (plain.queue_s, plain.prefill_s, plain.decode_s) == (None, None, None)
+    assert (answer.queue_s, answer.prefill_s, answer.decode_s) == (0.1, 0.2, 0.3)
     line = (tmp_path / "run" / "requests.jsonl").read_text().splitlines()[0]
     assert "streamed" not in line
     assert "queue_s" not in line

@@ -34,7 +34,7 @@ OVERLOADED = b'{"error": {"message": "queue is full", "type": "x", "code": 503}}
 def test_the_good_answer_is_good():
     record = record_of([good_answer()])
     assert (record.status, record.output_tokens, record.input_tokens) == ("ok", 3, 4)
-    assert record.finish_reason == "length"
+    assert record.exchange.finish_reason == "length"
 
 
 def test_an_answer_cut_into_single_bytes_is_the_same_answer():

@@ -10,6 +10,7 @@ import yaml
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import RunStore, build_manifest, load_run
@@ -23,7 +24,10 @@ def level(users, n, stopped_by=None):
     """Answers of 4 tokens: the first after 100 ms, then one each 50 ms."""
     records = tuple(
         RequestRecord(
-            i, float(i), float(i), tuple(i + t for t in (0.1, 0.15, 0.2, 0.25)), input_tokens=8
+            i,
+            float(i),
+            Exchange(float(i), tuple(i + t for t in (0.1, 0.15, 0.2, 0.25))),
+            input_tokens=8,
         )
         for i in range(n)
     )

@@ -49,7 +49,7 @@ def test_each_router_sends_the_same_requests_to_the_same_replicas(router, load):
     run = assert_same_level(
         spec, [(20, 31), (31, 20), (7, 3)], config, Uneven(), replicas=3, router=router
     )
-    assert {record.replica for record in run.records} == {0, 1, 2}
+    assert {record.exchange.replica for record in run.records} == {0, 1, 2}
 
 
 @settings(max_examples=15, deadline=None)
@@ -63,7 +63,7 @@ def test_open_loops_over_replicas_give_the_same_records(spec, lengths, config, r
 def test_round_robin_gives_every_replica_its_share():
     spec = LevelSpec(index=0, load=Load(concurrency=4), num_requests=24)
     run = assert_same_level(spec, MIXED, SchedulerConfig(num_blocks=1000), Uneven(), replicas=4)
-    assert [record.replica for record in run.records] == [n % 4 for n in range(24)]
+    assert [record.exchange.replica for record in run.records] == [n % 4 for n in range(24)]
 
 
 def test_overload_of_one_replica_is_refused_in_both():
@@ -73,4 +73,4 @@ def test_overload_of_one_replica_is_refused_in_both():
     run = assert_same_level(spec, [(4, 3), (4, 30)], config, Uneven(), replicas=2)
     refused = [record for record in run.records if record.status == "overloaded"]
     assert refused
-    assert all(record.replica is None for record in refused)
+    assert all(record.exchange.replica is None for record in refused)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -51,7 +52,9 @@ def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=
             if len(times) == tokens:
                 del running[index]
                 free += 1
-                done.append(RequestRecord(index, sent_s, sent_s, tuple(times), input_tokens=256))
+                done.append(
+                    RequestRecord(index, sent_s, Exchange(sent_s, tuple(times)), input_tokens=256)
+                )
     return tuple(sorted(done, key=lambda record: record.request_id))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.slo_text import highest_meeting
@@ -23,7 +24,16 @@ SLOS = (parse_slo("ttft_mean<=1s"),)
 def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, highest):
     levels = [{"concurrency": n, "valid": v} for n, v in zip((4, 2, 1), valid[::-1], strict=True)]
     records = [
-        [RequestRecord(i, 0.0, 0.0, (t, t + 1), (1, 1), 1, 2, ended_s=t + 1) for i in range(5)]
+        [
+            RequestRecord(
+                i,
+                0.0,
+                Exchange(0.0, (t, t + 1), (1, 1), ended_s=t + 1),
+                input_tokens=1,
+                output_tokens=2,
+            )
+            for i in range(5)
+        ]
         for t in ttft_s[::-1]
     ]
     found = highest_meeting(levels, records, SLOS)
@@ -35,7 +45,16 @@ def test_a_level_with_too_few_requests_to_tell_is_no_breach():
     slos = (parse_slo("ttft_p90<=1s"),)
     levels = [{"concurrency": n, "valid": True} for n in (1, 2, 4)]
     records = [
-        [RequestRecord(i, 0.0, 0.0, (0.5, 1.5), (1, 1), 1, 2, ended_s=1.5) for i in range(n)]
+        [
+            RequestRecord(
+                i,
+                0.0,
+                Exchange(0.0, (0.5, 1.5), (1, 1), ended_s=1.5),
+                input_tokens=1,
+                output_tokens=2,
+            )
+            for i in range(n)
+        ]
         for n in (3, 6, 30)
     ]
     assert highest_meeting(levels, records, slos) == levels[2]

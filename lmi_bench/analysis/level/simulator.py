@@ -25,6 +25,7 @@ from lmi_bench.core.errors import (
     TargetErrorKind,
     timeout_message,
 )
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import STATUS_OK, LevelRun, RequestRecord
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.router import RoundRobin, Router
@@ -149,15 +150,17 @@ class _Request:
         return RequestRecord(
             request_id=self.planned.request_id,
             due_s=self.due_s,
-            sent_s=self.due_s,
-            token_times_s=tuple(self.token_times),
-            token_counts=tuple(self.token_counts),
+            exchange=Exchange(
+                self.due_s,
+                tuple(self.token_times),
+                tuple(self.token_counts),
+                finish_reason=self.finish_reason,
+                ended_s=self.ended_s,
+                replica=None if self.replica is None else self.replica.number,
+            ),
             input_tokens=self.planned.input_tokens,
             status=self.status,
             error=self.error,
-            finish_reason=self.finish_reason,
-            ended_s=self.ended_s,
-            replica=None if self.replica is None else self.replica.number,
         )
 
 

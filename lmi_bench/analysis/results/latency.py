@@ -71,7 +71,7 @@ _NO_GAPS: FloatArray = np.empty(0)
 def token_events_s(record: RequestRecord) -> FloatArray:
     """Times of the events that carried at least one token; shape (events,), seconds."""
     times = np.asarray(record.token_times_s, dtype=np.float64)
-    counts = np.asarray(record.token_counts)
+    counts = np.asarray(record.exchange.token_counts)
     return times if counts.all() else times[counts > 0]
 
 
@@ -89,10 +89,10 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
     first_s, last_s = float(times[0]), float(times[-1])
     tokens = record.output_tokens
     has_gaps = times.size > 1 and tokens > 1
-    answer_s = record.first_answer_s
+    answer_s = record.exchange.first_answer_s
     return RequestLatency(
-        ttft_s=first_s - start_s if record.streamed else None,
-        ttft_from_sent_s=first_s - record.sent_s if record.streamed else None,
+        ttft_s=first_s - start_s if record.exchange.streamed else None,
+        ttft_from_sent_s=first_s - record.sent_s if record.exchange.streamed else None,
         dispatch_delay_s=delay_s,
         itl_s=np.diff(times) if has_gaps else _NO_GAPS,
         tpot_s=(last_s - first_s) / (tokens - 1) if has_gaps else None,
@@ -228,7 +228,7 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         ),
         "mean_concurrency": mean_concurrency,
         "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
-        "retries": sum(record.retries for record in run.records),
+        "retries": sum(record.exchange.retries for record in run.records),
         "connect_ms": summarise_ms(run.connect_s),
         "tls_ms": summarise_ms(run.tls_s),
         "generator": _generator(run.check),
@@ -243,10 +243,10 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         line["sessions"] = summarise_sessions(run)
     if spec.max_in_flight is not None:
         line["max_in_flight"] = spec.max_in_flight
-    held_s = [record.held_s for record in run.records if record.held_s]
+    held_s = [record.exchange.held_s for record in run.records if record.exchange.held_s]
     if held_s:
         line["held"] = {"requests": len(held_s), "mean_ms": float(np.mean(held_s)) * MS_PER_S}
-    by_replica = Counter(r.replica for r in run.records if r.replica is not None)
+    by_replica = Counter(r.exchange.replica for r in run.records if r.exchange.replica is not None)
     if by_replica:
         line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
     return line
@@ -256,7 +256,9 @@ def _without_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -
     """Streamed answers of a server that ended, and not in the middle, without saying why."""
     if not check.receiver:
         return 0
-    return sum(record.streamed and record.finish_reason is None for record in completed)
+    return sum(
+        record.exchange.streamed and record.exchange.finish_reason is None for record in completed
+    )
 
 
 def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
@@ -270,18 +272,18 @@ def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
             "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
             "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
         }
-    streamed = [record for record in completed if record.streamed]
-    counted = [(record.output_tokens, sum(record.token_counts)) for record in streamed]
+    streamed = [record for record in completed if record.exchange.streamed]
+    counted = [(record.output_tokens, sum(record.exchange.token_counts)) for record in streamed]
     if any(stated != came for stated, came in counted):
         found["unequal_counts"] = {
             "requests": sum(stated != came for stated, came in counted),
             "server_tokens": sum(stated for stated, _ in counted),
             "chunk_tokens": sum(came for _, came in counted),
         }
-    told = [record for record in completed if record.cached_tokens is not None]
+    told = [record for record in completed if record.exchange.cached_tokens is not None]
     prompt_tokens = sum(record.input_tokens for record in told)
     if prompt_tokens:
-        cached = sum(record.cached_tokens or 0 for record in told)
+        cached = sum(record.exchange.cached_tokens or 0 for record in told)
         found["cached_prompt_frac"] = cached / prompt_tokens
     return found
 
@@ -336,10 +338,10 @@ def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]
 
     The share is taken of the tokens that came as events, since servers count differently.
     """
-    reasoning = sum(record.reasoning_tokens for record in completed)
+    reasoning = sum(record.exchange.reasoning_tokens for record in completed)
     if not reasoning:
         return {}
-    streamed = sum(sum(record.token_counts) for record in completed)
+    streamed = sum(sum(record.exchange.token_counts) for record in completed)
     return {
         ANSWER_KEY: summarise_ms(answers_s),
         "reasoning_tokens": reasoning,

@@ -82,7 +82,7 @@ def _tokens_by_event(record: RequestRecord) -> NDArray[np.float64]:
     Where the server states more or fewer than the events show (a chunk may hold several), its count
     is shared out over them, so that the window's throughput is of the same tokens as the level's.
     """
-    counts = np.asarray(record.token_counts, dtype=np.float64)
+    counts = np.asarray(record.exchange.token_counts, dtype=np.float64)
     shown = counts.sum()
     return counts * (record.output_tokens / shown) if shown and record.output_tokens else counts
 

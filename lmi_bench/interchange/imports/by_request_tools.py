@@ -13,6 +13,7 @@ from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_ms
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
@@ -236,13 +237,15 @@ def _inference_perf_record(number: int, line: Mapping[str, Any]) -> RequestRecor
     return RequestRecord(
         number,
         sent_s,
-        sent_s,
-        token_times_s=tuple(times) or (ended_s,),
-        token_counts=() if times else (output_tokens,),
+        Exchange(
+            sent_s,
+            tuple(times) or (ended_s,),
+            () if times else (output_tokens,),
+            ended_s=ended_s,
+            streamed=bool(times),
+        ),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        ended_s=ended_s,
-        streamed=bool(times),
     )
 
 

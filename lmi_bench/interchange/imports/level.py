@@ -19,6 +19,7 @@ from lmi_bench.analysis.results.latency import (
     summarise_level,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -180,12 +181,9 @@ def two_event_record(
     return RequestRecord(
         number,
         sent_s,
-        sent_s,
-        token_times_s=times,
-        token_counts=counts,
+        Exchange(sent_s, times, counts, ended_s=sent_s + e2e_s),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        ended_s=sent_s + e2e_s,
     )
 
 
@@ -201,11 +199,10 @@ def failed_record(
     return RequestRecord(
         number,
         sent_s,
-        sent_s,
+        Exchange(sent_s, ended_s=ended_s),
         input_tokens=input_tokens,
         status="server_error",
         error=error,
-        ended_s=ended_s,
     )
 
 

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
@@ -221,11 +222,9 @@ def _record(number: int, sent_s: float, metrics: Mapping[str, Any]) -> RequestRe
         return RequestRecord(
             number,
             sent_s,
-            sent_s,
-            token_times_s=tuple(times),
+            Exchange(sent_s, tuple(times), ended_s=sent_s + e2e_ms / 1e3),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
-            ended_s=sent_s + e2e_ms / 1e3,
         )
     return two_event_record(
         number,

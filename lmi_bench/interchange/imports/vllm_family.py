@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
@@ -222,8 +223,7 @@ def _vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
             RequestRecord(
                 number,
                 start,
-                start,
-                token_times_s=times,
+                Exchange(start, times),
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
             )

@@ -12,7 +12,7 @@ from typing import cast
 import httptools
 
 from lmi_bench.core.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.failure import clip

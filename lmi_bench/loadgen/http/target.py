@@ -18,7 +18,7 @@ from typing import Literal, Self
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import InputError, TargetError, timeout_message
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.addresses import Turns, find_addresses
 from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Read, decode_answer

@@ -6,7 +6,7 @@ import asyncio
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, TargetError
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.engine_stats import EngineStats

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from lmi_bench.core.errors import TargetError, timeout_message
-from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.run.stall_guard import StallGuard
 from lmi_bench.loadgen.run.target import Target
@@ -74,7 +75,9 @@ class Measured:
                 self.outcome = RequestRecord.completed(self.request, self.due_s, exchange)
         if not self.held_s:
             return self.outcome
-        return replace(self.outcome, held_s=self.outcome.held_s + self.held_s)
+        exchange = self.outcome.exchange
+        held_s = exchange.held_s + self.held_s
+        return replace(self.outcome, exchange=replace(exchange, held_s=held_s))
 
 
 def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
@@ -122,8 +125,10 @@ async def measure(
         if guard is not None:
             guard.ended(limit, loop.time() - sent_s)
     if record.status == "timeout":  # it had its place until now, whenever its last byte came
-        record = replace(record, ended_s=loop.time())
-    return Measured(request, due_s, _free_s(record, loop.time()), sum(record.token_counts), record)
+        record = replace(record, exchange=replace(record.exchange, ended_s=loop.time()))
+    return Measured(
+        request, due_s, _free_s(record, loop.time()), sum(record.exchange.token_counts), record
+    )
 
 
 def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchange | None) -> str:

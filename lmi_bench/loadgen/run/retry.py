@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.http.target import HttpTarget

@@ -93,7 +93,9 @@ def check_level(
 
     watch  of the busiest worker, where there are several
     """
-    delays_s = sorted(max(0.0, record.sent_s - record.due_s - record.held_s) for record in records)
+    delays_s = sorted(
+        max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records
+    )
     asked, achieved = _loads(spec, records)
     check = GeneratorCheck(
         dispatch_delay_p50_s=quantile(delays_s, 0.5),
@@ -186,7 +188,7 @@ def _ttfts(
     """TTFT of each answer, and by how much it may be too long; None: not known. Seconds."""
     answered = [record for record in records if record.ok and record.token_times_s]
     ttft_s = [record.token_times_s[0] - record.sent_s for record in answered]
-    return ttft_s, [0.0 if virtual else record.ttft_bound_s for record in answered]
+    return ttft_s, [0.0 if virtual else record.exchange.ttft_bound_s for record in answered]
 
 
 def _plan_too_small(spec: LevelSpec) -> str | None:
@@ -217,7 +219,10 @@ def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None
         return None
     late = f"requests left {s_to_ms(check.dispatch_delay_p99_s):.1f} ms late (p99; median latency "
     late += f"{s_to_ms(median_s):.1f} ms"
-    own_s = sorted(max(0.0, r.sent_s - r.due_s - r.held_s - (r.connect_s or 0.0)) for r in records)
+    own_s = sorted(
+        max(0.0, r.sent_s - r.due_s - r.exchange.held_s - (r.exchange.connect_s or 0.0))
+        for r in records
+    )
     if quantile(own_s, 0.99) <= limit_s:
         return (
             f"server: {late}) because it took so long to accept their connections; raise its "
@@ -234,7 +239,7 @@ def _missed_rate(
 ) -> str | None:
     if spec.rate_per_s is None or check.achieved_load is None:
         return None
-    if any(record.held_s for record in records):
+    if any(record.exchange.held_s for record in records):
         return None  # a cap held requests back, as it was told to: the checks say so
     if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None

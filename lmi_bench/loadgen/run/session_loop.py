@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Dialogue
 from lmi_bench.loadgen.run.in_flight import InFlightCap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 
 

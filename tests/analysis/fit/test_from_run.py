@@ -25,6 +25,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
@@ -84,7 +85,7 @@ def test_every_clean_level_becomes_a_cell_with_what_was_measured():
 def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
     run = sweep_of(TGI_2023, levels=(4,))
     due = [0.0, 0.4, 1.1]
-    records = tuple(RequestRecord(i, at, at, (at + 1,)) for i, at in enumerate(due))
+    records = tuple(RequestRecord(i, at, Exchange(at, (at + 1,))) for i, at in enumerate(due))
     line = {**run.levels[0], "concurrency": None, "rate_per_s": 2.5, "requests": 3}
     (cell,) = cells_from_run(
         replace(run, levels=[line], records=[records], manifest=run.manifest), SHAPE, INSTANCE
@@ -104,7 +105,8 @@ def poisson_run(**changes):
     """One open level of 60 requests on two copies, by hand."""
     closed = sweep_of(TGI_2023, levels=(1,), **changes)
     records = tuple(
-        RequestRecord(i, i * 1.0, i * 1.0, (i + 2.5, i + 2.6), input_tokens=256) for i in range(60)
+        RequestRecord(i, i * 1.0, Exchange(i * 1.0, (i + 2.5, i + 2.6)), input_tokens=256)
+        for i in range(60)
     )
     line = {"concurrency": None, "rate_per_s": 4.0, "valid": True, "stopped_by": None}
     manifest = closed.manifest | {"target": closed.manifest["target"] | {"replicas": 2}}

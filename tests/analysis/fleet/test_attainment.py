@@ -10,6 +10,7 @@ from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 
@@ -17,7 +18,7 @@ TTFT, E2E = parse_slo("ttft_p90<=1s"), parse_slo("e2e_p90<=5s")
 
 
 def record(index, due_s, ttft_s=0.5, e2e_s=4.0):
-    return RequestRecord(index, due_s, due_s, (due_s + ttft_s, due_s + e2e_s))
+    return RequestRecord(index, due_s, Exchange(due_s, (due_s + ttft_s, due_s + e2e_s)))
 
 
 def test_a_request_that_misses_either_limit_is_not_attained():

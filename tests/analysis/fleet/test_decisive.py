@@ -17,6 +17,7 @@ from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 
@@ -36,7 +37,8 @@ def level(rate_per_s, ms_per_token):
     """400 requests of twelve tokens, all equally fast."""
     times = [ms_per_token / 1e3 * (index + 1) for index in range(12)]
     records = tuple(
-        RequestRecord(i, float(i), float(i), tuple(i + each for each in times)) for i in range(400)
+        RequestRecord(i, float(i), Exchange(float(i), tuple(i + each for each in times)))
+        for i in range(400)
     )
     return MeasuredLoad(LAYOUT.engine_key, rate_per_s, records)
 

@@ -7,6 +7,7 @@ import pytest
 
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, pooled, ratio_by_blocks, settled
 from lmi_bench.catalog.accelerators import NO_LINK
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 
@@ -17,7 +18,7 @@ LIMIT = parse_slo("ttft_p90<=1s")
 def record(index, ttft_s, due_s=None, status="ok"):
     due_s = float(index) if due_s is None else due_s
     times = (due_s + ttft_s, due_s + ttft_s + 0.1) if status == "ok" else ()
-    return RequestRecord(index, due_s, due_s, times, status=status)
+    return RequestRecord(index, due_s, Exchange(due_s, times), status=status)
 
 
 def load_of(ttfts_s, **options):

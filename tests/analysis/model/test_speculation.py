@@ -134,7 +134,7 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
         draft_tokens=4,
         draft_acceptance=0.7,
     )
-    assert all(sum(record.token_counts) == 240 for record in level.records)
+    assert all(sum(record.exchange.token_counts) == 240 for record in level.records)
     wall_s = max(record.token_times_s[-1] for record in level.records)
     assert predict_cell(TGI_2023, plain).throughput_tokens_per_s == pytest.approx(
         120 * 240 / wall_s, rel=0.04

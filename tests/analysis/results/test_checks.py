@@ -6,6 +6,7 @@ import pytest
 
 from lmi_bench.analysis.results.checks import check_level, check_levels, has_failed
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -41,7 +42,9 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
     """Ten answers of 16 tokens by the usage, which came in 4 chunks or in 16."""
     chunks = 16 // of_a_chunk
     records = tuple(
-        RequestRecord(n, 0.0, 0.0, tuple(0.1 * i for i in range(1, chunks + 1)), output_tokens=16)
+        RequestRecord(
+            n, 0.0, Exchange(0.0, tuple(0.1 * i for i in range(1, chunks + 1))), output_tokens=16
+        )
         for n in range(10)
     )
     level = summarise_level(
@@ -57,7 +60,9 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
 def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
     """A token of half a character has no text and so no chunk: 1 of 200 is not worth a warning."""
     records = (
-        RequestRecord(0, 0.0, 0.0, tuple(0.1 * i for i in range(1, 200)), output_tokens=200),
+        RequestRecord(
+            0, 0.0, Exchange(0.0, tuple(0.1 * i for i in range(1, 200))), output_tokens=200
+        ),
     )
     level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, records))
     assert level["unequal_counts"]["chunk_tokens"] == 199
@@ -101,7 +106,7 @@ def test_throughput_may_dip_as_repeats_do_and_not_more(last, warned):
 def test_answers_of_another_length_than_planned_are_another_workload():
     """Two of three stopped at 10 of 40 tokens: 20 on average."""
     records = [
-        RequestRecord(i, 0.0, 0.0, (1.0,), (n,), output_tokens=n, asked_tokens=40)
+        RequestRecord(i, 0.0, Exchange(0.0, (1.0,), (n,)), output_tokens=n, asked_tokens=40)
         for i, n in enumerate((40, 10, 10))
     ]
     run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=3), 1, tuple(records))
@@ -113,7 +118,7 @@ def test_answers_of_another_length_than_planned_are_another_workload():
 
 def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wanted():
     record = RequestRecord(
-        0, 0.0, 0.0, (1.0,), (4,), input_tokens=100, cached_tokens=96, asked_tokens=4
+        0, 0.0, Exchange(0.0, (1.0,), (4,), cached_tokens=96), input_tokens=100, asked_tokens=4
     )
     line = summarise_level(
         LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, (record,))
@@ -140,11 +145,8 @@ def test_answers_that_end_without_a_reason_beside_others_with_one_may_have_been_
         RequestRecord(
             n,
             0.0,
-            0.0,
-            (0.1, 0.2),
-            (1, 1),
+            Exchange(0.0, (0.1, 0.2), (1, 1), finish_reason=None if n < unsaid else "length"),
             output_tokens=2,
-            finish_reason=None if n < unsaid else "length",
         )
         for n in range(10)
     )

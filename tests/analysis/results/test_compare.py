@@ -9,6 +9,7 @@ import pytest
 
 from lmi_bench.analysis.results.compare import _worked_through_s, compare_runs
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 
@@ -27,7 +28,7 @@ def records_of(seed, *, n=120, slower=1.0, users=4, lengths_seed=7):
         gaps = slower * 0.02 * np.exp(0.1 * rng.standard_normal(own[number] - 1))
         times = sent + ttft + np.concatenate([[0.0], np.cumsum(gaps)])
         free[user] = float(times[-1])
-        records.append(RequestRecord(number, sent, sent, tuple(times.tolist())))
+        records.append(RequestRecord(number, sent, Exchange(sent, tuple(times.tolist()))))
     return tuple(records)
 
 
@@ -88,7 +89,8 @@ def test_half_a_percent_takes_repeats_to_be_claimed():
     def steady(slower):
         times = [0.1, 0.12, 0.14]
         return tuple(
-            RequestRecord(n, 0.0, 0.0, tuple(slower * t for t in times)) for n in range(40)
+            RequestRecord(n, 0.0, Exchange(0.0, tuple(slower * t for t in times)))
+            for n in range(40)
         )
 
     once = [run_of((4, steady(1.0))), run_of((4, steady(1.005)))]
@@ -107,7 +109,7 @@ def test_pairs_cancel_what_makes_one_request_longer_than_another():
     a = run_of((4, records_of(0)))
     paired = verdicts(a, run_of((4, records_of(1))))["e2e_p50"]
     shifted = tuple(
-        RequestRecord(r.request_id + 1000, r.due_s, r.sent_s, r.token_times_s)
+        RequestRecord(r.request_id + 1000, r.due_s, Exchange(r.sent_s, r.token_times_s))
         for r in records_of(1)
     )
     apart = verdicts(a, run_of((4, shifted)))["e2e_p50"]

@@ -10,6 +10,7 @@ import pytest
 from lmi_bench.analysis.results.gate import gate_baseline, gate_slos
 from lmi_bench.analysis.results.slo_values import level_statistic_ms
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, join_goodput, parse_goodput, parse_slo
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
@@ -18,8 +19,11 @@ from tests.analysis.results.test_compare import records_of, run_of
 
 def answers(n, *, failed=0):
     """TTFT of 1, 2, ... n ms, then failures."""
-    good = [RequestRecord(i, 0.0, 0.0, ((i + 1) / 1000, 1.0)) for i in range(n)]
-    bad = [RequestRecord(n + i, 0.0, 0.0, status="timeout", ended_s=1.0) for i in range(failed)]
+    good = [RequestRecord(i, 0.0, Exchange(0.0, ((i + 1) / 1000, 1.0))) for i in range(n)]
+    bad = [
+        RequestRecord(n + i, 0.0, Exchange(0.0, ended_s=1.0), status="timeout")
+        for i in range(failed)
+    ]
     return (*good, *bad)
 
 

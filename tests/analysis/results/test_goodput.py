@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.analysis.results.goodput import check_slo, goodput
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 
 
 def request(index, first, last, **more):
     """Two tokens: the first after `first` seconds, the last after `last`."""
-    return RequestRecord(index, 0.0, 0.0, (first, last), **more)
+    return RequestRecord(index, 0.0, Exchange(0.0, (first, last)), **more)
 
 
 def test_a_good_request_meets_every_slo_and_a_failed_one_none():
@@ -20,7 +21,7 @@ def test_a_good_request_meets_every_slo_and_a_failed_one_none():
         request(0, 0.5, 1.0),
         request(1, 1.5, 2.0),
         request(2, 0.5, 4.5),
-        RequestRecord(3, 0.0, 0.0, status="timeout", ended_s=5.0),
+        RequestRecord(3, 0.0, Exchange(0.0, ended_s=5.0), status="timeout"),
     ]
     slos = [parse_slo("ttft_p90<=1s"), parse_slo("tpot_mean<=600ms")]
     result = goodput(records, slos, open_loop=False)
@@ -31,20 +32,20 @@ def test_a_good_request_meets_every_slo_and_a_failed_one_none():
 
 def test_itl_of_a_request_is_judged_by_the_statistic_over_its_own_gaps():
     """Gaps 0.1, 0.1 and 0.4 s: mean 0.2, and the p99 close to 0.4."""
-    record = RequestRecord(0, 0.0, 0.0, (1.0, 1.1, 1.2, 1.6))
+    record = RequestRecord(0, 0.0, Exchange(0.0, (1.0, 1.1, 1.2, 1.6)))
     assert goodput([record], [parse_slo("itl_mean<=210ms")], open_loop=False).good == 1
     assert goodput([record], [parse_slo("itl_p99<=210ms")], open_loop=False).good == 0
 
 
 def test_an_open_loop_is_judged_from_the_due_time():
-    late = RequestRecord(0, 0.0, 2.0, (2.5, 3.0))
+    late = RequestRecord(0, 0.0, Exchange(2.0, (2.5, 3.0)))
     slo = [parse_slo("ttft_p50<=1s")]
     assert goodput([late], slo, open_loop=False).good == 1
     assert goodput([late], slo, open_loop=True).good == 0
 
 
 def test_a_metric_that_a_request_does_not_have_cannot_be_missed():
-    one_token = RequestRecord(0, 0.0, 0.0, (1.0,))
+    one_token = RequestRecord(0, 0.0, Exchange(0.0, (1.0,)))
     assert goodput([one_token], [parse_slo("tpot_mean<=1ms")], open_loop=False).good == 1
 
 

@@ -10,6 +10,7 @@ import pytest
 from lmi_bench.analysis.results.knee import KNEE_RULES, find_knees
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.analysis.results.kneedle import kneedle_index
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 
 # Llama 2 7B, FP16, TGI of late 2023, ml.g5.2xlarge, 256 in and 256 out: (concurrency, tok/s,
@@ -98,7 +99,7 @@ def requests_at(ms_per_token, spread_ms, n, rng):
     for index in range(n):
         e2e_s = 0.1 * max(1.0, ms_per_token + spread_ms * rng.standard_normal())
         times = tuple(np.linspace(e2e_s / 100, e2e_s, 100))
-        records.append(RequestRecord(index, 0.0, 0.0, times, input_tokens=8))
+        records.append(RequestRecord(index, 0.0, Exchange(0.0, times), input_tokens=8))
     return records
 
 
@@ -119,7 +120,7 @@ def test_failed_requests_count_as_endless_in_the_knee():
     """A fifth failed: the p90 of all requests is endless though the answered ones were fast."""
     rng = np.random.default_rng(2)
     good = requests_at(30, 0.1, 40, rng)
-    bad = [RequestRecord(i, 0.0, 0.0, status="timeout") for i in range(10)]
+    bad = [RequestRecord(i, 0.0, Exchange(0.0), status="timeout") for i in range(10)]
     lines = [line(1, 30, 30), line(8, 200, 30, requests=50, errors=10)]
     assert knees_of(lines, records=[good, good + bad])["latency_limit"].load == 1
     assert knees_of(lines)["latency_limit"].load == 1

@@ -20,15 +20,17 @@ from lmi_bench.analysis.results.latency import (
     summarise_ms,
     wall_time_s,
 )
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
 
-def record(request_id=0, *, due=0.0, sent=0.0, times=(), counts=(), inputs=10, **more):
-    return RequestRecord(
-        request_id, due, sent, tuple(times), tuple(counts), input_tokens=inputs, **more
-    )
+def record(
+    request_id=0, *, due=0.0, sent=0.0, times=(), counts=(), inputs=10, ended_s=None, **more
+):
+    exchange = Exchange(sent, tuple(times), tuple(counts), ended_s=ended_s)
+    return RequestRecord(request_id, due, exchange, input_tokens=inputs, **more)
 
 
 # Due at 1 s, sent 0.5 s late, first token at 2 s, then one every 0.25 s: five tokens.
@@ -230,13 +232,10 @@ def test_the_answers_first_token_is_reported_beside_the_thoughts():
     thinking = RequestRecord(
         0,
         1.0,
-        1.0,
-        token_times_s=(1.5, 2.0, 3.0, 3.5),
-        first_answer_s=3.0,
-        reasoning_tokens=2,
+        Exchange(1.0, (1.5, 2.0, 3.0, 3.5), first_answer_s=3.0, reasoning_tokens=2),
         output_tokens=4,
     )
-    plain = RequestRecord(1, 1.0, 1.0, token_times_s=(1.25, 2.0), output_tokens=2)
+    plain = RequestRecord(1, 1.0, Exchange(1.0, (1.25, 2.0)), output_tokens=2)
     spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=2)
     line = summarise_level(LevelRun(spec, 1, (thinking, plain)))
     assert line["ttft_ms"]["max"] == pytest.approx(500.0)
@@ -247,7 +246,7 @@ def test_the_answers_first_token_is_reported_beside_the_thoughts():
 
 
 def test_an_answer_that_came_whole_has_no_first_token_time():
-    whole = RequestRecord(0, 1.0, 1.0, token_times_s=(3.0,), token_counts=(4,), streamed=False)
+    whole = RequestRecord(0, 1.0, Exchange(1.0, (3.0,), (4,), streamed=False))
     spec = LevelSpec(index=0, load=Load(concurrency=1), num_requests=1)
     line = summarise_level(LevelRun(spec, 1, (whole,)))
     assert line["ttft_ms"]["n"] == line["ttft_from_sent_ms"]["n"] == 0

@@ -19,6 +19,7 @@ from lmi_bench.analysis.results.repeats import (
     unmet_until,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
@@ -122,13 +123,11 @@ def test_what_is_no_stop_rule_names_the_grammar():
 
 def attempt(number, first_token_s, start_s=5.0):
     """Two requests one after the other of four seconds each, two tokens each."""
+    sent_s = (start_s, start_s + 4)
     records = tuple(
-        RequestRecord(
-            i, start_s + 4 * i, start_s + 4 * i,
-            (start_s + 4 * i + first_token_s, start_s + 4 * (i + 1)),
-        )
-        for i in range(2)
-    )  # fmt: skip
+        RequestRecord(i, at_s, Exchange(at_s, (at_s + first_token_s, start_s + 4 * (i + 1))))
+        for i, at_s in enumerate(sent_s)
+    )
     run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=2), number, records)
     return {**summarise_level(run), "attempt": number}, records
 

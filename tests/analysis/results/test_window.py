@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.results.window import steady_window
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 
 
 def request(index, times, sent=0.0):
-    return RequestRecord(index, sent, sent, tuple(float(t) for t in times))
+    return RequestRecord(index, sent, Exchange(sent, tuple(float(t) for t in times)))
 
 
 def test_a_cold_start_and_a_drain_are_cut_off():
@@ -41,14 +42,14 @@ def test_a_level_that_is_steady_throughout_keeps_nearly_all_of_it():
 def test_tokens_are_counted_not_events():
     """Events of three tokens, ten a second: 30 tok/s."""
     times = tuple(np.arange(0.1, 30, 0.1))
-    bundled = RequestRecord(0, 0.0, 0.0, times, (3,) * len(times))
+    bundled = RequestRecord(0, 0.0, Exchange(0.0, times, (3,) * len(times)))
     assert steady_window([bundled]).throughput_tokens_per_s == pytest.approx(30, rel=0.02)
 
 
 def test_the_servers_count_wins_over_the_events_as_it_does_for_the_level():
     """Ten events a second that show one token each, of which the server counted 3 a piece."""
     times = tuple(np.arange(0.1, 30, 0.1))
-    record = RequestRecord(0, 0.0, 0.0, times, output_tokens=3 * len(times))
+    record = RequestRecord(0, 0.0, Exchange(0.0, times), output_tokens=3 * len(times))
     assert steady_window([record]).throughput_tokens_per_s == pytest.approx(30, rel=0.02)
 
 
@@ -57,7 +58,7 @@ def test_the_servers_count_wins_over_the_events_as_it_does_for_the_level():
     [
         ([], "no tokens"),
         ([request(0, range(10))], "needs 80 moments with tokens, has 10"),
-        ([RequestRecord(0, 0.0, 0.0, status="timeout")], "no tokens"),
+        ([RequestRecord(0, 0.0, Exchange(0.0), status="timeout")], "no tokens"),
     ],
 )
 def test_too_little_to_tell_says_so(records, reason):

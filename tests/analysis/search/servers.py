@@ -10,6 +10,7 @@ import numpy as np
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_judgement import DECIDED, CertainMiss, judge_level
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
@@ -39,10 +40,12 @@ class MadeUpServer:
             sent = number / spec.rate_per_s if spec.rate_per_s else free[user]
             took = self.latency(load) * float(np.exp(self.noise * self.rng.standard_normal()))
             if load > self.error_above:
-                record = RequestRecord(number, sent, sent, status="overloaded", ended_s=sent + 0.01)
+                record = RequestRecord(
+                    number, sent, Exchange(sent, ended_s=sent + 0.01), status="overloaded"
+                )
                 failed += 1
             else:
-                record = RequestRecord(number, sent, sent, (sent + took / 2, sent + took))
+                record = RequestRecord(number, sent, Exchange(sent, (sent + took / 2, sent + took)))
             free[user] = sent + took
             records.append(record)
             if slos and watch.add(record) and stopped_by is None:
@@ -68,7 +71,7 @@ class Queue:
             slot = free.index(min(free))
             free[slot] = max(due, free[slot]) + self.service_s
             times = (free[slot] - self.service_s / 2, free[slot])
-            records.append(RequestRecord(number, due, due, times))
+            records.append(RequestRecord(number, due, Exchange(due, times)))
             if slos and watch.add(records[-1]):
                 return LevelRun(spec, 1, tuple(records), DECIDED)
         return LevelRun(spec, 1, tuple(records))

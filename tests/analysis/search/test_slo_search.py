@@ -12,6 +12,7 @@ from lmi_bench.analysis.results.slo_judgement import CertainMiss, Judgement, jud
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_boundary import slo_answer
 from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
@@ -239,7 +240,7 @@ def test_the_ends_of_the_bracket_rest_on_enough_requests():
 def test_a_miss_is_sure_where_chance_hardly_makes_it(over, sure):
     """Of 20 with a tenth allowed over the limit: P(6 or more) is 0.0113, P(7 or more) 0.0024."""
     times = [10.0] * over + [1.0] * (20 - over)
-    records = tuple(RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times))
+    records = tuple(RequestRecord(i, 0.0, Exchange(0.0, (t / 2, t))) for i, t in enumerate(times))
     spec = LevelSpec(0, Load(concurrency=1), num_requests=20)
     judged = judge_level(LevelRun(spec, 1, records), SLOS)
     assert (judged.passed, judged.sure) == (False, sure)
@@ -269,7 +270,7 @@ def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
 
     def finished(slow):
         times = [10.0] * slow + [1.0] * (n - slow)
-        return [RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times)]
+        return [RequestRecord(i, 0.0, Exchange(0.0, (t / 2, t))) for i, t in enumerate(times)]
 
     def misses(slow):
         spec = LevelSpec(0, Load(concurrency=1), num_requests=n)
@@ -286,14 +287,14 @@ def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
 
 def test_a_mean_is_lost_once_the_sum_is():
     watch = CertainMiss((parse_slo("e2e_mean<=1s"),), 4, open_loop=False)
-    answers = [RequestRecord(i, 0.0, 0.0, (1.0, 2.0)) for i in range(3)]
+    answers = [RequestRecord(i, 0.0, Exchange(0.0, (1.0, 2.0))) for i in range(3)]
     assert [watch.add(record) for record in answers] == [False, False, True]
 
 
 def test_a_failed_request_is_endless():
     """One failure in ten is above a p90's place, two are not."""
-    good = [RequestRecord(i, 0.0, 0.0, (0.5, 1.0)) for i in range(19)]
-    bad = RequestRecord(19, 0.0, 0.0, status="overloaded", ended_s=0.1)
+    good = [RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.0))) for i in range(19)]
+    bad = RequestRecord(19, 0.0, Exchange(0.0, ended_s=0.1), status="overloaded")
     spec = LevelSpec(0, Load(concurrency=1), num_requests=20)
     one = judge_level(LevelRun(spec, 1, (*good, bad)), SLOS)
     three = judge_level(LevelRun(spec, 1, (*good[:17], bad, bad, bad)), SLOS)
@@ -302,7 +303,7 @@ def test_a_failed_request_is_endless():
 
 
 def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_were():
-    records = tuple(RequestRecord(i, 0.0, 0.0, (0.5, 1.0)) for i in range(30))
+    records = tuple(RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.0))) for i in range(30))
     run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=40), 1, records, "timeout")
     assert not judge_level(run, SLOS).passed
     assert summarise_level(run)["stopped_by"] == "timeout"

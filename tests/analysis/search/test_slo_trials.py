@@ -10,6 +10,7 @@ import pytest
 from lmi_bench.analysis.results.slo_judgement import Judgement, judge_level
 from lmi_bench.analysis.results.slo_values import UNTOLD_NOISE, log_noise
 from lmi_bench.analysis.search.slo_trials import Trial, bracket, by_load, isotonic, trial
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
@@ -84,7 +85,7 @@ def test_gaps_between_tokens_count_as_many_samples_as_requests():
 
 
 def test_a_judgement_states_its_noise_and_a_line_of_before_does_without():
-    answers = tuple(RequestRecord(i, 0.0, 0.0, (0.5, 1.0 + i / 100)) for i in range(40))
+    answers = tuple(RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.0 + i / 100))) for i in range(40))
     judged = judge_level(LevelRun(LevelSpec(0, Load(concurrency=8), num_requests=40), 1, answers),
                          (parse_slo("e2e_p90<=2s"),))  # fmt: skip
     stored = judged.to_dict()
@@ -98,7 +99,7 @@ def test_a_judgement_states_its_noise_and_a_line_of_before_does_without():
 def test_a_sure_miss_beside_a_jump_is_no_vague_level():
     """An eighth of the answers take 15 s, the others 1: the p90 is vague, a sure miss is not."""
     times = [1.0] * 32 + [15.0] * 8 + [1.0] * 24
-    answers = tuple(RequestRecord(i, 0.0, 0.0, (t / 2, t)) for i, t in enumerate(times))
+    answers = tuple(RequestRecord(i, 0.0, Exchange(0.0, (t / 2, t))) for i, t in enumerate(times))
     level = LevelRun(LevelSpec(0, Load(concurrency=32), num_requests=64), 1, answers)
     judged = judge_level(level, (parse_slo("e2e_p90<=2s"),))
     line = {"search": judged.to_dict(), "concurrency": 32, "requests": 64}

@@ -9,7 +9,7 @@ import pytest
 from lmi_bench.analysis.search.slo_boundary import slo_answer
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError, TargetError
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found

@@ -112,7 +112,7 @@ def test_both_clients_get_the_same_text_over_signed_requests(protocol, stream):
     assert len(text.split()) == 6
     assert record.ok
     assert record.output_tokens == 6
-    assert record.streamed is stream
+    assert record.exchange.streamed is stream
     assert len(record.token_times_s) == (6 if stream else 1)
 
 

@@ -219,7 +219,7 @@ def test_user_time_is_late_by_the_block_and_its_bound_says_so():
     late_s = record.token_times_s[0] - written_s[0]
     assert signals.timestamps == "user"
     assert late_s > 0.02
-    assert record.ttft_bound_s >= late_s - 0.002
+    assert record.exchange.ttft_bound_s >= late_s - 0.002
 
 
 @pytest.mark.parametrize("timestamps", [None, "user"])
@@ -349,7 +349,7 @@ def test_the_tokenizer_counts_where_the_server_does_not_and_only_there():
     silent, stated = records_of(
         [chunks + end], [chunks + chunk(usage(4, 4)) + end], count_tokens=counter
     )[0]
-    assert (silent.output_tokens, silent.token_counts) == (7, (1, 1))
+    assert (silent.output_tokens, silent.exchange.token_counts) == (7, (1, 1))
     assert stated.output_tokens == 4
     assert records_of([chunks + end])[0][0].output_tokens == 2
 

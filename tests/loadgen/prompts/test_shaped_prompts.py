@@ -11,9 +11,9 @@ from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.traces import read_trace

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from lmi_bench.core.clock import run_virtual
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.run.closed_loop import run_closed_loop
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -49,7 +50,9 @@ def _records():
         for _ in range(15):
             times.append(times[-1] + draw.lognormvariate(-4, 0.5))
         records.append(
-            RequestRecord(i, sent_s, sent_s, tuple(times), ttft_bound_s=draw.uniform(0, 1e-3))
+            RequestRecord(
+                i, sent_s, Exchange(sent_s, tuple(times), ttft_bound_s=draw.uniform(0, 1e-3))
+            )
         )
     return records
 
@@ -60,7 +63,7 @@ def _line(records, workers):
         own = [records[n] for n in Share(index, workers).numbers(SPEC)]
         signals = ReceiveSignals("kernel")
         for record in own:
-            late = [record.ttft_bound_s * 1.0] * len(record.token_times_s)
+            late = [record.exchange.ttft_bound_s * 1.0] * len(record.token_times_s)
             signals.add_answer(record.token_times_s, late)
             signals.delays_s.extend(late)
         parts.append(LevelPart(tuple(own), signals, (), 0.3, False, None))

@@ -9,7 +9,8 @@ import pytest
 from lmi_bench.analysis.results.latency import wall_time_s
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import TargetError
-from lmi_bench.core.records import Exchange, RequestRecord
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.run.measure import Answer, keep_partial, measure
 
@@ -61,7 +62,7 @@ def test_the_wall_of_a_level_holds_the_wait_for_an_answer_that_never_came():
         loop = asyncio.get_running_loop()
         await asyncio.sleep(1.0)
         record = (await measure(Mute(), REQUEST, loop.time())).record()
-        answered = RequestRecord(1, 0.0, 0.0, (1.0,), (10,))
+        answered = RequestRecord(1, 0.0, Exchange(0.0, (1.0,), (10,)))
         return wall_time_s([answered, record])
 
     assert run_virtual(main()) == pytest.approx(61.0)

@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import TargetError
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.run.open_loop import run_open_loop
 

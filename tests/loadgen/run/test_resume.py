@@ -22,7 +22,7 @@ from pathlib import Path
 from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec

@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import TargetError
-from lmi_bench.core.records import Exchange
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.run.measure import Answer, keep_partial, measure
 from lmi_bench.loadgen.run.retry import RetryingTarget
@@ -45,14 +45,18 @@ def test_the_latency_runs_from_the_first_send_and_the_retries_are_counted():
     server = Failing(TargetError("throttled", "HTTP 429"), TargetError("overloaded", "HTTP 503"))
     record = _record(server)
     assert server.sent_s == [0.0, 1.5, 3.5]
-    assert (record.status, record.retries, record.sent_s) == ("ok", 2, 0.0)
+    assert (record.status, record.exchange.retries, record.sent_s) == ("ok", 2, 0.0)
     assert record.token_times_s == (4.5,)
 
 
 def test_the_third_failure_is_the_answer():
     server = Failing(*(TargetError("overloaded", f"HTTP 503: {i}") for i in range(3)))
     record = _record(server)
-    assert (record.status, record.retries, record.error) == ("overloaded", 2, "HTTP 503: 2")
+    assert (record.status, record.exchange.retries, record.error) == (
+        "overloaded",
+        2,
+        "HTTP 503: 2",
+    )
     assert len(server.sent_s) == 3
 
 
@@ -68,7 +72,7 @@ def test_the_third_failure_is_the_answer():
 )
 def test_what_another_attempt_cannot_mend_is_not_tried_again(error):
     server = Failing(error)
-    assert _record(server).retries == 0
+    assert _record(server).exchange.retries == 0
     assert len(server.sent_s) == 1
 
 
@@ -90,12 +94,12 @@ def test_a_request_that_is_given_up_counts_its_retries_from_its_first_send(timeo
     target = RetryingTarget(server, lambda: 0.5)
     record = run_virtual(measure(target, REQUEST, 0.0, timeout_s=timeout_s)).record()
     assert (record.status, record.sent_s, record.ended_s) == ("timeout", 0.0, timeout_s)
-    assert record.retries == len(server.sent_s) - 1 == (0 if timeout_s < 1.5 else 1)
+    assert record.exchange.retries == len(server.sent_s) - 1 == (0 if timeout_s < 1.5 else 1)
     assert record.token_times_s == (() if timeout_s < 1.5 else (2.0,))
 
 
 def test_a_first_try_that_succeeds_counts_none():
-    assert _record(Failing()).retries == 0
+    assert _record(Failing()).exchange.retries == 0
 
 
 def test_a_server_that_fails_everyone_is_soon_left_alone():

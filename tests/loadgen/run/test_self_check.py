@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -21,9 +22,15 @@ OPEN = LevelSpec(0, Load(rate_per_s=10.0, arrivals="constant"), num_requests=20)
 
 def _records(delay_s: float, *, latency_s: float = 1.0, stretch: float = 1.0):
     return [
-        RequestRecord(i, 0.1 * i, 0.1 * i * stretch + delay_s, (0.1 * i * stretch + latency_s,))
+        RequestRecord(
+            i, 0.1 * i, Exchange(0.1 * i * stretch + delay_s, (0.1 * i * stretch + latency_s,))
+        )
         for i in range(20)
     ]
+
+
+def _changed(record: RequestRecord, **changes) -> RequestRecord:
+    return replace(record, exchange=replace(record.exchange, **changes))
 
 
 def test_a_prompt_generator_is_valid():
@@ -75,7 +82,7 @@ def _judged(answers, hidden, late_s):
         first_s = start_s + 0.1 + late
         second_s = first_s if late else first_s + 0.02
         times = (first_s, second_s)
-        records.append(RequestRecord(number, start_s, start_s, times, ttft_bound_s=late))
+        records.append(RequestRecord(number, start_s, Exchange(start_s, times, ttft_bound_s=late)))
         streams.append([(first_s, late), (second_s, 0.0)])
     return check_level(CLOSED, records, LoopWatch(), _signals(streams))
 
@@ -107,7 +114,7 @@ def test_a_p99_that_the_requests_support_is_held_to_the_narrow_limit():
     """Four of 300, 15 ms late: the p99 is interpolated 0.01 from the 4th largest to the 3rd, so
     all of 115 ms, of which 15 (13 %) may be the reader's; of 20 requests that would pass."""
     few = [(0.1, 0.0)] * 296 + [(0.115, 0.015)] * 4
-    records = [RequestRecord(i, 0.0, 0.0, (t, t + 0.1), ttft_bound_s=b) for i, (t, b) in
+    records = [RequestRecord(i, 0.0, Exchange(0.0, (t, t + 0.1), ttft_bound_s=b)) for i, (t, b) in
                enumerate(few)]  # fmt: skip
     check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals("kernel"))
     assert "TTFT p99 may be 15.0 ms (13%)" in check.reason
@@ -123,7 +130,7 @@ def test_tokens_that_the_server_sent_at_once_are_its_own():
 
 def test_user_time_with_a_wide_bound_makes_a_level_the_generators_own():
     """TTFT of 1 s, each up to 60 ms too long: 6 %."""
-    records = [replace(record, ttft_bound_s=0.06) for record in _records(0.0)]
+    records = [_changed(record, ttft_bound_s=0.06) for record in _records(0.0)]
     check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals("user"))
     assert check.ttft_error_bound_s == pytest.approx(0.06)
     assert check.ttft_error_bound_frac == pytest.approx(0.06)
@@ -145,7 +152,7 @@ def test_in_virtual_time_the_bound_is_zero():
 
 
 def test_a_slow_accept_is_the_servers_fault():
-    records = [replace(record, connect_s=0.2) for record in _records(0.2)]
+    records = [_changed(record, connect_s=0.2) for record in _records(0.2)]
     check = check_level(CLOSED, records, LoopWatch(), ReceiveSignals())
     assert check.reason.startswith("server: requests left 200.0 ms late")
 
@@ -158,8 +165,8 @@ def test_a_plan_that_cannot_reach_its_load_says_so():
 
 def test_the_load_that_was_reached_stands_beside_the_one_asked_for():
     """Two users, one of whom rests for half of the time: one and a half in flight."""
-    busy = [RequestRecord(i, float(i), float(i), (i + 1.0,)) for i in range(5)]
-    lazy = [RequestRecord(5 + i, float(i), float(i), (i + 0.5,)) for i in range(5)]
+    busy = [RequestRecord(i, float(i), Exchange(float(i), (i + 1.0,))) for i in range(5)]
+    lazy = [RequestRecord(5 + i, float(i), Exchange(float(i), (i + 0.5,))) for i in range(5)]
     spec = LevelSpec(0, Load(concurrency=2), num_requests=10)
     check = check_level(spec, [*busy, *lazy], LoopWatch(), ReceiveSignals())
     assert check.asked_load == 2.0

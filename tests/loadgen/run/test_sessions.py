@@ -13,9 +13,9 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.conversations import read_conversations
 from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import parse_seconds
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import Exchange
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues
 from lmi_bench.loadgen.prompts.prompts import (
@@ -166,7 +166,7 @@ def test_the_cap_on_requests_stands_beside_the_cap_on_conversations():
     assert target.most == 2
     assert line["held"]["requests"] > 0
     assert line["valid"], line["invalid_reason"]
-    assert max(record.held_s for record in run.records) == pytest.approx(2 * ANSWER_S)
+    assert max(record.exchange.held_s for record in run.records) == pytest.approx(2 * ANSWER_S)
 
 
 def test_conversations_of_a_rate_wait_for_their_cap():

@@ -10,8 +10,8 @@ import pytest
 
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import EngineError, TargetError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals

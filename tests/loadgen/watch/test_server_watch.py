@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.watch.gpu_power import GpuPower
 from lmi_bench.loadgen.watch.prometheus import Sample, SampleReader
@@ -31,7 +32,7 @@ vllm:time_to_first_token_seconds_bucket{{le="0.001",model_name="m"}} 0.0
 vllm:time_to_first_token_seconds_count{{model_name="m"}} {requests}
 vllm:time_to_first_token_seconds_sum{{model_name="m"}} {ttft_sum_s}
 """
-RECORDS = [RequestRecord(i, float(i), float(i), (i + 0.3, i + 0.4)) for i in range(4)]
+RECORDS = [RequestRecord(i, float(i), Exchange(float(i), (i + 0.3, i + 0.4))) for i in range(4)]
 
 
 def test_a_sample_has_its_name_its_labels_and_its_value():

@@ -1,0 +1,77 @@
+"""One line of requests.jsonl: a request record as plain JSON values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.redaction import redact_text
+
+_OPTIONAL = (
+    "first_answer_s", "reasoning_tokens", "streamed", "replica", "queue_s", "prefill_s", "decode_s",
+    "connect_s", "retries", "tls_s", "held_s", "cached_tokens",
+)  # fmt: skip
+"""Fields of an exchange that are written only when they differ from the default."""
+_DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
+
+
+def request_line(
+    level: int, attempt: int, record: RequestRecord, secrets: Sequence[str]
+) -> dict[str, Any]:
+    """The line of a record; times are rounded to the nanosecond, `secrets` are removed."""
+    exchange = record.exchange
+    line = {
+        "level": level,
+        "attempt": attempt,
+        "request_id": record.request_id,
+        "due_s": _ns(record.due_s),
+        "sent_s": _ns(exchange.sent_s),
+        "token_times_s": [_ns(time_s) for time_s in exchange.token_times_s],
+        "token_counts": list(exchange.token_counts),
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "status": record.status,
+        "error": None if record.error is None else redact_text(record.error, secrets),
+        "finish_reason": exchange.finish_reason,
+        "ended_s": None if exchange.ended_s is None else _ns(exchange.ended_s),
+    }
+    for name in _OPTIONAL:
+        if name == "cached_tokens" and record.asked_tokens:
+            line["asked_tokens"] = record.asked_tokens
+        value = getattr(exchange, name)
+        if value != _DEFAULTS[name]:
+            line[name] = _ns(value) if name.endswith("_s") else value
+    if record.session is not None:
+        line |= {"session": record.session, "turn": record.turn}
+    return line
+
+
+def record_of(line: Mapping[str, Any]) -> RequestRecord:
+    """The record that a line describes."""
+    return RequestRecord(
+        request_id=line["request_id"],
+        due_s=line["due_s"],
+        exchange=Exchange(
+            line["sent_s"],
+            tuple(line["token_times_s"]),
+            tuple(line["token_counts"]),
+            finish_reason=line.get("finish_reason"),
+            ended_s=line.get("ended_s"),
+            **{name: line[name] for name in _OPTIONAL if name in line},
+        ),
+        input_tokens=line["input_tokens"],
+        output_tokens=line["output_tokens"],
+        status=line["status"],
+        error=line.get("error"),
+        session=line.get("session"),
+        turn=line.get("turn", 0),
+        asked_tokens=line.get("asked_tokens", 0),
+    )
+
+
+def _ns(seconds: float) -> float:
+    """Round to the nanosecond: finer digits are noise and triple the size of the file."""
+    return round(seconds, 9)
