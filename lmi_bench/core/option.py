@@ -2,12 +2,14 @@
 
 A job's settings are a frozen dataclass. A field that a user may state is annotated
 `Annotated[type, Option(...)]`; `cli/options/spread.py` turns it into an option of the command, and
-a caller from Python passes the field itself. Nothing here knows a terminal.
+`jobs/face.py` into a keyword of a function. Nothing here knows a terminal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,55 @@ class Option:
     envvar: str | None = None
     rare: bool = False
     argument: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field that a user may state, of a settings class or of one nested in it.
+
+    default  MISSING where the field has to be stated
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    option: Option
+
+
+def settings_of(group: type[Any]) -> Iterator[Setting]:
+    """The fields with an option, in their order."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            yield from settings_of(hint)
+        elif get_origin(hint) is Annotated:
+            kind, *marks = get_args(hint)
+            made = field.default_factory
+            default = field.default if made is MISSING else made()
+            for mark in marks:
+                if isinstance(mark, Option):
+                    yield Setting(field.name, kind, default, mark)
+
+
+def filled(group: type[Any], given: dict[str, Any]) -> Any:
+    """The settings class made of its fields' values by name, which are taken out of `given`."""
+    hints = get_type_hints(group, include_extras=True)
+    values = {}
+    for field in fields(group):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            values[field.name] = filled(hint, given)
+        elif field.name in given:
+            value = given.pop(field.name)
+            # a command line hands a list over for every option that may be repeated
+            is_tuple = any(get_origin(kind) is tuple for kind in kinds(get_args(hint)[0]))
+            values[field.name] = tuple(value) if is_tuple and value is not None else value
+    return group(**values)
+
+
+def kinds(kind: Any) -> tuple[Any, ...]:
+    """A type, and those that it is a union of."""
+    return (kind, *get_args(kind))

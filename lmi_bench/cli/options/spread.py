@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import Option, filled
 
 RARE = "rare"
 OLD_NAMES = "old_names"
@@ -39,7 +39,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def spread(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = _filled(group, given)
+            given[name] = filled(group, given)
         command(**given)
 
     vars(spread)["__signature__"] = inspect.Signature(parameters)
@@ -75,27 +75,6 @@ def _parameters(group: type[Any], marks: dict[str, Option]) -> Iterator[inspect.
             default=default,
             annotation=_as_typer(field.name, hint, marks, heading),
         )
-
-
-def _filled(group: type[Any], given: dict[str, Any]) -> Any:
-    """The dataclass made of the options that its fields were spread into."""
-    hints = get_type_hints(group, include_extras=True)
-    values = {}
-    for field in fields(group):
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            values[field.name] = _filled(hint, given)
-        elif field.name in given:
-            value = given.pop(field.name)
-            # Typer hands a list over for every option that may be repeated
-            is_tuple = any(get_origin(t) is tuple for t in (get_args(hint)[0], *_union(hint)))
-            values[field.name] = tuple(value) if is_tuple and value is not None else value
-    return group(**values)
-
-
-def _union(hint: Any) -> tuple[Any, ...]:
-    return get_args(get_args(hint)[0])
 
 
 def _as_typer(name: str, annotation: Any, marks: dict[str, Option], heading: str | None) -> Any:

@@ -1,0 +1,13 @@
+"""Types of what the package offers lazily, for type checkers."""
+
+from lmi_bench.core.errors import InputError as InputError
+from lmi_bench.core.errors import LmiBenchError as LmiBenchError
+from lmi_bench.core.listener import Listener as Listener
+from lmi_bench.jobs.face import predict as predict
+from lmi_bench.jobs.face import write_report as write_report
+from lmi_bench.jobs.predict import Prediction as Prediction
+from lmi_bench.jobs.report import WrittenReport as WrittenReport
+from lmi_bench.jobs.settings.predict import PredictSettings as PredictSettings
+from lmi_bench.jobs.settings.report import ReportSettings as ReportSettings
+
+__version__: str
