@@ -177,7 +177,7 @@ def test_a_temperature_near_nothing_takes_the_likeliest_token(temperature):
         ({"presence_penalty": 2.1}, "presence_penalty must be between -2 and 2, got 2.1"),
         ({"frequency_penalty": -3.0}, "frequency_penalty must be between -2 and 2, got -3"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty"),
-        ({"stop_token_ids": (7, -5)}, "token id is 0 or more, got -5"),
+        ({"stop_token_ids": (7, -5)}, "token id must be 0 or more, got -5"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong, says):
