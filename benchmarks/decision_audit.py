@@ -250,7 +250,7 @@ class Judge:
             seed=1_000_003 + world.number + 10_007 * draw,
         )
         settled = [request_latency(record, open_loop=True) for record in level.records[ramp:]]
-        return worst_ratio(Statistics(settled).statistic_s, world.slos, 1.0) <= 1
+        return worst_ratio(Statistics(settled).statistic_s, world.slos) <= 1
 
     def least_cost(self, known: Sequence[tuple[Layout, int]]) -> float | None:
         """The cheapest fleet that keeps the SLOs, given some that might."""

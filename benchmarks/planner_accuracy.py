@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.fit.fit import Estimate, fit_cells
+from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
+from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.validation import Judged, validate
 from lmi_bench.analysis.level.cells import Cell, Metric
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
@@ -192,11 +193,11 @@ def transfers(
             fit = fit_cells(prior, [own[index] for index in chosen])
             for index in chance.permutation(len(other))[:TRANSFER_FORETOLD]:
                 cell = other[index]
-                estimates = fit.estimates(cell, metrics)
+                found = estimates(fit, cell, metrics)
                 for metric in metrics:
                     value = cell.measured(metric)
                     if value is not None:
-                        said[metric].append((estimates[metric], value))
+                        said[metric].append((found[metric], value))
         names = ", ".join(sorted({kind(cell) for cell in other}))
         for metric, pairs in said.items():
             errors = [abs(each.value / value - 1) for each, value in pairs]

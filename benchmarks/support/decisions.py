@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_Z80 = 1.2816  # half of an 80 % interval, in standard deviations
+from lmi_bench.analysis.fit.uncertainty import Z80
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def choose(options: Sequence[Option], limit: float) -> Option | None:
 
     The recommender's rule; None where no option is expected to keep it.
     """
-    sure = [o for o in options if o.predicted_latency * math.exp(_Z80 * o.log_sd) < limit]
+    sure = [o for o in options if o.predicted_latency * math.exp(Z80 * o.log_sd) < limit]
     likely = [o for o in options if o.predicted_latency < limit]
     allowed = sure or likely
     return min(allowed, key=lambda option: option.predicted_usd) if allowed else None

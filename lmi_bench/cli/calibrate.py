@@ -41,7 +41,7 @@ def calibrate(settings: CalibrateSettings) -> None:
 
 def _print_fit(calibration: Calibration) -> None:
     from lmi_bench.analysis.fit.discrepancy import observations_of
-    from lmi_bench.analysis.fit.fit import Z80
+    from lmi_bench.analysis.fit.uncertainty import Z80
     from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
     from lmi_bench.cli.console import print_table, warn
 

@@ -12,10 +12,9 @@ from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings.predict import PredictSettings
 
 if TYPE_CHECKING:
-    from lmi_bench.analysis.fit.fit import Estimate
-    from lmi_bench.analysis.fit.forecast import Forecast
+    from lmi_bench.analysis.fit.forecast import Forecast, SimulatedForecast
+    from lmi_bench.analysis.fit.uncertainty import Estimate
     from lmi_bench.jobs.predict import Prediction
-    from lmi_bench.jobs.predict_simulated import SimulatedForecast
 
 
 @spread_options
@@ -25,8 +24,8 @@ def predict(
 ) -> None:
     """Predict throughput and latency with 80 % intervals, and what binds.
 
-    Beyond 80 % of the predicted capacity an open loop of equal requests gets its capacity and no
-    latency. Unequal requests, traces and routers are simulated over the engine's own scheduler.
+    Beyond 80 % of the predicted capacity an open loop gets its capacity and no latency.
+    Unequal requests, traces and routers are simulated over the engine's own scheduler.
     """
     from lmi_bench.cli.console import say, terminal, write_json
     from lmi_bench.jobs.predict import predict as run
@@ -72,12 +71,13 @@ def _explanations(prediction: Prediction) -> Iterator[str]:
 
     for each in prediction.forecasts:
         yield f"{each.regime}: {CAUSES[each.regime]}"
-    for each in prediction.forecasts:
-        if each.withheld:
-            yield f"no latency where {each.withheld}"
     for one in prediction.simulated:
         if one.errors:
             yield f"{one.errors} of {one.requests} requests at load {one.load} do not fit"
+    silences = [each.withheld for each in prediction.forecasts]
+    for reason in (*silences, *(one.withheld for one in prediction.simulated)):
+        if reason:
+            yield f"no latency where {reason}"
 
 
 def _row(each: Forecast) -> dict[str, Any]:
@@ -102,7 +102,10 @@ def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
         "ms/token": _interval(figures["latency_ms_per_token"]),
         "TPOT ms": _interval(figures["tpot_ms"]),
         "TTFT ms": _interval(figures["ttft_ms"]),
-        "TTFT p90 ms": _interval(figures["ttft_p90_ms"], absent="too few requests"),
+        "TTFT p90 ms": _interval(
+            figures["ttft_p90_ms"], absent="withheld" if each.withheld else "too few requests"
+        ),
+        "capacity tok/s": _interval(each.capacity_tokens_per_s),
     }
 
 

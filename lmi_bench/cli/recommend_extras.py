@@ -203,8 +203,7 @@ class Extras:
                     "crossover if as predicted": (
                         ""
                         if crossover is None
-                        else f"{crossover.predicted:.4g} [{crossover.low:.4g} to "
-                        f"{crossover.high:.4g}]"
+                        else f"{crossover.value:.4g} [{crossover.low:.4g} to {crossover.high:.4g}]"
                     ),
                 }
             )

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from lmi_bench.analysis.fleet.answer import Candidate, Figure
+from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.core.slo import parse_slo
 
@@ -99,18 +100,18 @@ def _money(value: float | None) -> str:
     return "?" if value is None else f"{value:,.2f}"
 
 
-def _plain(figure: Figure | None) -> str:
-    return "" if figure is None else f"{figure.predicted:,.0f}"
+def _plain(figure: Estimate | None) -> str:
+    return "" if figure is None else f"{figure.value:,.0f}"
 
 
-def interval(figure: Figure | None) -> str:
+def interval(figure: Estimate | None) -> str:
     """47 [41-55]: predicted with its 80 % interval; alone where it is certain."""
     if figure is None:
         return "withheld"
     low, high = short(figure.low), short(figure.high)
     if low == high:
         return low
-    return f"{short(figure.predicted)} [{low}-{high}]"
+    return f"{short(figure.value)} [{low}-{high}]"
 
 
 def short(value: float) -> str:

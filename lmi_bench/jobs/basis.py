@@ -11,13 +11,12 @@ from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
     calibrate_on_runs,
     has_users,
-    loads_from_run,
     run_dtype,
     run_lengths,
     run_model,
 )
 from lmi_bench.analysis.fleet.attainment import Routing
-from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
+from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.request import Objective
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR

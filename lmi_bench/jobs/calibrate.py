@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
-from lmi_bench.analysis.fit.fit import Estimate, Fit, fit_cells, prior_fit
+from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.summary_files import (
@@ -18,6 +18,7 @@ from lmi_bench.analysis.fit.summary_files import (
     model_named_in,
     read_summary,
 )
+from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
 from lmi_bench.analysis.level.cells import Cell, Metric, can_run, marks_of
 from lmi_bench.analysis.model.builtin_profiles import (
@@ -202,7 +203,7 @@ def _next(fit: Fit, count: int, like: Sequence[Cell]) -> tuple[NextLevel, ...]:
     return tuple(
         NextLevel(
             candidates[index],
-            fit.estimates(candidates[index], _TELLING)["throughput_tokens_per_s"],
+            estimates(fit, candidates[index], _TELLING)["throughput_tokens_per_s"],
         )
         for index in chosen
     )

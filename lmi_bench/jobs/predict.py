@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
-from lmi_bench.analysis.fit.forecast import Forecast, forecast
+from lmi_bench.analysis.fit.forecast import Forecast, SimulatedForecast, forecast
+from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.level.cells import Cell
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
@@ -22,15 +23,12 @@ from lmi_bench.core.lengths import parse_mix
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.jobs.planned import planned_speculation
-from lmi_bench.jobs.predict_simulated import Copy, SimulatedForecast, simulate_forecasts
+from lmi_bench.jobs.predict_simulated import simulate_forecasts
 from lmi_bench.jobs.settings.predict import PredictSettings
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.profiles import default_note, find_profile
 
-_REQUESTS_PER_USER = 10
-_LENGTH_SPREAD = 0.1  # real answers end at different lengths, which breaks up their queues
-_OPEN_LOOP_S = 120.0
-_MOST_REQUESTS, _LEAST_REQUESTS = 2000, 200
+_REQUESTS_PER_USER, _LEAST_REQUESTS = 10, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +111,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
 
 def _forecast(blank: Prediction) -> Prediction:
     """Equal requests, by closed forms."""
-    spread = _LENGTH_SPREAD if blank.profile.chunked_prefill else 0.0
-    cells = [replace(cell, length_spread=spread) for cell in _cells(blank)]
+    cells = list(_cells(blank))
     fit = fit_of_profile(blank.profile, cells)
     first = cells[0]
     workload = {"input_tokens": first.input_tokens, "output_tokens": first.output_tokens}
@@ -128,25 +125,29 @@ def _cells(blank: Prediction) -> Iterator[Cell]:
     assert settings.input_tokens is not None
     assert settings.output_tokens is not None
     found = min(int(settings.prefix_hit * settings.input_tokens), settings.input_tokens - 1)
-    idle = Cell(
+    setup = _setup(blank, settings.input_tokens, settings.output_tokens, found)
+    for users in _whole_numbers(settings.concurrency or ""):
+        yield under_load(setup, blank.profile, concurrency=users)
+    for rate in _numbers("--rate", settings.rate or ""):
+        yield under_load(setup, blank.profile, rate_per_s=rate)
+
+
+def _setup(blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int) -> Cell:
+    """What serves requests of these lengths, without a load."""
+    return Cell(
         shape=blank.shape,
         instance=blank.machine,
-        tensor_parallel=settings.tensor_parallel,
+        tensor_parallel=blank.settings.tensor_parallel,
         dtype=blank.dtype,
-        input_tokens=settings.input_tokens,
-        output_tokens=settings.output_tokens,
-        concurrency=1,
-        num_requests=_REQUESTS_PER_USER,
-        replicas=settings.replicas,
-        kv_dtype=settings.kv_dtype,
-        cached_tokens=found,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        concurrency=0,
+        num_requests=0,
+        replicas=blank.settings.replicas,
+        kv_dtype=blank.settings.kv_dtype,
+        cached_tokens=cached_tokens,
         speculation=blank.speculation,
     )
-    for users in _whole_numbers(settings.concurrency or ""):
-        yield replace(idle, concurrency=users, num_requests=_REQUESTS_PER_USER * users)
-    for rate in _numbers("--rate", settings.rate or ""):
-        requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, math.ceil(rate * _OPEN_LOOP_S)))
-        yield replace(idle, concurrency=0, rate_per_s=rate, num_requests=requests)
 
 
 def _simulated(blank: Prediction, listener: Listener) -> Prediction:
@@ -154,26 +155,16 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
     settings = blank.settings
     scenario = _scenario(settings)
     router = scenario.engine.router
-    copy = Copy(
-        shape=blank.shape,
-        instance=blank.machine,
-        tensor_parallel=settings.tensor_parallel,
-        dtype=blank.dtype,
-        kv_dtype=settings.kv_dtype,
-        speculation=blank.speculation,
-        replicas=settings.replicas,
-        router=router,
-        shared_tokens=settings.shared_prefix,
-    )
+    shared = settings.shared_prefix
     forecasts = simulate_forecasts(
-        copy,
+        _setup(blank, shared + 1, 1, shared),
         blank.profile,
         scenario,
         progress=lambda done, of: listener.progress("simulated levels", done, of),
     )
     workload = {
         "workload": scenario.workload.model_dump(exclude_defaults=True),
-        "shared_tokens": settings.shared_prefix,
+        "shared_tokens": shared,
         "router": router,
     }
     return replace(blank, workload=workload, simulated=tuple(forecasts))

@@ -205,8 +205,22 @@ def test_a_mix_lies_between_its_kinds_and_a_trace_keeps_its_own_times(tmp_path):
     assert replayed["ttft_p90_ms"] is None  # three requests support no 90th percentile
 
 
+@pytest.mark.parametrize(("rate", "is_given"), [("1", True), ("2.5", False)])
+def test_a_mix_of_one_kind_and_its_lengths_are_equally_sure(tmp_path, rate, is_given):
+    """2.5 req/s are 129 % of what the copy carries: neither gives a latency."""
+    asked = (("--isl", "256", "--osl", "256"), ("--mix", "256/256"))
+    by_lengths, by_mix = (predicted(tmp_path, *each, "--rate", rate) for each in asked)
+    assert by_mix["withheld"] == by_lengths["withheld"]
+    for key in ("throughput_tokens_per_s", "latency_ms_per_token", "tpot_ms", "ttft_ms"):
+        one, other = by_lengths[key], by_mix[key]
+        assert (one is not None) == (other is not None) == (is_given or key.startswith("thr"))
+        if one is not None:
+            for end in ("low", "high"):
+                assert other[end] / other["predicted"] == pytest.approx(one[end] / one["predicted"])
+
+
 def test_the_router_that_looks_keeps_the_queues_shorter_than_chance(tmp_path):
-    load = ("--isl", "512", "--osl", "64", "--replicas", "4", "--rate", "12")
+    load = ("--isl", "512", "--osl", "64", "--replicas", "4", "--rate", "11")
     looks, draws = (
         predicted(tmp_path, *load, "--router", router) for router in ("least-outstanding", "random")
     )

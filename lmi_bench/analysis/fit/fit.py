@@ -1,12 +1,8 @@
-"""Fits a profile's parameters to cells, and predicts other cells with 80 % intervals.
+"""Fits a profile's parameters to cells; `uncertainty` says how sure its predictions then are.
 
 The logarithms of the parameters have a normal prior around the base profile. A robust least-squares
 fit moves them; its Jacobian gives their posterior (Laplace's approximation). What is left is a
-`discrepancy` whose scale is found by its marginal likelihood. A prediction's variance is
-
-    var = J S J' + s**2 * (error not corrected by measured neighbours + noise)
-
-with S the posterior of the parameters and J the cell's derivatives by them.
+`discrepancy` whose scale is found by its marginal likelihood.
 """
 
 from __future__ import annotations
@@ -26,26 +22,19 @@ from lmi_bench.analysis.fit.discrepancy import (
     Observation,
     error_covariance,
     observations_of,
-    observe,
 )
-from lmi_bench.analysis.fit.error_scales import OUTLIER, UNSCALED, ErrorScales, find_scales
-from lmi_bench.analysis.fit.unmeasured import unmeasured_sd
+from lmi_bench.analysis.fit.error_scales import UNSCALED, ErrorScales, find_scales
 from lmi_bench.analysis.level.cells import (
     Cell,
     CellPrediction,
     Metric,
-    growth_with_step_times,
-    mean_batch,
     predict_cell,
     slots_for,
-    waits_for_slots,
 )
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
-from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
 
-Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 _MOST_SHARE = 0.98
 _STEP = 0.02  # of a logarithm, for derivatives
 _SLOW_HOST_SD = 1.0
@@ -55,16 +44,9 @@ _USUAL_SCALE = (0.8, 1.3)
 _MOST_RESCALINGS, _SAME_SCALE = 3, 0.2
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
-_CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
-_CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
-_SETTING_ERROR = 0.25
-_NEAR_LIMIT = 0.5  # of the sequences, on average
-_UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
-_UNSEEN_KIND = 0.12  # mixtures beside dense models, weights of few bits beside wide ones
-_STEP_TOKENS, _BATCHES = (2048, 8192), (128, 256, 1024)
+_STEP_TOKENS, SCHEDULER_BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
 _HOST_PREFIX = "host_factor:"
-_FEW_BITS = 8
 
 
 def free_parameters(base: EngineProfile, cells: Sequence[Cell]) -> tuple[list[str], list[float]]:
@@ -106,15 +88,6 @@ def with_logs(
     return replace(base, parameters=StepParameters(**values), host_factors=hosts)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A predicted figure with its 80 % interval, in the unit of its metric."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
     """A profile fitted to cells, with what is known of its errors.
@@ -134,48 +107,6 @@ class Fit:
     observations: tuple[Observation, ...]
     residuals: NDArray[np.float64]
 
-    def estimates(self, cell: Cell, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
-        """The cell's figures with intervals. Raises CapacityError where it does not fit."""
-        predicted = predict_cell(self.profile, cell)
-        jacobian = derivatives(self.profile, cell, self.names, metrics)
-        growth = None
-        if cell.rate_per_s is not None:
-            growth = growth_with_step_times(self.profile, cell)
-        tokens_per_s = predicted.throughput_tokens_per_s
-        queued = waits_for_slots(self.profile, cell)
-        wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
-        prior = error_covariance(wanted, wanted)
-        if self.observations:
-            across = error_covariance(wanted, self.observations)
-            within = error_covariance(self.observations, self.observations)
-            within += np.diag([item.noise_sd**2 for item in self.observations])
-            gain = np.linalg.solve(within, across.T).T
-            limits = OUTLIER * self.scales.of(self.observations) * np.sqrt(np.diag(within))
-            shift = gain @ np.clip(self.residuals, -limits, limits)
-            prior = prior - gain @ across.T
-        else:
-            shift = np.zeros(len(metrics))
-        full = _cache_full(self.profile, cell)
-        guessed = _limit_is_guessed(self.profile, cell, predicted)
-        transfer = self._transfer_sd(cell)
-        unmeasured = [(0.0, 0.0)] * len(metrics)
-        if not self.cells:
-            unmeasured = unmeasured_sd(self.profile, cell, predicted, metrics)
-        scales = self.scales.of(wanted)
-        estimates = {}
-        for index, item in enumerate(wanted):
-            variance = float(jacobian[index] @ self.covariance @ jacobian[index])
-            left = max(0.0, float(prior[index, index])) + item.noise_sd**2
-            variance += float(scales[index]) ** 2 * left + transfer**2
-            if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
-                variance += _SETTING_ERROR**2
-            if full:
-                variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
-            value = predicted.value(item.metric) * math.exp(float(shift[index]))
-            down, up = (math.exp(Z80 * math.sqrt(variance + sd**2)) for sd in unmeasured[index])
-            estimates[item.metric] = Estimate(value, value / down, value * up)
-        return estimates
-
     def error_left(
         self, left: Sequence[Observation], right: Sequence[Observation]
     ) -> NDArray[np.float64]:
@@ -187,40 +118,6 @@ class Fit:
             known = np.linalg.solve(within, error_covariance(self.observations, right))
             remains = remains - error_covariance(left, self.observations) @ known
         return np.asarray(np.outer(self.scales.of(left), self.scales.of(right)) * remains)
-
-    def _transfer_sd(self, cell: Cell) -> float:
-        """What carrying over to a model or a device that no cell was of adds."""
-        devices = {*self.profile.accelerators}
-        models = {*self.profile.models}
-        if self.cells:
-            devices = {known.instance.accelerator.name for known in self.cells}
-            models = {known.shape.name for known in self.cells}
-        kinds = {_kind(known) for known in self.cells} or {_kind(cell)}
-        unseen_device = cell.instance.accelerator.name not in devices
-        unseen_model = cell.shape.name not in models
-        return math.hypot(
-            _UNSEEN_DEVICE * unseen_device,
-            _UNSEEN_MODEL * unseen_model,
-            _UNSEEN_KIND * (_kind(cell) not in kinds),
-        )
-
-
-def _kind(cell: Cell) -> tuple[bool, bool]:
-    """Whether it is a mixture of experts, and whether its weights have few bits."""
-    return cell.shape.is_moe, weight_format(cell.dtype).nominal_bits < _FEW_BITS
-
-
-def _limit_is_guessed(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> bool:
-    """Whether an open loop comes near a limit on sequences that was found on a coarse grid."""
-    if cell.rate_per_s is None or profile.max_batch_size not in _BATCHES[:-1]:
-        return False
-    return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
-
-
-def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
-    if cell.rate_per_s is not None or profile.kv_layout is not KvLayout.PAGED:
-        return False
-    return cell.concurrency > cell.replicas * slots_for(profile, cell)
 
 
 def derivatives(
@@ -486,7 +383,10 @@ def _with_best_settings(
     """
     best, best_base = profile, base
     best_cost = _cost(profile, base, names, prior_sd, cells)
-    for name, values in (("max_prefill_tokens", _STEP_TOKENS), ("max_batch_size", _BATCHES)):
+    for name, values in (
+        ("max_prefill_tokens", _STEP_TOKENS),
+        ("max_batch_size", SCHEDULER_BATCHES),
+    ):
         for value in values:
             if value == getattr(best_base, name):
                 continue

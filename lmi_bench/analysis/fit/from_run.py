@@ -2,8 +2,7 @@
 
 Levels count if they are of equal requests that ended whole and without errors: closed loops, and
 open loops whose requests were sent when they were due. The means are used, since a quickstart's few
-requests support no quantile. Levels of random arrivals are also read as loads that kept the SLOs or
-did not.
+requests support no quantile.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile, predict_cell
-from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
-from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.results.slo_judgement import MISSED_BY
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
@@ -52,7 +48,7 @@ class PlacedRun:
     def degree(self) -> int:
         """Devices that one copy of the model was spread over."""
         stated = self.run.manifest["scenario"]["engine"]["tensor_parallel"]
-        return int(self.tensor_parallel or _target_facts(self.run).get("tensor_parallel") or stated)
+        return int(self.tensor_parallel or target_facts(self.run).get("tensor_parallel") or stated)
 
 
 def run_lengths(run: Run) -> tuple[int, int]:
@@ -72,7 +68,7 @@ def run_model(run: Run) -> str:
     stated = str(run.manifest["scenario"].get("model") or "")
     if stated and is_model_folder(Path(stated)):
         return stated
-    return str(_target_facts(run).get("model") or stated)
+    return str(target_facts(run).get("model") or stated)
 
 
 def run_dtype(run: Run) -> str:
@@ -81,7 +77,7 @@ def run_dtype(run: Run) -> str:
 
 
 def _default_dtype(run: Run) -> str:
-    facts = _target_facts(run)
+    facts = target_facts(run)
     if facts.get("kind") == "engine":
         return "bfloat16"
     return planned_dtype(run_model(run), facts.get("dtype"))
@@ -89,11 +85,11 @@ def _default_dtype(run: Run) -> str:
 
 def run_kv_dtype(run: Run) -> str | None:
     """Number format of the run's KV cache, where its engine says so."""
-    told = _target_facts(run).get("kv_dtype")
+    told = target_facts(run).get("kv_dtype")
     return None if told is None else str(told)
 
 
-def _target_facts(run: Run) -> Mapping[str, Any]:
+def target_facts(run: Run) -> Mapping[str, Any]:
     target = run.manifest.get("target")
     return target if isinstance(target, Mapping) else {}
 
@@ -108,7 +104,7 @@ def cells_from_run(
 ) -> list[Cell]:
     """The usable levels of a run as cells; raises InputError where there is none."""
     input_tokens, output_tokens = run_lengths(run)
-    facts = _target_facts(run)
+    facts = target_facts(run)
     degree = PlacedRun(run, instance, tensor_parallel).degree
     if facts.get("replicas", 1) > 1:
         raise InputError(
@@ -161,7 +157,7 @@ def _mean_s(line: Mapping[str, Any], key: str) -> float | None:
 
 def _max_sequences(run: Run, total_tokens: int) -> int | None:
     """Sequences that the run's own scheduler let run together, where its manifest says so."""
-    scheduler = _target_facts(run).get("scheduler")
+    scheduler = target_facts(run).get("scheduler")
     if not scheduler:
         return None
     held = int(scheduler["num_blocks"]) * int(scheduler["block_size"]) // total_tokens
@@ -170,7 +166,7 @@ def _max_sequences(run: Run, total_tokens: int) -> int | None:
 
 def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     """The base with the scheduler settings that the run's engine had, where they are known."""
-    scheduler = _target_facts(run).get("scheduler")
+    scheduler = target_facts(run).get("scheduler")
     if not scheduler:
         return base
     return replace(
@@ -182,34 +178,6 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
         block_size=int(scheduler["block_size"]),
         defaults="",
     )
-
-
-def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
-    """The run's levels of Poisson arrivals as loads of one copy; empty where it has none.
-
-    Levels count if their requests have the workload's lengths and the generator kept up.
-    """
-    run = placed.run
-    scenario = run.manifest["scenario"]
-    load = scenario.get("load") or {}
-    if load.get("arrivals", "poisson") != "poisson" or scenario["workload"].get("trace"):
-        return []
-    if all(line.get("rate_per_s") is None for line in run.levels):
-        return []
-    if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
-        return []
-    copies = int(_target_facts(run).get("replicas") or 1)
-    key = Layout(placed.instance, placed.degree).engine_key
-    return [
-        MeasuredLoad(
-            engine_key=key,
-            rate_per_s=line["rate_per_s"] / copies,
-            records=settled(records),
-            cut_short=line["stopped_by"] in MISSED_BY,
-        )
-        for line, records in zip(run.levels, run.records, strict=True)
-        if line.get("rate_per_s") is not None and line["valid"]
-    ]
 
 
 def has_users(run: Run) -> bool:

@@ -9,25 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from lmi_bench.analysis.fit.experiment_design import choose_cells
-from lmi_bench.analysis.fit.fit import Estimate, Fit, fit_of_profile, prior_fit
+from lmi_bench.analysis.fit.fit import Fit, fit_of_profile, prior_fit
 from lmi_bench.analysis.fit.measured_tables import (
     TableRow,
     requests_of_open_loop,
     with_requests,
 )
-from lmi_bench.analysis.fit.unmeasured import as_assumed
+from lmi_bench.analysis.fit.uncertainty import Estimate, estimates, is_silent
 from lmi_bench.analysis.fit.unstated import as_fitted, fit_unstated
-from lmi_bench.analysis.fleet.operating_point import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.level.cells import (
     Cell,
     Metric,
     can_run,
-    capacity_tokens_per_s,
     marks_of,
     predict_cell,
     regime_of,
@@ -38,6 +36,8 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import s_to_ms
 
+_NARROW: Final = "float8"
+_NARROW_CACHES: Final = ("nim", "tensorrt", "trt")
 _SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
 
 
@@ -199,6 +199,21 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     return row
 
 
+def as_assumed(cell: Cell, engine: str) -> Cell:
+    """A cell of a table before any level of it is measured, of an engine in lower case.
+
+    All answers of a closed loop have one length: load generators ask for the tokens that a table
+    states and let none end before, and schedulers whose prompts pause decoding then keep the
+    users in step for good. Where NVIDIA's engines have FP8 weights the checkpoints that it
+    publishes have a cache in FP8, too.
+    """
+    if cell.rate_per_s is None:
+        cell = replace(cell, length_spread=0.0)
+    if cell.dtype == _NARROW and cell.kv_dtype is None and engine.startswith(_NARROW_CACHES):
+        cell = replace(cell, kv_dtype=_NARROW)
+    return cell
+
+
 def _as_fitted(fit: Fit, row: TableRow) -> TableRow:
     if row.cell is None:
         return row
@@ -314,7 +329,7 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
     unseen = bool(fit.cells) and all(known.shape.name != cell.shape.name for known in fit.cells)
     try:
         metrics = [metric_of(key, cell) for key in FIGURES]
-        estimates = fit.estimates(cell, metrics)
+        found = estimates(fit, cell, metrics)
         regime = regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True))
         silent = is_silent(fit, cell)
     except InputError as exc:
@@ -322,7 +337,7 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
         return Judged(problem, calibrated, None, dict.fromkeys(FIGURES), unseen)
     figures: dict[str, Estimate | None] = {}
     for key, metric in zip(FIGURES, metrics, strict=True):
-        figure = estimates[metric]
+        figure = found[metric]
         if key != "throughput_tokens_per_s":
             figure = _as_published(figure, cell if key == "latency_ms_per_token" else None)
             figures[key] = None if silent else figure
@@ -339,28 +354,3 @@ def _as_published(figure: Estimate, cell: Cell | None) -> Estimate:
         for value in (figure.value, figure.low, figure.high)
     ]
     return Estimate(*values)
-
-
-def is_silent(fit: Fit, cell: Cell) -> bool:
-    """Whether an open loop is too near its capacity for its latency to be foretold.
-
-    Not where a cell of the same copy was calibrated on at such a load.
-    """
-    if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT:
-        return False
-    return not any(
-        known.rate_per_s is not None
-        and _copy(known) == _copy(cell)
-        and load_share(fit, known) > LATENCY_LOAD_LIMIT
-        for known in fit.cells
-    )
-
-
-def _copy(cell: Cell) -> tuple[Any, ...]:
-    return (cell.shape.name, cell.instance.accelerator.name, cell.tensor_parallel, cell.dtype)
-
-
-def load_share(fit: Fit, cell: Cell) -> float:
-    """Offered output tokens over the predicted capacity of an open loop."""
-    assert cell.rate_per_s is not None
-    return cell.rate_per_s * cell.output_tokens / capacity_tokens_per_s(fit.profile, cell)

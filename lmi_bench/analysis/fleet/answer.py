@@ -6,29 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.probe import Probe
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A predicted figure with its 80 % interval."""
-
-    predicted: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Figure:
-        """The figure in another unit."""
-        return Figure(self.predicted * factor, self.low * factor, self.high * factor)
-
-    def to_json(self) -> dict[str, float]:
-        """As it stands in the file."""
-        return {"predicted": self.predicted, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +67,7 @@ class Candidate:
     usd_per_1m_total_tokens_at_saturation: float | None
     blended_3to1_as_published: float | None
     blended_reason: str | None
-    figures: Mapping[str, Figure | None]
+    figures: Mapping[str, Estimate | None]
     withheld: Mapping[str, str]
     slos: tuple[SloOutlook, ...]
     memory: Mapping[str, float]
@@ -211,7 +195,7 @@ def candidate_row(candidate: Candidate) -> dict[str, Any]:
 
     def value(name: str) -> float | None:
         figure = candidate.figures.get(name)
-        return None if figure is None else figure.predicted
+        return None if figure is None else figure.value
 
     return {
         "instance": candidate.instance,

@@ -6,22 +6,31 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lmi_bench.analysis.fleet.answer import Candidate, Figure, SloOutlook
+from lmi_bench.analysis.fit.fit import Fit
+from lmi_bench.analysis.fit.uncertainty import (
+    Estimate,
+    TimeFactors,
+    Uncertainty,
+    metric_of,
+    silence,
+    under_load,
+)
+from lmi_bench.analysis.fleet.answer import Candidate, SloOutlook
 from lmi_bench.analysis.fleet.capacity_belief import CapacityBelief
 from lmi_bench.analysis.fleet.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
 from lmi_bench.analysis.fleet.fleet_cost import FleetCost
 from lmi_bench.analysis.fleet.measured_load import Verdict
 from lmi_bench.analysis.fleet.operating_point import (
-    LATENCY_LOAD_LIMIT,
     CopySimulation,
     Operating,
     Statistics,
-    metric_factor,
 )
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout
+from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.capacity import memory_plan_for
-from lmi_bench.core.units import bytes_to_gib, s_to_ms
+from lmi_bench.core.units import bytes_to_gib
 
 _SHOWN = tuple(
     (metric, statistic)
@@ -37,7 +46,8 @@ _BELOW = 0.97  # of a rate that was too much
 class CopyCapacity:
     """What one copy carries, as far as it is known; layouts of equal speed have the same.
 
-    time_factor    s of the 80 % interval: times are within / s and * s
+    fit            the profile that it is predicted by
+    factors        how much longer its times may be: `steps` is s of the capacity's interval
     rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
     central_per_s  the same with the SLOs held against the prediction itself
     concurrency    most users waiting at a copy within the SLOs; 0 if none
@@ -48,7 +58,8 @@ class CopyCapacity:
 
     plan: CopyPlan
     simulation: CopySimulation
-    time_factor: float
+    fit: Fit
+    factors: TimeFactors
     rate_per_s: float
     central_per_s: float
     concurrency: int
@@ -64,7 +75,7 @@ class CopyCapacity:
         Where latencies are to be kept, the prediction promises no more than the share of the
         saturated rate up to which they can be foreseen.
         """
-        low = self.rate_per_s / self.time_factor
+        low = self.rate_per_s / self.factors.steps
         if keeps_slos:
             low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
         low = min(low, _BELOW * self.too_much_per_s)
@@ -154,6 +165,32 @@ def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> flo
     return max(1.0, high)
 
 
+def set_up(layout: Layout, workload: Workload) -> Cell:
+    """What a copy is and is asked, without a load. workload: as the layout's engine serves it."""
+    return Cell(
+        shape=workload.shape,
+        instance=layout.instance,
+        tensor_parallel=layout.tensor_parallel,
+        dtype=workload.dtype,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        concurrency=0,
+        num_requests=0,
+        kv_dtype=workload.kv_dtype,
+        speculation=workload.speculation,
+    )
+
+
+def load_of(
+    request: RecommendRequest, layout: Layout, copy: CopyCapacity, operating: Operating
+) -> Cell:
+    """The load of one copy, as `predict` would be asked for it."""
+    asked = set_up(layout, copy.plan.workload)
+    if request.open_loop:
+        return under_load(asked, copy.fit.profile, rate_per_s=operating.rate_per_s)
+    return under_load(asked, copy.fit.profile, concurrency=max(1, round(operating.batch)))
+
+
 def build_candidate(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, machines: int, *, simulate: bool
 ) -> Candidate:
@@ -166,38 +203,27 @@ def build_candidate(
     observed = _simulated(request, copy, operating) if simulate else None
     copies = machines * layout.copies
     workload, steady = request.workload, copy.plan.steady
-    figures: dict[str, Figure | None] = {}
+    figures: dict[str, Estimate | None] = {}
     withheld: dict[str, str] = {}
-    factor = copy.time_factor
     served_per_s = serving * layout.copies * operating.rate_per_s
     output_per_s = served_per_s * workload.output_tokens
-    exact = request.open_loop  # what arrives is served: only capacity is uncertain
-    figures["throughput_tokens_per_s"] = (
-        Figure(output_per_s, output_per_s, output_per_s)
-        if exact
-        else Figure(output_per_s, output_per_s / factor, output_per_s * factor)
-    )
     capacity = _capacity(request, copy, copies)
-    figures["capacity_rate_per_s"] = capacity
-    figures["capacity_tokens_per_s"] = Figure(
-        *(
-            value * workload.output_tokens
-            for value in (capacity.predicted, capacity.low, capacity.high)
-        )
-    )
     measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
-    load_share = operating.rate_per_s / steady.saturated_rate_per_s
-    silent = request.open_loop and load_share > LATENCY_LOAD_LIMIT + 1e-9
+    load = load_of(request, layout, copy, operating)
+    silent = silence(copy.fit, load)
+    sure = None
+    if silent is None and simulate:
+        sure = Uncertainty.of(copy.fit, load, spread=True)
+    figures["throughput_tokens_per_s"] = _throughput(request, copy, sure, output_per_s)
+    figures["capacity_rate_per_s"] = capacity
+    figures["capacity_tokens_per_s"] = capacity.times(workload.output_tokens)
     for metric, statistic in _statistics(request):
         key = f"{metric}_{statistic}_ms"
-        if silent:
+        if silent is not None:
             figures[key] = None
-            withheld[key] = (
-                f"the load is {load_share:.0%} of the predicted capacity: beyond "
-                f"{LATENCY_LOAD_LIMIT:.0%} a small capacity error is a large latency error"
-            )
+            withheld[key] = silent
         else:
-            figures[key] = _latency(request, copy, operating, observed, metric, statistic)
+            figures[key] = _latency(request, copy, operating, observed, sure, metric, statistic)
     price = layout.instance.price_usd_per_hour
     fleet_price = request.fleet_usd_per_hour(layout, machines)
     total_per_s = served_per_s * workload.total_tokens
@@ -250,24 +276,36 @@ def build_candidate(
                 machines=machines,
             ).to_json(),
             "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(
-                fleet_price, capacity.predicted * workload.output_tokens
+                fleet_price, capacity.value * workload.output_tokens
             ),
         },
     )
 
 
-def _capacity(request: RecommendRequest, copy: CopyCapacity, copies: int) -> Figure:
+def _throughput(
+    request: RecommendRequest, copy: CopyCapacity, sure: Uncertainty | None, output_per_s: float
+) -> Estimate:
+    """Output tokens each second; of arrivals that are served exactly what arrives."""
+    if request.open_loop:
+        return Estimate(output_per_s, output_per_s, output_per_s)
+    if sure is not None:
+        return sure.factors["throughput_tokens_per_s"].around(output_per_s)
+    factors = copy.factors
+    return Estimate(output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter)
+
+
+def _capacity(request: RecommendRequest, copy: CopyCapacity, copies: int) -> Estimate:
     """Requests each second that the fleet carries within the SLOs. The lower end is what a world
     slower by time_factor carries, and what machines are counted with."""
-    factor = copy.time_factor
+    factor = copy.factors.steps
     if not request.open_loop:
         rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
-        return Figure(rate, rate / factor, rate * factor)
+        return Estimate(rate, rate / factor, rate * copy.factors.shorter)
     belief = copy.belief(keeps_slos=False)
     predicted = max(copy.central_per_s, copy.rate_per_s / factor)
     predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
-    high = max(belief.kept_per_s, min(predicted * factor, belief.missed_per_s))
-    return Figure(copies * predicted, copies * belief.sure_per_s, copies * high)
+    high = max(belief.kept_per_s, min(predicted * copy.factors.shorter, belief.missed_per_s))
+    return Estimate(copies * predicted, copies * belief.sure_per_s, copies * high)
 
 
 def _simulated(
@@ -289,54 +327,57 @@ def _latency(
     copy: CopyCapacity,
     operating: Operating,
     observed: Statistics | None,
+    sure: Uncertainty | None,
     metric: str,
     statistic: str,
-) -> Figure:
-    """A latency in ms with its interval: the closed form says how it grows in a slower world."""
+) -> Estimate:
+    """A latency in ms with its interval.
+
+    sure  of the load; without it, and of gaps between tokens, of which no profile is fitted, the
+          closed form says how a latency grows in a slower world
+    """
     steady = copy.plan.steady
-    factor = metric_factor(metric, copy.time_factor)
+    factor = copy.factors.of(metric)
 
     def closed_s(scale: float) -> float:
         """s times the latency at s times the rate, the rate as far as the slots carry it."""
         batch = operating.batch
         if request.open_loop:
-            batch = steady.batch_at(operating.rate_per_s * min(scale, copy.time_factor))
+            batch = steady.batch_at(operating.rate_per_s * min(scale, copy.factors.steps))
         return scale * steady.latency_s(metric, statistic, batch)
 
     central_s = closed_s(1.0)
     if not central_s:  # an answer of one token has no gaps
-        return Figure(0.0, 0.0, 0.0)
+        return Estimate(0.0, 0.0, 0.0)
     value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
+    if sure is not None and metric != "itl":
+        return sure.factors[metric_of(metric, statistic)].around(value_s).in_ms()
     scales = (1 / factor, factor)
     ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
     if metric == "itl" and request.open_loop and not 1 / factor <= value_s / central_s <= factor:
         # one of them stands beyond the step between gaps with a prompt and gaps without: the
         # closed form's growth is not the simulation's, and either may be right
         ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
-    return Figure(
-        predicted=s_to_ms(value_s),
-        low=s_to_ms(min(value_s, *ends_s)),
-        high=s_to_ms(max(value_s, *ends_s)),
-    )
+    return Estimate(value_s, min(value_s, *ends_s), max(value_s, *ends_s)).in_ms()
 
 
 def _outlooks(
-    request: RecommendRequest, figures: dict[str, Figure | None], *, measured: bool
+    request: RecommendRequest, figures: dict[str, Estimate | None], *, measured: bool
 ) -> Iterator[SloOutlook]:
     """How each SLO stands; `measured`: a level at this load or above it has kept them all."""
     for slo in request.slos:
         figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
         if measured or figure is None:
-            predicted = None if figure is None else figure.predicted
+            predicted = None if figure is None else figure.value
             confidence = "measured" if measured else "missed"
             yield SloOutlook(str(slo), predicted, slo.limit_ms, confidence)
             continue
         confidence = "missed"
         if figure.high <= slo.limit_ms:
             confidence = "sure"
-        elif figure.predicted <= slo.limit_ms:
+        elif figure.value <= slo.limit_ms:
             confidence = "likely"
-        yield SloOutlook(str(slo), figure.predicted, slo.limit_ms, confidence)
+        yield SloOutlook(str(slo), figure.value, slo.limit_ms, confidence)
 
 
 def _memory(

@@ -38,6 +38,6 @@ def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list
             candidate.figures.get("latency_per_token_p90_ms"),
         )
         if cost is not None and latency is not None and math.isfinite(cost):
-            points.setdefault((cost, latency.predicted), candidate)
+            points.setdefault((cost, latency.value), candidate)
     known = sorted(points)
     return [points[known[index]] for index in pareto(known)]

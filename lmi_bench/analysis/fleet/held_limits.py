@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmi_bench.analysis.fleet.operating_point import alone_of, metric_factor
+from lmi_bench.analysis.fit.uncertainty import TimeFactors
+from lmi_bench.analysis.fleet.operating_point import alone_of
 from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
@@ -35,11 +36,8 @@ def held_limit(limit: float, lone: float, factor: float) -> float:
     return lone + (limit - lone) * (ROOM - 1) / (ROOM * factor - 1)
 
 
-def held_slos(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> tuple[Slo, ...]:
-    """The SLOs with the limits to plan with.
-
-    time_factor  s of the 80 % interval; a queueing metric's is wider
-    """
+def held_slos(steady: SteadyState, slos: Sequence[Slo], factors: TimeFactors) -> tuple[Slo, ...]:
+    """The SLOs with the limits to plan with."""
     alone = alone_of(steady)
     return tuple(
         replace(
@@ -47,7 +45,7 @@ def held_slos(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> t
             limit_ms=held_limit(
                 slo.limit_ms,
                 s_to_ms(alone.latency_s(slo.metric, slo.statistic, 1.0)),
-                metric_factor(slo.metric, time_factor),
+                factors.of(slo.metric),
             ),
         )
         for slo in slos

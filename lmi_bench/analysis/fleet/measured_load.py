@@ -15,8 +15,10 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.layouts import EngineKey
+from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, target_facts
+from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
 from lmi_bench.analysis.results.latency import QUANTILES, request_latency, samples_needed
+from lmi_bench.analysis.results.slo_judgement import MISSED_BY
 from lmi_bench.analysis.results.slo_values import own_values_ms
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
@@ -71,6 +73,34 @@ def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
             key=lambda record: record.due_s,
         )
     )
+
+
+def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
+    """The run's levels of Poisson arrivals as loads of one copy; empty where it has none.
+
+    Levels count if their requests have the workload's lengths and the generator kept up.
+    """
+    run = placed.run
+    scenario = run.manifest["scenario"]
+    load = scenario.get("load") or {}
+    if load.get("arrivals", "poisson") != "poisson" or scenario["workload"].get("trace"):
+        return []
+    if all(line.get("rate_per_s") is None for line in run.levels):
+        return []
+    if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
+        return []
+    copies = int(target_facts(run).get("replicas") or 1)
+    key = Layout(placed.instance, placed.degree).engine_key
+    return [
+        MeasuredLoad(
+            engine_key=key,
+            rate_per_s=line["rate_per_s"] / copies,
+            records=settled(records),
+            cut_short=line["stopped_by"] in MISSED_BY,
+        )
+        for line, records in zip(run.levels, run.records, strict=True)
+        if line.get("rate_per_s") is not None and line["valid"]
+    ]
 
 
 def pooled(loads: Sequence[MeasuredLoad]) -> list[MeasuredLoad]:

@@ -22,11 +22,6 @@ from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 
-LATENCY_LOAD_LIMIT = 0.8
-"""Share of the predicted capacity beyond which an open loop's latency is not given: there a
-capacity error of 10 % is a latency error of 100 %."""
-
-_TTFT_FACTOR = math.exp(1.2816 * 0.2)  # queues and prompt batching are the model's coarsest part
 _SEARCH_STEPS = 30
 _CLOSE = 0.92  # ratio of neighbouring rates: finer than the prediction is not worth simulating
 _LOWEST_STEP = 40  # 4 % of the highest rate
@@ -42,30 +37,18 @@ class Operating:
     batch: float
 
 
-def metric_factor(metric: str, time_factor: float) -> float:
-    """The factor on one metric that belongs to a factor on all step times; TTFT's is wider."""
-    return time_factor * (_TTFT_FACTOR if metric == "ttft" and time_factor > 1 else 1.0)
-
-
-def worst_ratio(
-    latency_s: Callable[[str, str], float], slos: Sequence[Slo], time_factor: float
-) -> float:
+def worst_ratio(latency_s: Callable[[str, str], float], slos: Sequence[Slo]) -> float:
     """Largest predicted / limit over the SLOs; above 1 one of them is missed. 0 without SLOs."""
     return max(
-        (
-            s_to_ms(latency_s(slo.metric, slo.statistic))
-            * metric_factor(slo.metric, time_factor)
-            / slo.limit_ms
-            for slo in slos
-        ),
+        (s_to_ms(latency_s(slo.metric, slo.statistic)) / slo.limit_ms for slo in slos),
         default=0.0,
     )
 
 
-def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
+def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo]) -> float:
     """The same for a request that is alone."""
     alone = alone_of(steady)
-    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos, time_factor)
+    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos)
 
 
 def alone_of(steady: SteadyState) -> SteadyState:
@@ -75,11 +58,11 @@ def alone_of(steady: SteadyState) -> SteadyState:
     )
 
 
-def screen_batch(steady: SteadyState, slos: Sequence[Slo], time_factor: float) -> float:
+def screen_batch(steady: SteadyState, slos: Sequence[Slo]) -> float:
     """Largest mean batch that keeps the SLOs, in closed form; 0 if none does."""
 
     def keeps(batch: float) -> bool:
-        return worst_ratio(lambda m, stat: steady.latency_s(m, stat, batch), slos, time_factor) <= 1
+        return worst_ratio(lambda m, stat: steady.latency_s(m, stat, batch), slos) <= 1
 
     most = steady.batch_at(_NEAR_SATURATION * steady.saturated_rate_per_s)
     if not steady.open_loop:
@@ -167,13 +150,13 @@ class CopySimulation:
     def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
         steady, observed = self.plan.steady, self.at_rate(rate_per_s)
         if observed is not None:
-            return worst_ratio(observed.statistic_s, slos, 1.0)
+            return worst_ratio(observed.statistic_s, slos)
         batch = steady.batch_at(rate_per_s)
 
         def expected_s(metric: str, statistic: str) -> float:
             return steady.latency_s(metric, statistic, batch)
 
-        return worst_ratio(expected_s, slos, 1.0)
+        return worst_ratio(expected_s, slos)
 
     def _run_rate(self, rate_per_s: float) -> Statistics | None:
         steady = self.plan.steady

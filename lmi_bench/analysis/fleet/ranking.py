@@ -43,7 +43,7 @@ def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float,
 
     def figure(name: str) -> float:
         value = candidate.figures.get(name)
-        return math.inf if value is None else value.predicted
+        return math.inf if value is None else value.value
 
     cost = cost_of(request, candidate)
     cost = math.inf if cost is None else cost
@@ -92,7 +92,7 @@ def _winning_price(
         tokens = candidate.figures[name]
         budget_usd_per_hour = None
         if tokens is not None:
-            budget_usd_per_hour = best * tokens.predicted * SECONDS_PER_HOUR / 1e6
+            budget_usd_per_hour = best * tokens.value * SECONDS_PER_HOUR / 1e6
     paid_hours = candidate.cost["paid_machine_hours_per_hour"]
     if budget_usd_per_hour is None or not paid_hours:
         return {}
@@ -106,8 +106,8 @@ def _too_close(best: Candidate, second: Candidate) -> bool:
     ours, theirs = (c.figures["capacity_rate_per_s"] for c in (best, second))
     if cost is None or other is None or ours is None or theirs is None:
         return False
-    dearest = cost * ours.predicted / ours.low
-    return other * theirs.predicted / theirs.high < dearest
+    dearest = cost * ours.value / ours.low
+    return other * theirs.value / theirs.high < dearest
 
 
 def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:

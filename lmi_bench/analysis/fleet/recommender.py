@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from lmi_bench.analysis.fit.unmeasured import UNSEEN_SETUP
+from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
+from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.availability import NO_SPARES
 from lmi_bench.analysis.fleet.budget import nearest_to_budget, split_by_budget
@@ -25,6 +24,7 @@ from lmi_bench.analysis.fleet.candidates import (
     Planned,
     build_candidate,
     machines_needed,
+    set_up,
     with_capacity,
 )
 from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_probes
@@ -32,7 +32,6 @@ from lmi_bench.analysis.fleet.fleet_attainment import LongLook, fleet_of
 from lmi_bench.analysis.fleet.held_limits import held_slos
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.operating_point import (
-    LATENCY_LOAD_LIMIT,
     CopySimulation,
     alone_of,
     screen_batch,
@@ -52,9 +51,11 @@ from lmi_bench.analysis.level.layouts import (
     EngineKey,
     Layout,
     Rejection,
-    plan_copy,
     split_layouts,
 )
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.model.engine_defaults import as_set
+from lmi_bench.analysis.model.engine_setting import AS_STATED
 from lmi_bench.core.units import s_to_ms
 
 Progress = Callable[[str, float], None]
@@ -67,9 +68,6 @@ _SIMULATED_FLEETS = 12
 _FAR = 2.0  # times the cost of the cheapest that was simulated
 _LOOKED_AT = 1
 _MOST_LOOKS = 4
-_DRAWS = 8
-_Z80 = 1.2816  # half of an 80 % interval, in standard deviations
-_UNSEEN_DEVICE_LOG_SD = 0.15  # shares of peak carried over to a device that the fit has not seen
 
 
 def recommend(
@@ -210,38 +208,40 @@ def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], li
     rejected.extend(elsewhere)
     tell(f"screening {len(possible)} layouts", 0.05)
     copies: dict[EngineKey, CopyCapacity] = {}
-    deviations: dict[tuple[object, ...], float] = {}
+    fits: dict[tuple[object, ...], Fit] = {}
+    factors: dict[tuple[object, ...], TimeFactors] = {}
     for layout, plan in possible:
         key = layout.engine_key
         if key not in copies:
-            same_steps = (*key[:3], layout.setting.of_a_step)
-            if same_steps not in deviations:
-                deviations[same_steps] = _log_sd(request, layout, plan)
-            copies[key] = _screened(request, layout, plan, deviations[same_steps])
+            device, _, _, setting = key
+            if (device, setting) not in fits:
+                fits[device, setting] = _fit(request, layout, plan)
+            fit, same_steps = fits[device, setting], (*key[:3], setting.of_a_step)
+            if same_steps not in factors:
+                asked = under_load(set_up(layout, plan.workload), fit.profile, concurrency=1)
+                factors[same_steps] = TimeFactors.at(fit, asked)
+            copies[key] = _screened(request, layout, plan, fit, factors[same_steps])
     return [(layout, copies[layout.engine_key]) for layout, _ in possible], rejected
 
 
 def _screened(
-    request: RecommendRequest, layout: Layout, plan: CopyPlan, log_sd: float
+    request: RecommendRequest, layout: Layout, plan: CopyPlan, fit: Fit, factors: TimeFactors
 ) -> CopyCapacity:
-    """One copy in closed form: what it carries within the SLOs, and how sure that is.
-
-    log_sd  standard deviation of the logarithm of its step times
-    """
+    """One copy in closed form: what it carries within the SLOs, and how sure that is."""
     steady = plan.steady
-    factor = math.exp(_Z80 * log_sd)
-    held = held_slos(steady, request.slos, factor)
+    held = held_slos(steady, request.slos, factors)
     batch = central = float(steady.slots)
     if request.slos:
-        batch = screen_batch(steady, held, 1.0)
-        central = screen_batch(steady, request.slos, 1.0)
+        batch = screen_batch(steady, held)
+        central = screen_batch(steady, request.slos)
     limited_by = steady.limiting_part(batch)
     if request.slos and batch < 0.9 * steady.slots:
         limited_by = f"SLO ({limited_by})"
     return CopyCapacity(
         plan=plan,
         simulation=CopySimulation(plan, request.slos, request.seed),
-        time_factor=factor,
+        fit=fit,
+        factors=factors,
         rate_per_s=steady.rate_per_s(batch),
         central_per_s=steady.rate_per_s(central),
         concurrency=math.floor(batch + 1e-6),
@@ -263,17 +263,13 @@ def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, V
     return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
 
 
-def _log_sd(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> float:
-    """Standard deviation of the logarithm of the step times: fit, residual and transfer."""
-    rates = []
-    for drawn in request.profile.draws(_DRAWS, request.seed):
-        copy = plan_copy(layout, request.workload, drawn, open_loop=request.open_loop)
-        rates.append(math.log(copy.steady.rate_per_s(plan.steady.slots)))
-    transfer = 0.0
-    if layout.instance.accelerator.name not in request.profile.accelerators:
-        transfer = _UNSEEN_DEVICE_LOG_SD
-    setup = UNSEEN_SETUP if request.profile.fitted_cells else 0.0  # others' cells, none of these
-    return math.hypot(float(np.std(rates)), request.profile.residual_log_sd, transfer, setup)
+def _fit(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Fit:
+    """The profile as the layout's setting has it, with what is known of its errors."""
+    profile, setting = request.profile, layout.setting
+    if setting != AS_STATED:
+        shape, device = plan.workload.shape, layout.instance.accelerator
+        profile = setting.profile(as_set(profile, shape, device))
+    return fit_of_profile(profile, [set_up(layout, plan.workload)])
 
 
 def best_copies(
@@ -296,9 +292,9 @@ def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapa
     """
     if not (request.open_loop and request.slos):
         return replace(copy, simulated=True)
-    held = held_slos(copy.plan.steady, request.slos, copy.time_factor)
+    held = held_slos(copy.plan.steady, request.slos, copy.factors)
     rate_per_s = copy.simulation.sustained_rate(
-        copy.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * copy.time_factor
+        copy.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * copy.factors.steps
     )
     central = copy.simulation.sustained_rate(copy.central_per_s, request.slos)
     return replace(
@@ -369,7 +365,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
     layout, copy = min(
         layouts,
         key=lambda pair: (
-            unloaded_ratio(pair[1].plan.steady, request.slos, 1.0),
+            unloaded_ratio(pair[1].plan.steady, request.slos),
             pair[0].instance.price_usd_per_hour or math.inf,
         ),
     )

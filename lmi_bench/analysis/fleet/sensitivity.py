@@ -74,7 +74,7 @@ def _by_load(
         after = found.intervals[index + 1]
         crossover = found.crossovers[index]
         text += f", then {after.fewest_machines} x {after.instance} (if the capacity is as "
-        text += f"predicted, from {crossover.predicted:.3g} req/s)"
+        text += f"predicted, from {crossover.value:.3g} req/s)"
     if index:
         text += f"; below, {found.intervals[index - 1].instance}"
     yield {

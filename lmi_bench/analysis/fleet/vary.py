@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.fleet.answer import Figure
+from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, machines_needed, with_capacity
 from lmi_bench.analysis.fleet.recommender import Progress, best_copies, prepare, simulate_capacity
 from lmi_bench.analysis.fleet.request import RecommendRequest
@@ -50,7 +50,7 @@ class Variation:
     low end is planned with, its predicted value expected."""
 
     intervals: tuple[LoadInterval, ...]
-    crossovers: tuple[Figure, ...]
+    crossovers: tuple[Estimate, ...]
 
     def at(self, rate_per_s: float) -> LoadInterval:
         """The interval of a load; raises InputError outside all of them."""
@@ -76,7 +76,7 @@ class Stairs:
     """
 
     layout: Layout
-    unit: Figure
+    unit: Estimate
     machines: tuple[int, ...]
     usd_per_h: tuple[float, ...]
 
@@ -129,7 +129,7 @@ def _stairs_of(
     if steps > _MOST_STAIRS:
         return None
     central = copy.central_per_s * layout.copies
-    unit = Figure(max(planned, central), planned, max(planned, central) * copy.time_factor)
+    unit = Estimate(max(planned, central), planned, max(planned, central) * copy.factors.shorter)
     machines = tuple(request.availability.machines(max(least, k)) for k in range(1, steps + 1))
     prices = [request.fleet_usd_per_hour(layout, count) for count in machines]
     return Stairs(layout, unit, machines, tuple(price for price in prices if price is not None))
@@ -155,7 +155,7 @@ def compare_stairs(stairs: Sequence[Stairs], low: float, high: float) -> Variati
         costs[row] = np.array(each.usd_per_h)[np.maximum(units, 1) - 1]
     winners = np.argmin(costs, axis=0)
     intervals: list[LoadInterval] = []
-    crossovers: list[Figure] = []
+    crossovers: list[Estimate] = []
     from_per_s = low
     for column, winner in enumerate(winners):
         each, end = ordered[winner], float(ends[column])

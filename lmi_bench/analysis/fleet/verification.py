@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.analysis.fit.uncertainty import Z80
 from lmi_bench.analysis.results.goodput import check_slo
 from lmi_bench.core.slo import LEVEL_KEY, STATISTICS, parse_slo
 
 _THROUGHPUT = "throughput_tokens_per_s"
-_Z80 = 1.2816  # half of an 80 % interval, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _throughput(figure: Mapping[str, Any], line: Mapping[str, Any], share: float
     if predicted is None or low is None or high is None:
         return Verified(_THROUGHPUT, None, None, None, measured)
     if low == high and line.get("requests"):
-        half = _Z80 * predicted / math.sqrt(line["requests"])
+        half = Z80 * predicted / math.sqrt(line["requests"])
         low, high = predicted - half, predicted + half
     return Verified(_THROUGHPUT, predicted * share, low * share, high * share, measured)
 

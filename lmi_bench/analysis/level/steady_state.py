@@ -21,6 +21,9 @@ from lmi_bench.analysis.model.step_time import PricedSteps
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+LATENCY_LOAD_LIMIT = 0.8
+"""Share of the predicted capacity beyond which an open loop's latency is not given: there a
+capacity error of 10 % is a latency error of 100 %."""
 _HALVINGS = 40
 
 

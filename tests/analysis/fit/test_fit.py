@@ -15,6 +15,7 @@ from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import fit_cells, prior_fit
 from lmi_bench.analysis.fit.forecast import forecast
 from lmi_bench.analysis.fit.measured_tables import read_table
+from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.validation import validate
 from lmi_bench.analysis.level.cells import (
     Cell,
@@ -117,7 +118,7 @@ def test_a_measured_neighbour_corrects_what_the_model_misses():
     known = [measured(TGI_2023, cell(users)) for users in (1, 128)]
     known.append(measured(TGI_2023, cell(16), factor=1.1))
     fit = fit_cells(EAGER_GPU_PRIOR, known)
-    near = fit.estimates(cell(20), METRICS)["tpot_mean_s"].value
+    near = estimates(fit, cell(20), METRICS)["tpot_mean_s"].value
     plain = predict_cell(fit.profile, cell(20)).tpot_mean_s
     truth = predict_cell(TGI_2023, cell(20)).tpot_mean_s * 1.1
     assert abs(near - truth) < abs(plain - truth)
@@ -127,7 +128,7 @@ def test_what_was_not_seen_is_less_sure():
     fit = fit_cells(EAGER_GPU_PRIOR, [measured(TGI_2023, cell(users)) for users in (1, 16, 64)])
 
     def width(plain):
-        estimate = fit.estimates(plain, METRICS)["throughput_tokens_per_s"]
+        estimate = estimates(fit, plain, METRICS)["throughput_tokens_per_s"]
         return estimate.high / estimate.low
 
     same, other_degree = width(cell(32)), width(cell(32, tp=2))
@@ -189,10 +190,10 @@ def test_a_profile_is_left_out_of_the_judgement_of_its_own_levels_alone():
 def test_before_anything_is_measured_an_interval_knows_that_set_ups_differ():
     """At least 10 % of a logarithm more: 1.2816 * 0.1 on each side."""
     fit = prior_fit(TGI_2023, [cell(8)])
-    blind = fit.estimates(cell(8), METRICS)["throughput_tokens_per_s"]
+    blind = estimates(fit, cell(8), METRICS)["throughput_tokens_per_s"]
     assert blind.high / blind.value > math.exp(1.2816 * 0.1)
     seen = fit_cells(TGI_2023, [replace(cell(8), throughput_tokens_per_s=blind.value)])
-    told = seen.estimates(cell(8), METRICS)["throughput_tokens_per_s"]
+    told = estimates(seen, cell(8), METRICS)["throughput_tokens_per_s"]
     assert told.high / told.low < blind.high / blind.low
 
 
@@ -201,7 +202,7 @@ def test_a_first_token_s_interval_reaches_users_that_stay_in_step():
     level = replace(cell(10, instance="ml.p4d.24xlarge", tp=1), input_tokens=1024)
     apart = replace(level, length_spread=0.1)
     together = predict_cell(VLLM_V0_PRIOR, level, smooth=True).ttft_mean_s
-    said = prior_fit(VLLM_V0_PRIOR, [apart]).estimates(apart, WITH_TTFT)["ttft_mean_s"]
+    said = estimates(prior_fit(VLLM_V0_PRIOR, [apart]), apart, WITH_TTFT)["ttft_mean_s"]
     assert said.value < 0.6 * together < together < said.high
 
 
@@ -378,7 +379,7 @@ def test_scattered_times_to_first_token_widen_their_own_intervals_alone():
     calm = fit_cells(EAGER_GPU_PRIOR, with_ttft([1.0] * 6))
     wild = fit_cells(EAGER_GPU_PRIOR, with_ttft([1.6, 0.6, 1.6, 0.6, 1.6, 0.6]))
     widths = [
-        {m: e.high / e.low for m, e in fit.estimates(cell(12), WITH_TTFT).items()}
+        {m: e.high / e.low for m, e in estimates(fit, cell(12), WITH_TTFT).items()}
         for fit in (calm, wild)
     ]
     assert widths[1]["ttft_mean_s"] > 1.3 * widths[0]["ttft_mean_s"]
@@ -399,7 +400,7 @@ def test_a_wait_for_room_in_the_cache_says_little_of_a_light_load():
     without, with_full = fit_cells(GRAPH_GPU_PRIOR, known[:2]), fit_cells(GRAPH_GPU_PRIOR, known)
     wanted = cell(4, instance="ml.p4d.24xlarge", tp=1)
     plain, other = (
-        fit.estimates(wanted, ("ttft_mean_s",))["ttft_mean_s"] for fit in (without, with_full)
+        estimates(fit, wanted, ("ttft_mean_s",))["ttft_mean_s"] for fit in (without, with_full)
     )
     assert other.value == pytest.approx(plain.value, rel=0.1)
     assert other.high / other.low < 1.25 * plain.high / plain.low

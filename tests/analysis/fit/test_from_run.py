@@ -13,10 +13,10 @@ from lmi_bench.analysis.fit.from_run import (
     calibrate_on_runs,
     cells_from_run,
     has_users,
-    loads_from_run,
     run_dtype,
     run_model,
 )
+from lmi_bench.analysis.fleet.measured_load import loads_from_run
 from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023

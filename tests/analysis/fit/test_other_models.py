@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.analysis.fit.fit import prior_fit
+from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.level.cells import Cell, predict_cell, slots_for
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
 from lmi_bench.catalog.instances import find_instance
@@ -115,7 +116,7 @@ def test_an_interval_is_wider_for_what_is_further_from_the_fit():
 
     def half_width(**which):
         one = cell(**which)
-        said = prior_fit(TGI_2023, [one]).estimates(one, ["tpot_mean_s"])["tpot_mean_s"]
+        said = estimates(prior_fit(TGI_2023, [one]), one, ["tpot_mean_s"])["tpot_mean_s"]
         return said.high / said.value
 
     seen = half_width(model="llama-2-7b", tp=1)

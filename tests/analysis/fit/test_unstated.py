@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.unstated import as_fitted, fit_unstated
 from lmi_bench.analysis.level.cells import Cell, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR, VLLM_V0_PRIOR
@@ -47,7 +48,7 @@ def test_four_levels_tell_whether_the_answers_had_one_length(base, truth):
     other = as_fitted(fit, level(20, 0.1))
     assert other.length_spread == truth
     wanted = predict_cell(server, level(20, truth)).ttft_mean_s
-    assert fit.estimates(other, ["ttft_mean_s"])["ttft_mean_s"].value == pytest.approx(
+    assert estimates(fit, other, ["ttft_mean_s"])["ttft_mean_s"].value == pytest.approx(
         wanted, rel=0.25
     )
 

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from types import FunctionType
 
+import numpy as np
 import pytest
 
 from lmi_bench.analysis.fleet.decisive import decisive_probes
@@ -112,6 +113,8 @@ def parts(value):
     """A value part by part, objects without an equality of their own included; caches left out."""
     if is_dataclass(value):
         return [parts(getattr(value, each.name)) for each in fields(value) if each.compare]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, list | tuple):
         return [parts(each) for each in value]
     if hasattr(value, "__dict__") and not isinstance(value, Enum | type | FunctionType):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fleet.answer import Figure
+from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
@@ -63,7 +63,7 @@ def test_the_load_stays_within_the_lower_end_of_every_candidates_capacity(whole_
 def test_beyond_80_per_cent_of_capacity_latencies_are_withheld_with_the_reason(whole_catalog):
     withheld = 0
     for candidate in whole_catalog.candidates:
-        share = 5.0 / candidate.figures["capacity_rate_per_s"].predicted
+        share = 5.0 / candidate.figures["capacity_rate_per_s"].value
         figure = candidate.figures["e2e_p90_ms"]
         assert (figure is None) == (share > 0.8)
         if figure is None:
@@ -138,9 +138,9 @@ def test_answers_of_one_token_have_no_gaps_and_still_a_plan():
     for a tenth of the time, so a mean batch of less than one is no reason against it."""
     answer = ask(["ttft_p90<=1s"], replace(LLAMA, output_tokens=1), [SEEN[0]], rate_per_s=1.0)
     best = answer.recommended
-    assert best.figures["itl_p90_ms"] == best.figures["tpot_p90_ms"] == Figure(0.0, 0.0, 0.0)
+    assert best.figures["itl_p90_ms"] == best.figures["tpot_p90_ms"] == Estimate(0.0, 0.0, 0.0)
     assert best.instances == 1
-    assert 0 < best.figures["ttft_p90_ms"].predicted < 1000
+    assert 0 < best.figures["ttft_p90_ms"].value < 1000
 
 
 def test_a_degree_that_a_machine_has_not_is_a_reason():
@@ -240,7 +240,7 @@ def test_users_who_do_not_think_all_wait_at_once():
 def test_thinking_users_are_a_concurrency_of_n_r_over_r_plus_z():
     answer = ask(["latency_per_token_p90<=60ms"], users=60, think_time_s=20.0)
     best = answer.recommended
-    response_s = best.figures["e2e_p50_ms"].predicted / 1e3
+    response_s = best.figures["e2e_p50_ms"].value / 1e3
     waiting = 60 * response_s / (response_s + 20.0) / (best.instances * best.copies)
     assert best.memory["mean_batch_per_copy"] == pytest.approx(waiting, rel=0.03)
 

@@ -140,7 +140,7 @@ def test_the_winner_has_the_least_of_what_its_objective_names(objective):
 
     def value(candidate):
         if objective == "cost-per-1m":
-            tokens = candidate.figures["capacity_tokens_per_s"].predicted
+            tokens = candidate.figures["capacity_tokens_per_s"].value
             return candidate.price_usd_per_hour / (tokens * 0.0036)
         return candidate.price_usd_per_hour
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.fleet.answer import Figure
+from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.frontier import pareto
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
@@ -25,7 +25,7 @@ LARGE = Layout(find_instance("ml.p4d.24xlarge"), 1)
 
 def stairs(layout, unit, price, high):
     machines = tuple(range(1, int(np.ceil(high / unit - 1e-9)) + 1))
-    figure = Figure(1.2 * unit, unit, 1.4 * unit)
+    figure = Estimate(1.2 * unit, unit, 1.4 * unit)
     return Stairs(layout, figure, machines, tuple(price * n for n in machines))
 
 
@@ -47,7 +47,7 @@ def test_cheap_ones_win_until_one_big_machine_costs_less():
     assert (first.fewest_machines, first.most_machines) == (1, 4)
     assert (first.least_usd_per_hour, first.most_usd_per_hour) == (2.0, 8.0)
     assert (second.fewest_machines, second.most_machines) == (1, 2)
-    assert found.crossovers == (Figure(pytest.approx(4.8), 4.0, pytest.approx(5.6)),)
+    assert found.crossovers == (Estimate(pytest.approx(4.8), 4.0, pytest.approx(5.6)),)
     assert found.at(4.0) is first
     assert found.at(4.1) is second
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.fit.fit import prior_fit
-from lmi_bench.analysis.fit.unmeasured import as_assumed
+from lmi_bench.analysis.fit.uncertainty import estimates
+from lmi_bench.analysis.fit.validation import as_assumed
 from lmi_bench.analysis.level.cells import Cell, model_of, predict_cell, profile_of, slots_for
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
@@ -182,7 +183,7 @@ def test_nvidia_s_engines_keep_the_cache_of_fp8_checkpoints_in_fp8():
 def test_an_unmeasured_interval_reaches_users_out_of_step_on_their_side():
     """Answers that end by themselves spread users out: their first tokens come sooner."""
     cell = level(SHORT, 22)
-    said = prior_fit(VLLM_0_6_PRIOR, [cell]).estimates(cell, ["ttft_mean_s"])["ttft_mean_s"]
+    said = estimates(prior_fit(VLLM_0_6_PRIOR, [cell]), cell, ["ttft_mean_s"])["ttft_mean_s"]
     apart = predict_cell(VLLM_0_6_PRIOR, replace(cell, length_spread=0.1)).ttft_mean_s
     assert said.low < apart < said.value
     assert said.high / said.value < said.value / said.low

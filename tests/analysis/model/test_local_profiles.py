@@ -8,6 +8,7 @@ import pytest
 
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile
+from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.level.cells import Cell, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, SERVED_CPU_PRIOR
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
@@ -68,7 +69,7 @@ def profile(fitted):
     "unseen", [cell(2), cell(8), cell(12, 256, 96), cell(24, 64, 128), cell(0, rate=0.9)]
 )
 def test_a_server_on_a_processor_is_predicted_from_six_levels(fitted, unseen):
-    said = fitted.estimates(unseen, ["throughput_tokens_per_s", "tpot_mean_s"])
+    said = estimates(fitted, unseen, ["throughput_tokens_per_s", "tpot_mean_s"])
     truth = predict_cell(TRUTH, unseen)
     for metric, figure in said.items():
         assert figure.value == pytest.approx(truth.value(metric), rel=0.04)
@@ -82,8 +83,8 @@ def test_the_file_predicts_as_the_fit_did(fitted, profile):
     assert fit_of_profile(again, [cell(8)]).cells == fitted.cells
     for unseen in (cell(8), cell(3, 300, 20)):
         metrics = ["throughput_tokens_per_s", "tpot_mean_s", "ttft_mean_s"]
-        before = fitted.estimates(unseen, metrics)
-        after = fit_of_profile(again, [unseen]).estimates(unseen, metrics)
+        before = estimates(fitted, unseen, metrics)
+        after = estimates(fit_of_profile(again, [unseen]), unseen, metrics)
         for metric in metrics:
             assert after[metric].value == pytest.approx(before[metric].value, rel=1e-9)
             assert after[metric].high == pytest.approx(before[metric].high, rel=1e-3)

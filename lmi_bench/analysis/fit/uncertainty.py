@@ -1,0 +1,390 @@
+"""How sure a prediction is: the 80 % interval of each figure of one load, and what is withheld.
+
+`predict`, `recommend` and `validate` all ask here, whatever way they find the figure itself. The
+variance of a figure's logarithm is
+
+    var = J S J' + s**2 * (error not corrected by measured neighbours + noise) + set-up + transfer
+
+with S the posterior of the parameters and J the derivatives of the figure by them. A profile that
+ships was fitted to others' machines: hosts, drivers, builds and harnesses of the same names differ
+(set-up), and so do models and devices that no cell was of (transfer).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.fit.discrepancy import Observation, error_covariance, observe
+from lmi_bench.analysis.fit.error_scales import OUTLIER
+from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
+from lmi_bench.analysis.level.cells import (
+    MEASURED,
+    Cell,
+    CellPrediction,
+    Metric,
+    capacity_tokens_per_s,
+    growth_with_step_times,
+    mean_batch,
+    predict_cell,
+    slots_for,
+    waits_for_slots,
+)
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.weights import weight_format
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.engine.scheduling.config import KvLayout
+
+Z80: Final = 1.2816
+"""Half of an 80 % interval, in standard deviations."""
+
+_CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
+_CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
+_SETTING_ERROR = 0.25
+_NEAR_LIMIT = 0.5  # of the sequences, on average
+_UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
+_UNSEEN_KIND = 0.12  # mixtures beside dense models, weights of few bits beside wide ones
+_UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
+_FEW_BITS = 8
+_LENGTH_SPREAD: Final = 0.1  # of answers that end by themselves or whose lengths are drawn
+_ROUNDING = 1e-9  # a load planned at the limit is not beyond it
+_LASTING_REQUESTS = 1 << 20  # of one copy: more than any cache holds
+_REQUESTS_PER_USER = 10
+_OPEN_LOOP_S = 120.0
+_MOST_REQUESTS, _LEAST_REQUESTS = 2000, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A predicted figure with its 80 % interval, in the unit of its metric."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Estimate:
+        """The figure in another unit."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+    def in_ms(self) -> Estimate:
+        """A time in seconds as milliseconds."""
+        return Estimate(s_to_ms(self.value), s_to_ms(self.low), s_to_ms(self.high))
+
+    def to_json(self) -> dict[str, float]:
+        """As it stands in the file."""
+        return {"predicted": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What a predicted figure may be off by.
+
+    centre    of the figure: what measured neighbours say of it, 1 without any
+    down, up  the 80 % interval reaches from centre / down to centre * up
+    """
+
+    centre: float
+    down: float
+    up: float
+
+    def around(self, predicted: float) -> Estimate:
+        """The figure with its interval."""
+        value = predicted * self.centre
+        return Estimate(value, value / self.down, value * self.up)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """What is known of one load beside its predicted figures.
+
+    capacity_tokens_per_s   output tokens each second with every slot busy
+    load_share              of an open loop, offered over capacity
+    withheld                why no latency is given; None where it is
+    """
+
+    factors: Mapping[Metric, Factor]
+    capacity_tokens_per_s: Estimate
+    load_share: float | None
+    withheld: str | None
+
+    @classmethod
+    def of(
+        cls,
+        profile: EngineProfile | Fit,
+        cell: Cell,
+        metrics: Sequence[Metric] = MEASURED,
+        *,
+        spread: bool = False,
+    ) -> Uncertainty:
+        """Of a profile's figures, or a fit's, at the load of a cell: model, machine and load.
+
+        spread  the users of a closed loop are known to start apart and to stay so
+
+        Raises InputError where the cell cannot run.
+        """
+        fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
+        predicted = predict_cell(fit.profile, cell)
+        lasting = _lasting(cell)
+        return cls(
+            factors=_factors(fit, cell, predicted, metrics, spread=spread),
+            capacity_tokens_per_s=_capacity(fit, lasting),
+            load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
+            withheld=silence(fit, cell),
+        )
+
+
+def metric_of(metric: str, statistic: str) -> Metric:
+    """The figure of a load that is as uncertain as this statistic of a latency metric."""
+    if metric == "ttft":
+        return "ttft_mean_s"
+    if metric in ("itl", "tpot"):
+        return "tpot_mean_s"
+    typical = statistic in ("mean", "p50")
+    return "latency_mean_s_per_token" if typical else "latency_p90_s_per_token"
+
+
+def silence(fit: Fit, cell: Cell) -> str | None:
+    """Why no latency is given at the load; None where it is."""
+    lasting = _lasting(cell)
+    if not is_silent(fit, lasting):
+        return None
+    return (
+        f"the load is {load_share(fit, lasting):.0%} of the predicted capacity: beyond "
+        f"{LATENCY_LOAD_LIMIT:.0%} a small capacity error is a large latency error"
+    )
+
+
+def _lasting(cell: Cell) -> Cell:
+    """The load as one that lasts, however few requests the cell has: capacity and silence are
+    of such a one."""
+    most = max(cell.num_requests, _LASTING_REQUESTS * cell.replicas)
+    return replace(cell, num_requests=most)
+
+
+def under_load(
+    cell: Cell,
+    profile: EngineProfile,
+    *,
+    concurrency: int | None = None,
+    rate_per_s: float | None = None,
+) -> Cell:
+    """The cell's set-up under a load of users or at a rate, for as long as predictions look."""
+    spread = _LENGTH_SPREAD if profile.chunked_prefill else 0.0
+    if rate_per_s is None:
+        users = concurrency or 0
+        requests = _REQUESTS_PER_USER * users
+    else:
+        users = 0
+        requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, math.ceil(rate_per_s * _OPEN_LOOP_S)))
+    return replace(
+        cell,
+        concurrency=users,
+        rate_per_s=rate_per_s,
+        num_requests=requests,
+        length_spread=spread,
+    )
+
+
+def estimates(fit: Fit, cell: Cell, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
+    """The cell's figures with intervals. Raises CapacityError where it does not fit."""
+    predicted = predict_cell(fit.profile, cell)
+    factors = _factors(fit, cell, predicted, metrics)
+    return {metric: factors[metric].around(predicted.value(metric)) for metric in metrics}
+
+
+def _factors(
+    fit: Fit,
+    cell: Cell,
+    predicted: CellPrediction,
+    metrics: Sequence[Metric],
+    *,
+    spread: bool = False,
+) -> dict[Metric, Factor]:
+    jacobian = derivatives(fit.profile, cell, fit.names, metrics)
+    growth = None
+    if cell.rate_per_s is not None:
+        growth = growth_with_step_times(fit.profile, cell)
+    tokens_per_s = predicted.throughput_tokens_per_s
+    queued = waits_for_slots(fit.profile, cell)
+    wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
+    shift, left = _corrected(fit, wanted)
+    full = _cache_full(fit.profile, cell)
+    guessed = _limit_is_guessed(fit.profile, cell, predicted)
+    transfer = _transfer_sd(fit, cell)
+    unmeasured = [(0.0, 0.0)] * len(metrics)
+    if not fit.cells and not _fitted_by_the_reader(fit.profile):
+        unmeasured = _unmeasured_sd(fit.profile, cell, predicted, metrics, spread=spread)
+    scales = fit.scales.of(wanted)
+    factors = {}
+    for index, item in enumerate(wanted):
+        variance = float(jacobian[index] @ fit.covariance @ jacobian[index])
+        remains = max(0.0, float(left[index, index])) + item.noise_sd**2
+        variance += float(scales[index]) ** 2 * remains + transfer**2
+        if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
+            variance += _SETTING_ERROR**2
+        if full:
+            variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
+        down, up = (math.exp(Z80 * math.sqrt(variance + sd**2)) for sd in unmeasured[index])
+        factors[item.metric] = Factor(math.exp(float(shift[index])), down, up)
+    return factors
+
+
+def _corrected(
+    fit: Fit, wanted: Sequence[Observation]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the measured cells say of the model's errors: their means, and the covariance left."""
+    prior = error_covariance(wanted, wanted)
+    if not fit.observations:
+        return np.zeros(len(wanted)), prior
+    across = error_covariance(wanted, fit.observations)
+    within = error_covariance(fit.observations, fit.observations)
+    within += np.diag([item.noise_sd**2 for item in fit.observations])
+    gain = np.linalg.solve(within, across.T).T
+    limits = OUTLIER * fit.scales.of(fit.observations) * np.sqrt(np.diag(within))
+    shift = gain @ np.clip(fit.residuals, -limits, limits)
+    return np.asarray(shift, dtype=np.float64), np.asarray(prior - gain @ across.T)
+
+
+def _transfer_sd(fit: Fit, cell: Cell) -> float:
+    """What carrying over to a model or a device that no cell was of adds."""
+    devices = {*fit.profile.accelerators}
+    models = {*fit.profile.models}
+    if fit.cells:
+        devices = {known.instance.accelerator.name for known in fit.cells}
+        models = {known.shape.name for known in fit.cells}
+    kinds = {_kind(known) for known in fit.cells} or {_kind(cell)}
+    unseen_device = cell.instance.accelerator.name not in devices
+    unseen_model = cell.shape.name not in models
+    return math.hypot(
+        _UNSEEN_DEVICE * unseen_device,
+        _UNSEEN_MODEL * unseen_model,
+        _UNSEEN_KIND * (_kind(cell) not in kinds),
+    )
+
+
+def _kind(cell: Cell) -> tuple[bool, bool]:
+    """Whether it is a mixture of experts, and whether its weights have few bits."""
+    return cell.shape.is_moe, weight_format(cell.dtype).nominal_bits < _FEW_BITS
+
+
+def _fitted_by_the_reader(profile: EngineProfile) -> bool:
+    """Whether it was fitted to levels that are neither others' nor none, as `recommend RUN` does.
+
+    A profile that ships names others' levels, a prior has seen no device.
+    """
+    return bool(profile.accelerators) and not profile.fitted_cells
+
+
+def _limit_is_guessed(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> bool:
+    """Whether an open loop comes near a limit on sequences that was found on a coarse grid."""
+    if cell.rate_per_s is None or profile.max_batch_size not in SCHEDULER_BATCHES[:-1]:
+        return False
+    return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
+
+
+def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
+    if cell.rate_per_s is not None or profile.kv_layout is not KvLayout.PAGED:
+        return False
+    return cell.concurrency > cell.replicas * slots_for(profile, cell)
+
+
+def _unmeasured_sd(
+    profile: EngineProfile,
+    cell: Cell,
+    predicted: CellPrediction,
+    metrics: Sequence[Metric],
+    *,
+    spread: bool,
+) -> list[tuple[float, float]]:
+    """Standard deviations of each figure's logarithm that an unmeasured set-up adds: below, above.
+
+    Answers of one length keep the users of a closed loop in step, so that their prompts wait for
+    each other; others spread them out. No load says which it will be, so the interval reaches as
+    far as the other of the two, on its side, unless the users are known to be spread out.
+    """
+    other = predicted
+    if not spread and cell.rate_per_s is None and cell.concurrency > cell.replicas:
+        lengths = 0.0 if cell.length_spread else _LENGTH_SPREAD
+        other = predict_cell(profile, replace(cell, length_spread=lengths))
+    found = []
+    for metric in metrics:
+        reach = math.log(other.value(metric) / predicted.value(metric)) / Z80
+        setup = _UNSEEN_SETUP_TTFT if metric == "ttft_mean_s" else _UNSEEN_SETUP
+        found.append((math.hypot(setup, min(reach, 0.0)), math.hypot(setup, max(reach, 0.0))))
+    return found
+
+
+def _capacity(fit: Fit, cell: Cell) -> Estimate:
+    value = capacity_tokens_per_s(fit.profile, cell)
+    step = _busy_step(fit, cell)
+    return Estimate(value, value / step.up, value * step.down)
+
+
+def _busy_step(fit: Fit, cell: Cell) -> Factor:
+    """Of a time per token in a copy whose every slot is busy: its interval is the capacity's."""
+    users = slots_for(fit.profile, cell) * cell.replicas
+    return _closed_loop(fit, cell, users, "tpot_mean_s")
+
+
+def _closed_loop(fit: Fit, cell: Cell, users: int, metric: Metric) -> Factor:
+    """Of one figure with so many users, each of whom asks once."""
+    level = replace(cell, rate_per_s=None, arrivals_s=(), concurrency=users, num_requests=users)
+    return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
+
+
+def is_silent(fit: Fit, cell: Cell) -> bool:
+    """Whether an open loop is too near its capacity for its latency to be foretold.
+
+    Not where a cell of the same copy was calibrated on at such a load.
+    """
+    if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT + _ROUNDING:
+        return False
+    return not any(
+        known.rate_per_s is not None
+        and _copy(known) == _copy(cell)
+        and load_share(fit, known) > LATENCY_LOAD_LIMIT
+        for known in fit.cells
+    )
+
+
+def _copy(cell: Cell) -> tuple[Any, ...]:
+    return (cell.shape.name, cell.instance.accelerator.name, cell.tensor_parallel, cell.dtype)
+
+
+def load_share(fit: Fit, cell: Cell) -> float:
+    """Offered output tokens over the predicted capacity of an open loop."""
+    assert cell.rate_per_s is not None
+    return cell.rate_per_s * cell.output_tokens / capacity_tokens_per_s(fit.profile, cell)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFactors:
+    """How much longer the times of one copy may be than predicted: upper ends of 80 % intervals.
+
+    steps    of every step, in a copy whose every slot is busy; shorter: by how much they may be
+             that
+    ttft     of a lone request's time to first token, the model's coarsest part
+    """
+
+    steps: float
+    shorter: float
+    ttft: float
+
+    def of(self, metric: str) -> float:
+        """Of a latency metric."""
+        return self.ttft if metric == "ttft" else self.steps
+
+    @classmethod
+    def at(cls, fit: Fit, cell: Cell) -> TimeFactors:
+        """Of the copy that a cell is of. Raises InputError where it cannot run."""
+        step = _busy_step(fit, cell)
+        ttft = _closed_loop(fit, cell, 1, "ttft_mean_s")
+        steps = max(1.0, step.centre * step.up)
+        shorter = max(1.0, step.down / step.centre)
+        return cls(steps, shorter, max(steps, ttft.centre * ttft.up))
