@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from lmi_bench.cli.options.spread import spread_options
-from lmi_bench.jobs.settings.import_results import ImportSettings
+from lmi_bench.jobs.settings.interchange import ImportSettings
 
 
 @spread_options
@@ -15,7 +15,7 @@ def import_results(settings: ImportSettings) -> None:
     A metric that the file does not have by our formula stays empty, with the reason.
     """
     from lmi_bench.cli.console import say, terminal
-    from lmi_bench.jobs.import_results import import_results as run
+    from lmi_bench.jobs.interchange import import_results as run
 
     with terminal() as listener:
         made = run(settings, listener, command=["lmi-bench", *sys.argv[1:]])

@@ -24,13 +24,13 @@ class StepOptions:
 
     tensor_parallel: Annotated[
         str | None,
-        Option("Tensor-parallel degree, or max for all devices or cores.", ("--tp",), default="1"),
+        Option("Tensor-parallel degree, or max: all devices or cores.", ("--tp",), default="1"),
     ] = None
     backend: Annotated[
         str | None,
         Option(
-            "Back end of the bundled engine: native (C++, compiled at first use), torch, triton "
-            "(GPU only), or auto, which takes native where machine and model allow it.",
+            "Back end: native (C++, compiled at first use), torch, triton (GPU only), or auto: "
+            "native where machine and model allow it. Bundled engine only.",
             default="auto",
         ),
     ] = None
@@ -40,7 +40,7 @@ class StepOptions:
     enforce_eager: Annotated[
         str | None,
         Option(
-            "CUDA graphs of decode steps on a GPU: on, or off for less memory and slower steps.",
+            "CUDA graphs on a GPU: on, or off for less memory and slower steps.",
             ("--graphs",),
             old_names=("--enforce-eager=off", "--cuda-graphs=on"),
             default="on",
@@ -50,14 +50,13 @@ class StepOptions:
     dtype: Annotated[
         str | None,
         Option(
-            "Number format of the weights: float32, bfloat16 or float16.",
-            default="bfloat16; simulated: float16",
+            "Weight format: float32, bfloat16 or float16.", default="bfloat16; simulated: float16"
         ),
     ] = None
     kv_dtype: Annotated[
         str | None,
         Option(
-            "Number format of the bundled engine's KV cache: float32, bfloat16 or float16.",
+            "KV-cache format of the bundled engine: float32, bfloat16 or float16.",
             default="as the weights",
         ),
     ] = None
@@ -69,8 +68,7 @@ class StepOptions:
         Option("Size of a KV-cache block in tokens.", default="64; simulated: the profile's"),
     ] = None
     max_model_len: Annotated[
-        int | None,
-        Option("Longest request in tokens, prompt and answer together.", default="the model's"),
+        int | None, Option("Longest request in tokens, with its answer.", default="the model's")
     ] = None
     rope_scaling: Annotated[
         str | None,
@@ -101,7 +99,7 @@ class StepOptions:
     smoothquant_alpha: Annotated[
         float | None,
         Option(
-            "Share of the activation outliers that SmoothQuant moves into the weights, 0 to 1.",
+            "SmoothQuant: share of outliers moved into the weights, 0 to 1.",
             default="0.8",
             rare=True,
         ),
@@ -109,7 +107,7 @@ class StepOptions:
     smoothquant_per_token: Annotated[
         bool | None,
         Option(
-            "SmoothQuant scales of activations: one for each token, or one from calibration.",
+            "SmoothQuant scales of activations: each token's own, or one for all.",
             ("--smoothquant-per-token/--smoothquant-per-tensor",),
             default="per token",
             rare=True,
@@ -118,7 +116,7 @@ class StepOptions:
     smoothquant_per_channel: Annotated[
         bool | None,
         Option(
-            "SmoothQuant scales of weights: one for each output channel, or one for the matrix.",
+            "SmoothQuant scales of weights: each channel's own, or one for all.",
             ("--smoothquant-per-channel/--smoothquant-per-matrix",),
             default="per channel",
             rare=True,
@@ -127,7 +125,7 @@ class StepOptions:
     calibration: Annotated[
         str | None,
         Option(
-            "Text or JSON lines file for calibrating awq and smoothquant.",
+            "Text or JSON lines for calibrating awq and smoothquant.",
             default="a built-in text",
             rare=True,
         ),
@@ -143,7 +141,7 @@ class CompiledOptions:
     compile: Annotated[
         bool | None,
         Option(
-            "Compile decode steps at start. They are kept for the next start.",
+            "Decode steps compiled at start, and kept for the next one.",
             ("--compile/--no-compile",),
             default="no",
         ),
@@ -151,13 +149,12 @@ class CompiledOptions:
     compile_shapes: Annotated[
         str | None,
         Option(
-            "Shapes of compiled or captured steps as SEQUENCESxTOKENS, such as 1x512,8x512.",
+            "Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.",
             default="from the engine's limits",
         ),
     ] = None
     artefact: Annotated[
-        str | None,
-        Option("Folder of compiled steps, written by `lmi-bench compile` for this very engine."),
+        str | None, Option("Folder of compiled steps, made by `compile` for this very engine.")
     ] = None
 
 
@@ -169,9 +166,7 @@ class DraftOptions:
 
     draft: Annotated[
         str | None,
-        Option(
-            "Draft for speculative decoding: ngram, or a smaller model with the same vocabulary."
-        ),
+        Option("Speculative decoding: ngram, or a smaller model of the same vocabulary."),
     ] = None
     draft_tokens: Annotated[
         int | None, Option("Most drafted tokens that a step verifies.", default="4")
@@ -179,7 +174,7 @@ class DraftOptions:
     draft_adaptive: Annotated[
         bool | None,
         Option(
-            "Number of drafted tokens: fewer, or none, where few are accepted, or always the same.",
+            "Drafted tokens: fewer where few are accepted, or always as many.",
             ("--draft-adaptive/--draft-fixed",),
             default="adaptive",
         ),
@@ -236,7 +231,7 @@ class BatchingOptions:
     chunked_prefill: Annotated[
         bool | None,
         Option(
-            "Prefill in chunks beside decoding, or whole while decoding pauses.",
+            "Prefill in chunks beside decoding, or whole.",
             ("--chunked-prefill/--whole-prefill",),
             default="whole; simulated: the profile's",
         ),
@@ -244,7 +239,7 @@ class BatchingOptions:
     prefix_caching: Annotated[
         bool | None,
         Option(
-            "Prefix cache: prompts that begin alike share computed KV-cache blocks.",
+            "Prefix cache: prompts that begin alike share blocks.",
             ("--prefix-caching/--no-prefix-caching",),
             default="no",
         ),
@@ -252,8 +247,7 @@ class BatchingOptions:
     recompute_on_join: Annotated[
         bool | None,
         Option(
-            "KV cache when a request joins: recomputed for the whole batch, as old engines did, or "
-            "extended.",
+            "KV cache when a request joins: all recomputed, as by old engines, or extended.",
             ("--recompute-on-join/--insert-on-join",),
             default="extended",
             rare=True,
@@ -262,7 +256,7 @@ class BatchingOptions:
     follow_memory: Annotated[
         bool | None,
         Option(
-            "Size of the KV cache: limited to the memory that is free while serving, or fixed.",
+            "KV-cache size: limited to memory that is free while serving, or fixed.",
             ("--follow-memory/--fixed-memory",),
             default="fixed",
             rare=True,
@@ -270,9 +264,7 @@ class BatchingOptions:
     ] = None
     max_concurrent_requests: Annotated[
         int | None,
-        Option(
-            "Most requests that run or wait; further ones are refused at once.", default="no limit"
-        ),
+        Option("Most requests that run or wait; others are refused.", default="no limit"),
     ] = None
     max_input_tokens: Annotated[
         int | None, Option("Longest prompt in tokens.", default="what the answer leaves")
@@ -292,7 +284,7 @@ class BatchingOptions:
     ] = None
     draft_acceptance: Annotated[
         float | None,
-        Option("Probability (0 to 1) that a drafted token is accepted. Simulated engine only."),
+        Option("Probability (0 to 1) that a drafted token is accepted: simulated only."),
     ] = None
     profile: Annotated[
         str | None,

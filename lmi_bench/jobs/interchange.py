@@ -1,4 +1,4 @@
-"""Results of other tools as a run folder."""
+"""Runs written for other tools, and results of other tools as run folders."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
+from lmi_bench.core.run_store import load_run
+from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.interchange.imports.run_folder import write_imported
-from lmi_bench.jobs.settings.import_results import ImportSettings
+from lmi_bench.jobs.settings.interchange import ExportSettings, ImportSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,15 @@ class ImportedRun:
     folder: Path
     levels: int
     tool: str
+
+
+def export(settings: ExportSettings) -> list[Path]:
+    """Write the run and return the files; raises InputError for a format that does not exist."""
+    wanted, run = settings.export_format, settings.run
+    if wanted not in EXPORT_FORMATS:
+        raise InputError(f"--format {wanted!r} is not known; write {', '.join(EXPORT_FORMATS)}")
+    folder = settings.out or run.with_name(f"{run.resolve().name}-export")
+    return export_run(load_run(run), wanted, folder)
 
 
 def import_results(

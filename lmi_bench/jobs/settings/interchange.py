@@ -1,4 +1,4 @@
-"""What `import` is asked."""
+"""What `export` and `import` are asked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 from lmi_bench.core.option import Option
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """A run and the format to write it in."""
+
+    run: Annotated[Path, Option("Run folder, written by `sweep` or `import`.", argument=True)]
+    export_format: Annotated[
+        str, Option("Format: csv, parquet, json or llm-d (report 0.2).", ("--format", "-f"))
+    ] = "csv"
+    out: Annotated[
+        Path | None, Option("Folder for the files.", ("--out", "-o"), default="RUN-export")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
