@@ -17,6 +17,7 @@ _FACE = {
     "ReportSettings": "jobs.settings.report",
     "WrittenReport": "jobs.report",
     "Listener": "core.listener",
+    "Silent": "core.listener",
     "LmiBenchError": "core.errors",
     "InputError": "core.errors",
 }

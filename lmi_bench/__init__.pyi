@@ -3,6 +3,7 @@
 from lmi_bench.core.errors import InputError as InputError
 from lmi_bench.core.errors import LmiBenchError as LmiBenchError
 from lmi_bench.core.listener import Listener as Listener
+from lmi_bench.core.listener import Silent as Silent
 from lmi_bench.jobs.face import predict as predict
 from lmi_bench.jobs.face import write_report as write_report
 from lmi_bench.jobs.predict import Prediction as Prediction

@@ -16,7 +16,7 @@ from lmi_bench.models.folder import is_model_folder
 
 
 def is_lmi_environment(environ: Mapping[str, str]) -> bool:
-    """Whether somebody set options the way LMI containers read them."""
+    """Whether the environment states options as LMI containers read them."""
     return any(name.startswith("OPTION_") and value for name, value in environ.items())
 
 
@@ -30,7 +30,7 @@ def load_properties(path: Path) -> dict[str, str]:
 
 
 def model_py_of(path: Path | None) -> Path | None:
-    """The model.py beside a serving.properties, which a container would run."""
+    """The model.py beside a serving.properties: a container would run it."""
     if path is None or path.name.endswith((".tar.gz", ".tgz")):
         return None
     beside = (path if path.is_dir() else path.parent) / "model.py"
@@ -45,12 +45,12 @@ def read_serving_file(
     note: Callable[[str], None],
     djl_version: str,
 ) -> BundledSettings:
-    """What `serve` is to do; each value's origin and each trap is told to `note`.
+    """The settings of `serve`; `note` is called with the origin of each value and each trap.
 
-    djl_version  of djl-serving, as which the settings are read
+    djl_version  version of djl-serving that the settings are read for
 
-    Raises InputError for a name or a value that no container would take, for what the bundled
-    engine refuses, and where no model is named or lies beside the file.
+    Raises InputError for a name or a value that no container accepts, for what the bundled engine
+    refuses, and where the model is neither named nor beside the file.
     """
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)

@@ -1,4 +1,4 @@
-"""A limit on how long a model may take to load: a server that never becomes ready says so."""
+"""A time limit for loading a model, so that a server that never becomes ready says why."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lmi_bench.core.errors import EXIT_FAILED, InputError
 def loading_deadline(model: str, limit_s: float | None) -> Iterator[None]:
     """End the process with one line if the block takes longer than `limit_s`.
 
-    Nothing gentler works: the threads that read weights cannot be interrupted. Rank processes end
-    with this one, since their pipes close.
+    The process exits at once because the threads that read weights cannot be interrupted. Rank
+    processes end with it, since their pipes close.
     """
     if limit_s is None:
         yield

@@ -1,4 +1,4 @@
-"""TGI's names for a server's limits, read from the environment as its containers do."""
+"""Limits of a server from environment variables with TGI's names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SETTINGS: Final = {
 
 
 def limits_from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Engine settings by name, each with the variable that it came from.
+    """Engine settings by name, each with its variable and its value.
 
-    An empty variable counts as absent. Raises InputError for a value that is no positive whole
-    number, and where both names of the longest input are set.
+    An empty variable counts as absent. Raises InputError for a value that is not a whole number
+    above 0, and where both names of the longest input are set.
     """
     found: dict[str, tuple[str, int]] = {}
     for variable, setting in _SETTINGS.items():
