@@ -22,13 +22,13 @@ def compile_steps(settings: CompileSettings) -> None:
         compiled = run(settings, listener)
     rows = [
         {
-            "sequences": f"{each.sequences}",
-            "context tokens": f"{each.context_tokens:,}",
+            "sequences": f"{each.shape.sequences}",
+            "context tokens": f"{each.shape.context_tokens:,}",
             "largest logit difference": f"{each.largest:.2g}",
             "of logits' spread": f"{each.largest / each.spread:.1%}" if each.spread else "",
             "same likeliest token": f"{each.same_frac:.0%}",
         }
-        for each in compiled.checks
+        for each in compiled.differences
     ]
     print_table("Compiled steps against eager ones, random contexts", rows)
     say(f"compiled steps: {compiled.folder}   use them with: --artefact {compiled.folder}")

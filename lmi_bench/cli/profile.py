@@ -75,7 +75,7 @@ def attention(settings: AttentionSettings) -> None:
     from lmi_bench.cli.console import note, print_table, terminal
     from lmi_bench.core.host import usable_cores
     from lmi_bench.core.units import MIB
-    from lmi_bench.jobs.profile import time_attention
+    from lmi_bench.jobs.profile import FLOAT32_BYTES, time_attention
 
     with terminal() as listener:
         found = time_attention(settings, listener)
@@ -84,17 +84,17 @@ def attention(settings: AttentionSettings) -> None:
         f"float32, {usable_cores()} threads, median of {settings.rounds})",
         [
             {
-                "tokens": f"{each.tokens:,}",
-                "whole ms": f"{1e3 * each.whole_s:.1f}",
-                "tiled ms": f"{1e3 * each.tiled_s:.1f}",
-                "ratio": f"{each.whole_s / each.tiled_s:.1f}",
-                "whole MiB": f"{each.whole_bytes / MIB:,.0f}",
-                "tiled MiB": f"{each.tiled_bytes / MIB:,.0f}",
-                "whole FLOP/B": f"{each.flop / each.whole_bytes:,.0f}",
-                "tiled FLOP/B": f"{each.flop / each.tiled_bytes:,.0f}",
-                "most apart": f"{each.worst_difference:.0e}",
+                "tokens": f"{shape.tokens:,}",
+                "whole ms": f"{1e3 * times.whole_s:.1f}",
+                "tiled ms": f"{1e3 * times.tiled_s:.1f}",
+                "ratio": f"{times.whole_s / times.tiled_s:.1f}",
+                "whole MiB": f"{shape.whole_bytes(FLOAT32_BYTES) / MIB:,.0f}",
+                "tiled MiB": f"{shape.tiled_bytes(FLOAT32_BYTES) / MIB:,.0f}",
+                "whole FLOP/B": f"{shape.flop / shape.whole_bytes(FLOAT32_BYTES):,.0f}",
+                "tiled FLOP/B": f"{shape.flop / shape.tiled_bytes(FLOAT32_BYTES):,.0f}",
+                "most apart": f"{times.worst_difference:.0e}",
             }
-            for each in found
+            for shape, times in found
         ],
     )
     note(

@@ -35,9 +35,10 @@ def serve(settings: ServeSettings) -> None:
 
         served = run(settings, listener, on_ready=on_ready)
     if served is not None:
+        stats = served.stats
         note(
-            f"generated {served.generated_tokens:,} tokens in {served.steps:,} steps; "
-            f"{served.used_blocks:,} of {served.total_blocks:,} KV blocks in use at the end"
+            f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
+            f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
         )
         for line in served.notes:
             note(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
@@ -13,28 +14,16 @@ from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts, close_all
 
-
-@dataclass(frozen=True, slots=True)
-class StepCheck:
-    """A compiled step of one shape against the eager one, over random contexts.
-
-    largest    |difference| of any logit; spread: standard deviation of the eager logits
-    same_frac  share of rows with the same likeliest token
-    """
-
-    sequences: int
-    context_tokens: int
-    largest: float
-    spread: float
-    same_frac: float
+if TYPE_CHECKING:
+    from lmi_bench.targets.parts import StepDifference
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSteps:
-    """The folder of the compiled steps, and how far each is from the eager one."""
+    """The folder of the compiled steps, and how far each shape's step is from the eager one."""
 
     folder: Path
-    checks: tuple[StepCheck, ...]
+    differences: list[StepDifference]
 
 
 def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> CompiledSteps:
@@ -49,19 +38,9 @@ def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> Com
     return CompiledSteps(settings.out, asyncio.run(_compare(parts)))
 
 
-async def _compare(parts: EngineParts) -> tuple[StepCheck, ...]:
+async def _compare(parts: EngineParts) -> list[StepDifference]:
     assert parts.compare is not None  # a torch engine with compiled steps has it
     try:
-        differences = await parts.compare()
+        return await parts.compare()
     finally:
         await close_all(parts.executors)
-    return tuple(
-        StepCheck(
-            each.shape.sequences,
-            each.shape.context_tokens,
-            each.largest,
-            each.spread,
-            each.same_frac,
-        )
-        for each in differences
-    )

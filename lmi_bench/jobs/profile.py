@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce
 from lmi_bench.core.durable import write_whole
@@ -15,12 +15,15 @@ from lmi_bench.core.units import MIB
 from lmi_bench.jobs.settings.profile import AttentionSettings, CollectiveSettings
 from lmi_bench.targets.bundled import time_all_reduces
 
+if TYPE_CHECKING:
+    from lmi_bench.engine.torch_backend.measure_attention import AttentionShape, AttentionTimes
+
 SCHEMA: Final = 1
 SIZES_BYTES: Final = tuple(4**n * 1024 for n in range(8))  # 1 KiB to 16 MiB
 TRANSPORTS: Final = ("shared_memory", "gloo")
 ALL_TRANSPORTS: Final = (*TRANSPORTS, "nccl")
 PROMPTS: Final = (256, 1024, 4096)
-_FLOAT32_BYTES: Final = 4
+FLOAT32_BYTES: Final = 4
 _MOST_SCORE_BYTES: Final = 4 * 1024 * MIB
 
 
@@ -55,23 +58,6 @@ class AllReduces:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAttention:
-    """A prompt's attention in float32, with its whole score matrix in memory and in tiles.
-
-    bytes             moved at least, when the scores do not fit a cache
-    worst_difference  between the two results
-    """
-
-    tokens: int
-    whole_s: float
-    tiled_s: float
-    whole_bytes: int
-    tiled_bytes: int
-    flop: float
-    worst_difference: float
-
-
 def time_collectives(settings: CollectiveSettings, listener: Listener = SILENT) -> AllReduces:
     """Measure each transport in turn; raises InputError before anything is started."""
     wanted = [name.replace("-", "_") for name in settings.transport] or list(TRANSPORTS)
@@ -91,8 +77,11 @@ def time_collectives(settings: CollectiveSettings, listener: Listener = SILENT) 
 
 def time_attention(
     settings: AttentionSettings, listener: Listener = SILENT
-) -> list[TimedAttention]:
-    """Measure each prompt length on every core; raises InputError before anything is measured."""
+) -> list[tuple[AttentionShape, AttentionTimes]]:
+    """Measure each prompt length in float32 on every core, with its score matrix and in tiles.
+
+    Raises InputError before anything is measured.
+    """
     try:
         from lmi_bench.engine.torch_backend.measure_attention import (
             AttentionShape,
@@ -102,32 +91,21 @@ def time_attention(
         raise InputError(
             f"attention is measured with {exc.name}: pip install 'lmi-bench[engine]'"
         ) from exc
-    shapes = [
-        AttentionShape(count, settings.heads, settings.head_dim)
-        for count in settings.tokens or PROMPTS
-    ]
+    heads, head_dim = settings.heads, settings.head_dim
+    shapes = [AttentionShape(count, heads, head_dim) for count in settings.tokens or PROMPTS]
     for shape in shapes:
         if shape.tokens < 1:
             raise InputError(f"--tokens must be at least 1, got {shape.tokens}")
-        if 2 * shape.score_bytes(_FLOAT32_BYTES) > _MOST_SCORE_BYTES:
+        score_bytes = 2 * shape.score_bytes(FLOAT32_BYTES)
+        if score_bytes > _MOST_SCORE_BYTES:
             raise InputError(
-                f"--tokens {shape.tokens}: two score matrices of {settings.heads} heads take "
-                f"{2 * shape.score_bytes(_FLOAT32_BYTES) / MIB:,.0f} MiB, more than "
-                f"{_MOST_SCORE_BYTES // MIB:,}: fewer tokens or --heads"
+                f"--tokens {shape.tokens}: two score matrices of {heads} heads take "
+                f"{score_bytes / MIB:,.0f} MiB, more than {_MOST_SCORE_BYTES // MIB:,}: fewer "
+                "tokens or --heads"
             )
     found = []
     for shape in shapes:
         listener.note(f"{shape.tokens:,} tokens ...")
         times = measure_attention(shape, rounds=settings.rounds, threads=usable_cores())
-        found.append(
-            TimedAttention(
-                shape.tokens,
-                times.whole_s,
-                times.tiled_s,
-                shape.whole_bytes(_FLOAT32_BYTES),
-                shape.tiled_bytes(_FLOAT32_BYTES),
-                shape.flop,
-                times.worst_difference,
-            )
-        )
+        found.append((shape, times))
     return found

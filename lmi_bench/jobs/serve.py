@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lmi_bench.catalog.models import find_model
@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import DEFAULT_MODEL, EngineSection, parse_scenario
 from lmi_bench.engine.chat_template import ChatTemplate
+from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.server import app as server
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters, load_formatters
@@ -36,49 +37,29 @@ from lmi_bench.targets.prepared_steps import count_notes
 from lmi_bench.targets.simulated import open_simulated_engine
 from lmi_bench.targets.tgi_env import limits_from_environment
 
+OnReady = Callable[[server.Listening, str], None]
+"""Called with the address and the model's name when requests can come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the engine did until the server ended; notes: of its prepared steps."""
+    """What the engine did until the server ended, and what is noted of its prepared steps."""
 
-    generated_tokens: int
-    steps: int
-    used_blocks: int
-    total_blocks: int
+    stats: EngineStats
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """What is loaded: the model, the engine's settings, and how many seconds loading may take."""
-
-    model: str
-    section: EngineSection
-    loading_timeout_s: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Routes:
-    """How requests are answered; `on_ready` hears the address and the model's name."""
-
-    check: SignatureCheck | None
-    formatters: Formatters
-    on_ready: Callable[[server.Listening, str], None] | None
 
 
 def serve(
     settings: ServeSettings,
     listener: Listener = SILENT,
     *,
-    on_ready: Callable[[server.Listening, str], None] | None = None,
+    on_ready: OnReady | None = None,
 ) -> Served | None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
-    on_ready  called with the address and the model's name when requests can come
-
     None in a process that a launcher has started as a further rank.
     """
-    engine = _engine(settings, listener)
+    settings, engine = _resolved(settings, listener)
     if settings.lmi_replies not in LMI_REPLIES:
         raise InputError(
             f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(LMI_REPLIES)}"
@@ -91,33 +72,33 @@ def serve(
     formatters = NO_FORMATTERS
     if settings.model_py is not None:  # runs before anything is loaded
         formatters = load_formatters(settings.model_py)
-    if settings.instance is None and follow_launcher(engine.section):
+    if settings.instance is None and follow_launcher(engine):
         return None
     server.check_address(settings.host, settings.port)  # a large model is minutes to load
     trace = settings.step_trace
     with nullcontext() if trace is None else StepTrace(trace) as tracer:
-        parts = _load(engine, settings.instance, listener)
+        parts = _load(settings, engine, listener)
         for line in parts.notes:
             listener.note(line)
-        return asyncio.run(_serve(parts, settings, _Routes(check, formatters, on_ready), tracer))
+        return asyncio.run(_serve(parts, settings, check, formatters, on_ready, tracer))
 
 
-def _engine(settings: ServeSettings, listener: Listener) -> _Engine:
-    """The engine as options, a container's settings and the environment ask for it."""
+def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSettings, EngineSection]:
+    """The settings with what a container's file and the environment add, and the engine's."""
     stated = stated_settings(settings.model_options, settings.batching)
     model, timeout_s = settings.model, settings.model_loading_timeout
     path = settings.serving_properties
     if path is not None or is_lmi_environment(os.environ):
-        found = read_serving_file(
+        file = read_serving_file(
             path,
             os.environ,
             simulated=settings.executor == "simulated",
             note=listener.note,
             djl_version=settings.djl_version,
         )
-        stated = {**found.engine, **stated}  # an option wins
-        model = model or found.model
-        timeout_s = timeout_s or found.loading_timeout_s
+        stated = {**file.engine, **stated}  # an option wins
+        model = model or file.model
+        timeout_s = timeout_s or file.loading_timeout_s
         beside = model_py_of(path)
         if settings.model_py is None and beside is not None:
             listener.note(f"{beside} is not run: --model-py {beside} uses its formatters")
@@ -126,28 +107,33 @@ def _engine(settings: ServeSettings, listener: Listener) -> _Engine:
             if setting not in stated:
                 stated[setting] = value
                 listener.note(f"{variable}={value} from the environment")
-    section = parse_scenario({"engine": stated}, source="serve").engine
-    return _Engine(model or DEFAULT_MODEL, section, timeout_s)
+    engine = parse_scenario({"engine": stated}, source="serve").engine
+    found = replace(settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s)
+    return found, engine
 
 
-def _load(engine: _Engine, instance: str | None, listener: Listener) -> EngineParts:
-    with loading_deadline(engine.model, engine.loading_timeout_s):
-        if instance is None:
-            return open_torch_engine(engine.model, engine.section, listener)
-        longest = find_model(engine.model).max_positions
-        return open_simulated_engine(
-            engine.model, instance, engine.section, max_total_tokens=longest
-        )
+def _load(settings: ServeSettings, engine: EngineSection, listener: Listener) -> EngineParts:
+    model = settings.model or DEFAULT_MODEL  # as `_resolved` left it
+    with loading_deadline(model, settings.model_loading_timeout):
+        if settings.instance is None:
+            return open_torch_engine(model, engine, listener)
+        longest = find_model(model).max_positions
+        return open_simulated_engine(model, settings.instance, engine, max_total_tokens=longest)
 
 
 async def _serve(
-    parts: EngineParts, settings: ServeSettings, routes: _Routes, trace: StepTrace | None
+    parts: EngineParts,
+    settings: ServeSettings,
+    check: SignatureCheck | None,
+    formatters: Formatters,
+    on_ready: OnReady | None,
+    trace: StepTrace | None,
 ) -> Served:
     name = parts.shape.name
 
-    def on_ready(where: server.Listening) -> None:
-        if routes.on_ready is not None:
-            routes.on_ready(where, name)
+    def listens(where: server.Listening) -> None:
+        if on_ready is not None:
+            on_ready(where, name)
 
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
     async with parts.engine(trace) as engine:
@@ -158,27 +144,20 @@ async def _serve(
             # a chat that names no length asks for all that is left, and a cache may hold less
             max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
             vocab_size=parts.shape.vocab_size,
-            signature_check=routes.check,
+            signature_check=check,
             lmi_reply=LMI_REPLIES[settings.lmi_replies],
-            formatters=routes.formatters,
+            formatters=formatters,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
         )
         await server.serve(
             app,
             settings.host,
             settings.port,
-            on_ready=on_ready,
+            on_ready=listens,
             engine=engine,
         )
         engine.audit()
-        stats = engine.stats()
-        return Served(
-            stats.generation_tokens,
-            stats.steps,
-            stats.used_blocks,
-            stats.total_blocks,
-            count_notes(parts.executors),
-        )
+        return Served(engine.stats(), count_notes(parts.executors))
 
 
 def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:

@@ -26,7 +26,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.torch_backend.static.check import StepDifference
+    from lmi_bench.engine.torch_backend.static.check import StepDifference as StepDifference
 
 
 @dataclass(frozen=True, slots=True)
