@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING
 from functools import wraps
 from pathlib import Path
@@ -71,11 +71,13 @@ def _described(setting: Setting) -> str:
 
 
 def _as_kind(kind: Any, value: Any) -> Any:
-    """The value as the field has it: a text for a path, numbers for a list between commas."""
+    """The value as the field has it, for a caller who gives a text for a path, one value for a
+    list of one, or a list where the command line takes values between commas."""
     wanted = kinds(kind)
     tuples = [each for each in wanted if get_origin(each) is tuple]
-    if tuples and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_as_kind(get_args(tuples[0])[0], each) for each in value)
+    if tuples and value is not None:
+        values = value if isinstance(value, list | tuple) else (value,)
+        return tuple(_as_kind(get_args(tuples[0])[0], each) for each in values)
     if Path in wanted and isinstance(value, str):
         return Path(value)
     if str in wanted and isinstance(value, list | tuple | int | float):
