@@ -21,6 +21,9 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
     demo_tokenizer_json,
 )
 from lmi_bench.jobs.choices import continuation_ids
+from lmi_bench.jobs.generate import generate as generate_text
+from lmi_bench.jobs.settings.engine import ModelOptions, StepOptions
+from lmi_bench.jobs.settings.generate import GenerateSettings, SamplingOptions
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
 from tests.end_to_end.commands import lmi_bench
@@ -83,6 +86,27 @@ def test_each_token_is_printed_with_the_likeliest_ones_and_may_end_the_text(shor
     assert "ended by a stop token" in cut.stderr
     longer = generate(*args, *ends, "--min-tokens", "3")
     assert int(re.search(r"(\d+) tokens in", longer.stderr).group(1)) >= 3
+
+
+def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed(
+    short_model, capsys
+):
+    """As many scores as tokens; the pieces come one by one."""
+    steps = StepOptions(dtype="float32", threads=1)
+    settings = GenerateSettings(
+        model=str(short_model),
+        prompt="one two three four",
+        sampling=SamplingOptions(max_new_tokens=5, ignore_eos=True),
+        confidence=True,
+        model_options=ModelOptions(steps=steps),
+    )
+    pieces = []
+    done = generate_text(settings, on_text=pieces.append)
+    assert "".join(pieces) == done.text
+    assert sum(map(bool, pieces)) > 1
+    assert (done.tokens, done.requests, len(done.scores)) == (5, 1, 5)
+    assert done.finish_reason == "length"
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_text_that_fills_the_context_says_so_and_an_empty_stop_is_refused(short_model):
