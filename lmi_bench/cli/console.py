@@ -160,6 +160,11 @@ class Terminal:
         """A dim line on stderr."""
         note(text)
 
+    def step(self, text: str) -> None:
+        """A dim line on stderr where no progress line is drawn."""
+        if not STDERR.is_terminal:
+            note(text)
+
     def warn(self, text: str) -> None:
         """A yellow line on stderr."""
         warn(text)

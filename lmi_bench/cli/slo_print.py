@@ -3,65 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 from lmi_bench.analysis.results.checks import level_name
-from lmi_bench.analysis.results.goodput import goodput
 from lmi_bench.analysis.results.slo_judgement import requests_needed
 from lmi_bench.analysis.results.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo
-from lmi_bench.report.slo_text import goodput_rows, highest_meeting, meets_all, misses_any
+from lmi_bench.jobs.sweep.result import SloOptions, best_good_share, misses_slos
+from lmi_bench.report.slo_text import goodput_rows, highest_meeting, misses_any
 
 
-@dataclass(frozen=True, slots=True)
-class SloOptions:
-    """How requests are judged: limits of a good request (none: the SLOs), and failures."""
+def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: bool = True) -> None:
+    """Print goodput and each SLO by level, and whether a level meets what was stated.
 
-    limits: tuple[Slo, ...] = ()
-    failures: FailureRule = "exclude"
-
-
-AS_STATED = SloOptions()
-
-
-def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: bool = True) -> bool:
-    """Print goodput and each SLO by level; whether every level missed what was stated.
-
-    verdict  False: the levels are shown, and who picked them says what they come to
-
-    Where limits of a request are stated and no SLO, a level needs 90 % of its requests within them.
+    verdict  False: the levels alone; the rule that picked them says what they come to
     """
     if not slos and not options.limits:
-        return False
+        return
     rows = goodput_rows(run.levels, run.records, slos, options.limits, failures=options.failures)
     limits = ", ".join(limit.of_a_request for limit in options.limits)
     by = limits or ", ".join(map(str, slos))
     print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
+    missed = misses_slos(run, slos, options)
     if not slos:
-        best = max(map(_good_share, run.levels, run.records, repeat(options.limits)), default=0.0)
-        if best < GOOD_SHARE:
+        if missed:
             say(
                 f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
-                f"the best has {best:.1%}"
+                f"the best has {best_good_share(run, options.limits):.1%}"
             )
-        return best < GOOD_SHARE
-    missed = not any(
-        meets_all(line, records, slos, failures=options.failures)
-        for line, records in zip(run.levels, run.records, strict=True)
-    )
+        return
     if not verdict:
-        return missed
+        return
     if missed:
         say(why_missed(run, slos, options.failures))
     highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
     if highest is not None:
         say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(highest)}")
-    return missed
 
 
 def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
@@ -94,9 +74,3 @@ def _names(lines: Sequence[Mapping[str, Any]]) -> str:
 def _counted(records: Sequence[RequestRecord], failures: FailureRule) -> int:
     """Requests that a quantile of the level can rest on."""
     return len(records) if failures == "infinite" else sum(record.ok for record in records)
-
-
-def _good_share(
-    line: Mapping[str, Any], records: Sequence[RequestRecord], limits: Sequence[Slo]
-) -> float:
-    return goodput(records, limits, open_loop=line.get("concurrency") is None).share or 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -243,16 +244,21 @@ def sweep(
 
     Flags win over the scenario file, which wins over the defaults.
     """
-    from lmi_bench.jobs.sweep.client import Client, read_workers
+    from lmi_bench.cli.console import terminal
+    from lmi_bench.cli.matrix_print import print_cell, print_matrix
+    from lmi_bench.cli.sweep_print import print_sweep
+    from lmi_bench.cli.termination import termination_as_interrupt
+    from lmi_bench.jobs.matrix import MatrixResult, run_matrix
+    from lmi_bench.jobs.sweep.limits import Budget
+    from lmi_bench.jobs.sweep.result import SweepResult
     from lmi_bench.jobs.sweep.run import (
         SweepOptions,
         read_max_errors,
         read_slo_options,
         read_timeout,
-        run,
     )
-    from lmi_bench.jobs.sweep.spend import Budget
-    from lmi_bench.jobs.sweep.termination import termination_as_interrupt
+    from lmi_bench.jobs.sweep.run import sweep as run
+    from lmi_bench.jobs.sweep.watch import Client, read_workers
     from lmi_bench.targets.access import Access, read_headers
 
     overrides: dict[str, Any] = {
@@ -291,14 +297,21 @@ def sweep(
     )
     if matrix is not None and (scenario is not None or target is not None):
         raise InputError("--matrix names its targets: leave SCENARIO and --target out")
+    outcome: SweepResult | MatrixResult
     with termination_as_interrupt() as is_terminated:
         try:
-            if matrix is not None:
-                from lmi_bench.jobs.matrix import run_matrix
-
-                outcome = run_matrix(matrix, overrides, options, out=out, resume=resume)
+            with terminal() as listener:
+                if matrix is None:
+                    outcome = run(scenario, overrides, options, listener, out=out, resume=resume)
+                else:
+                    show = functools.partial(print_cell, listener)
+                    outcome = run_matrix(
+                        matrix, overrides, options, listener, show, out=out, resume=resume
+                    )
+            if isinstance(outcome, SweepResult):
+                print_sweep(outcome)
             else:
-                outcome = run(scenario, overrides, options, out=out, resume=resume)
+                print_matrix(outcome)
         except KeyboardInterrupt:  # before the run had a folder
             if not is_terminated():
                 raise

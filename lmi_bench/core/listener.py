@@ -11,6 +11,9 @@ class Listener(Protocol):
     def note(self, text: str) -> None:
         """A remark on what is going on."""
 
+    def step(self, text: str) -> None:
+        """A part of the work is done; needless where a progress line is seen."""
+
     def warn(self, text: str) -> None:
         """A warning: the result is less than was asked for."""
 
@@ -22,6 +25,9 @@ class Silent:
     """A listener that ignores everything."""
 
     def note(self, text: str) -> None:
+        """Ignore it."""
+
+    def step(self, text: str) -> None:
         """Ignore it."""
 
     def warn(self, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,15 @@ from lmi_bench.analysis.fleet.availability import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
 from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
 from lmi_bench.catalog.instances import find_instance
-from lmi_bench.cli.console import print_table, say, warn
-from lmi_bench.core.durable import write_text
-from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, InputError
-from lmi_bench.core.run_store import load_run
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import AUTO, is_endpoint
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.saved_recommendation import load_recommendation
-from lmi_bench.jobs.sweep import run as sweep_run
-from lmi_bench.jobs.verify_profile import check_learnable, known_profile, update
+from lmi_bench.jobs.settings.verify import VerifySettings
+from lmi_bench.jobs.sweep.result import SweepResult
+from lmi_bench.jobs.sweep.run import SweepOptions, sweep
+from lmi_bench.jobs.verify_profile import Learned, check_learnable, known_profile, update
 from lmi_bench.targets.access import Access
 
 _FEWEST_REQUESTS = 300
@@ -29,87 +27,78 @@ _ENGINE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """The command's flags; None is what was left out."""
+class Verification:
+    """The plan's figures beside the measured ones; none where the sweep gave no measurement.
+
+    share    of the planned load that the target got
+    learned  what the measurement made of the plan's profile, where that was asked for
+    """
 
     recommendation: Path
-    target: str
-    share: float | None
-    requests: int | None
-    model: str | None
-    api_key: str | None
-    seed: int
-    out: Path | None
-    update_profile: Path | None = None
+    sweep: SweepResult
+    share: float
+    figures: tuple[Verified, ...] = ()
+    slos: tuple[dict[str, Any], ...] = ()
+    learned: Learned | None = None
+
+    @property
+    def outside(self) -> list[str]:
+        """Names of the figures outside their intervals."""
+        return [each.name for each in self.figures if each.verdict == "outside"]
+
+    @property
+    def slo_missed(self) -> bool:
+        """Whether a measured SLO is missed."""
+        return any(slo["verdict"] == "fail" for slo in self.slos)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `verify --json` writes it."""
+        return {
+            "schema_version": 1,
+            "recommendation": str(self.recommendation),
+            "run": str(self.sweep.folder),
+            "share": self.share,
+            "figures": [each.to_json() for each in self.figures],
+            "slos": list(self.slos),
+        }
 
 
-def run(replay: Replay, *, json_file: Path | None) -> int:
-    """Replay, compare, print, save; returns the exit code."""
-    plan = load_recommendation(replay.recommendation)
+def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verification:
+    """Replay the plan's load and compare; raises InputError before anything is written."""
+    plan = load_recommendation(settings.recommendation)
     candidate = plan["recommended"]
-    share = _share(replay, candidate)
-    profile = None
-    if replay.update_profile is not None:
+    share = _share(settings, candidate)
+    path, profile = settings.update_profile, None
+    if path is not None:
         copies = _serving(candidate) * int(candidate["replicas"])
         check_learnable(plan, candidate, share * copies)
-        profile = known_profile(plan, replay.update_profile)
-    folder = replay.out or Path("runs") / f"verify-{replay.recommendation.stem}"
-    outcome = sweep_run.run(
+        profile = known_profile(plan, path)
+    folder = settings.out or Path("runs") / f"verify-{settings.recommendation.stem}"
+    result = sweep(
         None,
-        _overrides(replay, plan, candidate, share),
-        sweep_run.SweepOptions(access=Access(replay.api_key)),
+        _overrides(settings, plan, candidate, share, listener),
+        SweepOptions(access=Access(settings.api_key)),
+        listener,
         out=folder,
-        resume=False,
     )
-    if outcome.interrupted:
-        return EXIT_INTERRUPTED
-    if outcome.failed:
-        return EXIT_FAILED
-    line = load_run(folder).levels[-1]
-    figures = list(compare_figures(candidate, line, share=share))
-    slos = slo_verdicts(list(plan.get("slos") or ()), line)
-    print_table("Predicted against measured", [_row(each) for each in figures], left=("figure",))
-    outside = [each.name for each in figures if each.verdict == "outside"]
-    known = [each for each in figures if each.verdict != "unknown"]
-    say(f"{len(known) - len(outside)} of {len(known)} figures inside their intervals")
-    missed = [slo for slo in slos if slo["verdict"] == "fail"]
-    for slo in slos:
-        why = slo["reason"] or f"measured {slo['measured_ms']:,.1f} ms"
-        say(f"SLO {slo['slo']}: {slo['verdict']}, {why}")
-    if json_file is not None:
-        content = {
-            "schema_version": 1,
-            "recommendation": str(replay.recommendation),
-            "run": str(folder),
-            "share": share,
-            "figures": [each.to_json() for each in figures],
-            "slos": slos,
-        }
-        write_text(json_file, json.dumps(content, indent=2) + "\n")
-        say(f"verification: {json_file}")
-    if profile is not None and replay.update_profile is not None:
-        update(
-            plan,
-            candidate,
-            folder,
-            profile,
-            replay.update_profile,
-            contradicted=bool(outside),
-        )
-    elif outside:
-        say(
-            "the profile does not describe this target: sweep it at several loads and plan "
-            "again on that run (lmi-bench recommend RUN_DIR), or --update-profile P.json here"
-        )
-    return EXIT_SLO_MISSED if missed else 0
+    if result.interrupted or result.failed or result.run is None:
+        return Verification(settings.recommendation, result, share)
+    line = result.levels[-1]
+    figures = tuple(compare_figures(candidate, line, share=share))
+    slos = tuple(slo_verdicts(list(plan.get("slos") or ()), line))
+    learned = None
+    if profile is not None and path is not None:
+        contradicted = any(each.verdict == "outside" for each in figures)
+        learned = update(plan, candidate, result.run, profile, path, contradicted=contradicted)
+    return Verification(settings.recommendation, result, share, figures, slos, learned)
 
 
-def _share(replay: Replay, candidate: Mapping[str, Any]) -> float:
-    if replay.share is not None:
-        if not 0 < replay.share <= 1:
-            raise InputError(f"--share must be above 0 and at most 1, got {replay.share:g}")
-        return replay.share
-    if not replay.target.startswith("sim:"):
+def _share(settings: VerifySettings, candidate: Mapping[str, Any]) -> float:
+    if settings.share is not None:
+        if not 0 < settings.share <= 1:
+            raise InputError(f"--share must be above 0 and at most 1, got {settings.share:g}")
+        return settings.share
+    if not settings.target.startswith("sim:"):
         return 1.0
     return 1 / (_serving(candidate) * int(candidate["replicas"]))
 
@@ -121,11 +110,15 @@ def _serving(candidate: Mapping[str, Any]) -> int:
 
 
 def _overrides(
-    replay: Replay, plan: Mapping[str, Any], candidate: Mapping[str, Any], share: float
+    settings: VerifySettings,
+    plan: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    share: float,
+    listener: Listener,
 ) -> dict[str, Any]:
     """The planned load as a scenario: the rate, or as many users as wait at once."""
     slos = list(plan.get("slos") or ())
-    requests = replay.requests or max(
+    requests = settings.requests or max(
         _FEWEST_REQUESTS,
         *(2 * samples_needed(QUANTILES.get(parse_slo(slo).statistic, 0.5)) for slo in slos),
         0,
@@ -137,12 +130,12 @@ def _overrides(
     if plan.get("kinds"):
         lengths = {"workload.mix": plan["kinds"]}
     overrides: dict[str, Any] = {
-        "target": replay.target,
-        "model": replay.model or _model(replay.target, plan),
+        "target": settings.target,
+        "model": settings.model or _model(settings.target, plan),
         **lengths,
         "load.requests_per_level": requests,
         "slo": slos,
-        "seed": replay.seed,
+        "seed": settings.seed,
     }
     if plan.get("rate_per_s") is not None:
         overrides["load.rate_per_s"] = [plan["rate_per_s"] * share]
@@ -153,10 +146,12 @@ def _overrides(
         users = max(1, round(candidate["memory"]["mean_batch_per_copy"] * copies * share))
         overrides["load.concurrency"] = [users]
         overrides["load.requests_per_level"] = max(requests, 3 * users)
-    if replay.target.startswith("sim:"):
-        simulated = find_instance(replay.target.removeprefix("sim:")).instance_type
+    if settings.target.startswith("sim:"):
+        simulated = find_instance(settings.target.removeprefix("sim:")).instance_type
         if simulated != candidate["instance"]:
-            warn(f"the plan is for {candidate['instance']}; {simulated} is simulated instead")
+            listener.warn(
+                f"the plan is for {candidate['instance']}; {simulated} is simulated instead"
+            )
         overrides |= _simulated_engine(plan, candidate)
     return overrides
 
@@ -196,17 +191,3 @@ def _simulated_engine(plan: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
             "engine.draft_adaptive": False,
         }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _row(each: Verified) -> dict[str, str]:
-    def shown(value: float | None) -> str:
-        return "" if value is None else format_figure(value)
-
-    interval = "" if each.low is None else f"{shown(each.low)} to {shown(each.high)}"
-    return {
-        "figure": each.name,
-        "predicted": shown(each.predicted),
-        "interval": interval,
-        "measured": shown(each.measured),
-        "verdict": each.verdict,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_local_inst
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import say, warn
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.run_store import load_run
+from lmi_bench.core.run_store import Run
 
 
 def known_profile(plan: Mapping[str, Any], path: Path) -> EngineProfile:
@@ -79,14 +78,37 @@ def doubted(profile: EngineProfile) -> EngineProfile:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure's prediction over the measurement, less 1, before and after the fit."""
+
+    name: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a measurement made of a profile.
+
+    doubted  figures lay outside their intervals, so that less of the profile was believed
+    refused  why nothing could be fitted; the file is then as it was
+    """
+
+    path: Path
+    changes: tuple[Change, ...] = ()
+    doubted: bool = False
+    refused: str | None = None
+
+
 def learn(
-    plan: Mapping[str, Any], candidate: Mapping[str, Any], folder: Path, profile: EngineProfile
-) -> EngineProfile:
+    plan: Mapping[str, Any], candidate: Mapping[str, Any], run: Run, profile: EngineProfile
+) -> tuple[EngineProfile, tuple[Change, ...]]:
     """The profile fitted to the run's level; what it says of that level before and after."""
     shape = find_model(str(plan.get("model_as_named") or plan["model"]))
     name = str(candidate["instance"])
     machine = probe_local_instance() if name == LOCAL_NAME else find_instance(name)
-    placed = PlacedRun(load_run(folder), machine, int(candidate["tensor_parallel"]))
+    placed = PlacedRun(run, machine, int(candidate["tensor_parallel"]))
     setting = candidate.get("setting") or {}
     dtype = setting.get("dtype") or plan.get("dtype")
     cells = cells_from_run(placed.run, shape, machine, dtype=dtype, tensor_parallel=placed.degree)
@@ -95,35 +117,31 @@ def learn(
     fitted, after = calibrate_on_runs(profile, [placed], shape, dtype=dtype)
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
     before = accuracy_on(profile, cells)
+    changes = []
     for old, new in zip(before["levels"], after["levels"], strict=True):
         for key, pair in old.items():
             if isinstance(pair, Mapping) and pair["measured"]:
                 ratios = (pair["predicted"], new[key]["predicted"])
-                off, left = (value / pair["measured"] - 1 for value in ratios)
-                say(f"  {key}: predicted {off:+.1%} of measured before, {left:+.1%} after")
-    return fitted
+                changes.append(Change(key, *(value / pair["measured"] - 1 for value in ratios)))
+    return fitted, tuple(changes)
 
 
 def update(
     plan: Mapping[str, Any],
     candidate: Mapping[str, Any],
-    folder: Path,
+    run: Run,
     profile: EngineProfile,
     path: Path,
     *,
     contradicted: bool,
-) -> None:
-    """Fit, write, say; a run that cannot be fitted leaves the file as it is, with the reason.
+) -> Learned:
+    """Fit and write; a run that cannot be fitted leaves the file as it is, with the reason.
 
     contradicted  figures lie outside their intervals, so that less of the profile is believed
     """
-    if contradicted:
-        profile = doubted(profile)
-        say("figures lie outside: the profile is doubted like one of an engine not yet measured")
     try:
-        fitted = learn(plan, candidate, folder, profile)
+        fitted, changes = learn(plan, candidate, run, doubted(profile) if contradicted else profile)
     except InputError as exc:
-        warn(f"the profile stays as it is: {exc}")
-        return
+        return Learned(path, doubted=contradicted, refused=str(exc))
     write_text(path, profile_to_json(fitted))
-    say(f"profile: {path} (lmi-bench recommend --profile {path})")
+    return Learned(path, changes, contradicted)

@@ -11,8 +11,9 @@ import yaml
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs.matrix import run_matrix
 from lmi_bench.jobs.matrix_plan import read_matrix
+from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.run import SweepOptions
-from lmi_bench.jobs.sweep.spend import Budget
+from tests.jobs.hearing import Hearing
 
 SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}
 SHORT = {"name": "short", "workload": {"input_tokens": 16, "output_tokens": 4}}
@@ -84,7 +85,7 @@ def states(folder: Path) -> dict[str, str]:
     return {cell["run"]: cell["state"] for cell in cells}
 
 
-def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path, capsys):
+def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path):
     """Two cells are finished; one lost its end, as if killed. It alone runs again."""
     out = tmp_path / "out"
     path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT, LONG])
@@ -97,11 +98,10 @@ def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path, capsys):
 
     with pytest.raises(InputError, match="--resume"):
         run_matrix(path, {}, SweepOptions(), out=out, resume=False)
-    capsys.readouterr()
-    run_matrix(path, {}, SweepOptions(), out=out, resume=True)
-    said = capsys.readouterr()
-    assert "cell 1/2: short on a: finished already" in said.err
-    assert "1 level(s) are finished" in said.err
+    heard = Hearing()
+    run_matrix(path, {}, SweepOptions(), heard, out=out, resume=True)
+    assert "cell 1/2: short on a: finished already" in heard.notes
+    assert any("1 level(s) are finished" in text for text in heard.notes)
     assert (out / "a--short" / "levels.jsonl").read_bytes() == whole["a--short"]
     again = (out / "a--long" / "levels.jsonl").read_bytes()
     assert again.startswith(first_line)
@@ -111,25 +111,25 @@ def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path, capsys):
     assert "long on a" in page
 
 
-def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path, capsys):
+def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path):
     out = tmp_path / "out"
     path = matrix_file(tmp_path, ["http://127.0.0.1:9", {"name": "a", **SIMULATED}], [SHORT])
-    outcome = run_matrix(path, {}, SweepOptions(), out=out, resume=False)
+    heard = Hearing()
+    outcome = run_matrix(path, {}, SweepOptions(), heard, out=out, resume=False)
     assert outcome.failed
     assert states(out) == {"http-127.0.0.1-9--short": "failed", "a--short": "finished"}
-    said = capsys.readouterr()
-    assert "failed: nothing answers at http://127.0.0.1:9" in said.out
-    assert "is the server up?" in said.err
+    assert outcome.cells[0].error.startswith("nothing answers at http://127.0.0.1:9")
+    assert "is the server up?" in heard.warnings[0]
 
 
-def test_the_money_is_that_of_all_cells_together(tmp_path, capsys):
+def test_the_money_is_that_of_all_cells_together(tmp_path):
     """At 1e9 USD an hour the first cell's virtual seconds use the limit up."""
     out = tmp_path / "out"
     target = {"name": "a", **SIMULATED, "price_per_hour": 1e9}
     path = matrix_file(tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1]}})
     options = SweepOptions(budget=Budget(max_usd=1e-9))
-    run_matrix(path, {}, options, out=out, resume=False)
-    assert "is spent" in capsys.readouterr().out
+    outcome = run_matrix(path, {}, options, out=out, resume=False)
+    assert "is spent" in outcome.cells[1].error
     assert states(out)["a--long"] == "failed"
 
 

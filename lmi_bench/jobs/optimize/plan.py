@@ -16,10 +16,10 @@ from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
 from lmi_bench.analysis.model.weights import BITS_PER_BYTE, embedding_params, weight_bytes
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import note, print_table
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.jobs.recipe import BASELINE, Recipe, load_recipe
+from lmi_bench.jobs.settings.optimize import OptimizeSettings
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
 
@@ -102,39 +102,35 @@ def cheapest_machine(
     )
 
 
-def run_plan(path: Path, model: str | None) -> None:
-    """Print the need of every variant and the machine that the whole job wants."""
-    recipe = load_recipe(path)
-    name = model or recipe.model
-    shape = _shape(name)
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What each variant of a recipe needs; a machine is None where none of the catalog holds it.
+
+    machine  the cheapest one for the whole job
+    """
+
+    model: str
+    needs: tuple[tuple[JobNeed, Instance | None], ...]
+    machine: Instance | None
+
+
+def plan_job(settings: OptimizeSettings) -> JobPlan:
+    """The need of every variant, and the machine for the whole job."""
+    if settings.recipe is None:
+        raise InputError("name a recipe file, or --list for the techniques that it may combine")
+    recipe = load_recipe(settings.recipe)
+    shape = _shape(settings.model or recipe.model)
     variants = [(BASELINE, recipe.settings(None))]
     variants += [(variant.name, recipe.settings(variant)) for variant in recipe.variants]
-    needs = [job_need(recipe, shape, each, settings) for each, settings in variants]
-    rows = []
-    for need in needs:
-        machine = cheapest_machine(need.peak_bytes, all_instances(), devices=need.devices)
-        rows.append(
-            {
-                "variant": need.name,
-                "prepare GiB": f"{bytes_to_gib(need.prepare_bytes):.1f}",
-                "measure GiB": f"{bytes_to_gib(need.measure_bytes):.1f}",
-                "cheapest machine": "none" if machine is None else machine.instance_type,
-                "USD/h": "" if machine is None else f"{machine.price_usd_per_hour:.2f}",
-            }
-        )
-    print_table(f"{shape.name}: what the job needs", rows, left=("variant", "cheapest machine"))
-    machine = cheapest_machine(
-        max(need.peak_bytes for need in needs),
-        all_instances(),
-        devices=max(need.devices for need in needs),
-    )
-    if machine is None:
-        note("no machine of the catalog holds the largest variant: take it out, or split the model")
-        return
-    note(
-        f"one machine for all of it: {machine.instance_type} ({machine.num_accelerators} x "
-        f"{machine.accelerator.name}), {machine.price_usd_per_hour:.2f} USD/h "
-        f"({machine.price_provenance})"
+    needs = [job_need(recipe, shape, each, engine) for each, engine in variants]
+
+    def machine_for(bytes_: int, devices: int) -> Instance | None:
+        return cheapest_machine(bytes_, all_instances(), devices=devices)
+
+    return JobPlan(
+        shape.name,
+        tuple((need, machine_for(need.peak_bytes, need.devices)) for need in needs),
+        machine_for(max(n.peak_bytes for n in needs), max(n.devices for n in needs)),
     )
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
-from lmi_bench.cli.console import note, print_table, say, terminal
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
 from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
@@ -28,7 +28,8 @@ from lmi_bench.jobs.optimize.quality import (
     score_shift,
 )
 from lmi_bench.jobs.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
-from lmi_bench.jobs.sweep.run import measure_into
+from lmi_bench.jobs.settings.optimize import OptimizeSettings
+from lmi_bench.jobs.sweep.run import sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
 from lmi_bench.report.html import render_html
@@ -84,63 +85,67 @@ class Measured:
         return int(self.parts.facts["weight_bytes"])
 
 
-def print_techniques() -> None:
-    """The menu."""
-    rows = [
-        {"recipe": name, "technique": words, "works on": where} for name, words, where in TECHNIQUES
-    ]
-    print_table("Techniques; a variant combines any of them", rows, left=tuple(rows[0]))
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    """The folder of a job and the plain values of optimize.json's variants."""
+
+    folder: Path
+    variants: tuple[dict[str, Any], ...]
 
 
-def run(
-    path: Path,
-    *,
-    model: str | None,
-    dataset: Path | None,
-    text: Path | None,
-    out: Path | None,
-) -> None:
+class _Quiet:
+    """A listener of a variant's sweep: progress and warnings alone, its notes are known."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.warn = listener.warn
+        self.step = listener.step
+        self.progress = listener.progress
+
+    def note(self, text: str) -> None:
+        """Ignore it."""
+
+
+def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimized:
     """Measure every variant and write the folder; raises InputError before a model is loaded."""
-    recipe = _with_changes(load_recipe(path), model=model, dataset=dataset, text=text)
-    folder = out or Path("runs") / datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-optimize")
+    if settings.recipe is None:
+        raise InputError("name a recipe file, or --list for the techniques that it may combine")
+    recipe = _with_changes(load_recipe(settings.recipe), settings)
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-optimize")
+    folder = settings.out or Path("runs") / stamp
     if folder.exists():
         raise InputError(f"{folder} exists: name another folder with --out")
     data = _Data(recipe)
     make_new_folder(folder)
     measured: list[Measured] = []
     for variant in (None, *recipe.variants):
-        each = _measure(recipe, variant, data, folder)
+        each = _measure(recipe, variant, data, folder, listener)
         if variant is not None and each.parts.quantized is not None:
-            _keep_artefacts(recipe, variant, each, folder)
+            _keep_artefacts(recipe, variant, each, folder, listener)
         measured.append(each)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
     content = {"model": recipe.model, "recipe": recipe.model_dump(mode="json"), "variants": results}
     write_text(folder / "optimize.json", json.dumps(content, indent=2) + "\n")
-    tables = optimization_tables(results)
-    swept = [each for each in measured if each.run is not None]
+    swept = [(each.run, each.name) for each in measured if each.run is not None]
     view = build_view(
-        [each.run for each in swept if each.run is not None],
-        labels=[each.name for each in swept],
+        [run for run, _ in swept],
+        labels=[name for _, name in swept],
         title=f"{Path(recipe.model).name}: {len(recipe.variants)} variants",
-        tables=tables,
+        tables=optimization_tables(results),
     )
     write_text(folder / "report.html", render_html(view))
-    _print(results)
-    say(f"report: {folder / 'report.html'}   numbers: {folder / 'optimize.json'}")
+    return Optimized(folder, tuple(results))
 
 
-def _with_changes(
-    recipe: Recipe, *, model: str | None, dataset: Path | None, text: Path | None
-) -> Recipe:
+def _with_changes(recipe: Recipe, settings: OptimizeSettings) -> Recipe:
     content = recipe.model_dump(exclude_unset=True)
     evaluate = dict(content.get("evaluate", {}))
-    if dataset is not None:
-        evaluate["dataset"] = str(dataset)
-    if text is not None:
-        evaluate["text"] = str(text)
+    if settings.dataset is not None:
+        evaluate["dataset"] = str(settings.dataset)
+    if settings.text is not None:
+        evaluate["text"] = str(settings.text)
     content["evaluate"] = evaluate
-    if model is not None:
-        content["model"] = model
+    if settings.model is not None:
+        content["model"] = settings.model
     return parse_recipe(content)
 
 
@@ -179,28 +184,30 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
     ]
 
 
-def _measure(recipe: Recipe, variant: Variant | None, data: _Data, folder: Path) -> Measured:
+def _measure(
+    recipe: Recipe, variant: Variant | None, data: _Data, folder: Path, listener: Listener
+) -> Measured:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
     if settings.backend == "auto":  # equal terms: every variant runs in torch, not all in native
         settings = settings.model_copy(update={"backend": "torch"})
-    note(f"{name}: loading")
+    listener.note(f"{name}: loading")
     start_s = time.monotonic()
-    with terminal() as listener:
-        parts = open_torch_engine(recipe.model, settings, listener)
+    parts = open_torch_engine(recipe.model, settings, listener)
     load_s = time.monotonic() - start_s
     for line in parts.notes:
-        note(f"  {line}")
+        listener.note(f"  {line}")
     start_s = time.monotonic()
     product_s = measure_products(parts, recipe.evaluate.concurrency)
     quality = measure_quality(parts, data.text_ids, data.prompts)
     quality_s = time.monotonic() - start_s
-    note(f"{name}: perplexity {quality.perplexity:.3f}")
+    listener.note(f"{name}: perplexity {quality.perplexity:.3f}")
     each = Measured(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
     if parts.quantized is not None and parts.quantized.emulated:
         return each
     start_s = time.monotonic()
-    each.run = measure_into(_scenario(recipe, settings), folder / name)
+    quiet = _Quiet(listener)
+    each.run = sweep_scenario(_scenario(recipe, settings), listener=quiet, out=folder / name).run
     each.sweep_s = time.monotonic() - start_s
     return each
 
@@ -225,16 +232,16 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
     )
 
 
-def _keep_artefacts(recipe: Recipe, variant: Variant, each: Measured, folder: Path) -> None:
+def _keep_artefacts(
+    recipe: Recipe, variant: Variant, each: Measured, folder: Path, listener: Listener
+) -> None:
     """Errors of each matrix, and the weights where the recipe asks for them."""
     start_s = time.monotonic()
-    with terminal() as listener:
-        each.layer_errors = measure_layer_errors(recipe.model, each.settings, listener)
+    each.layer_errors = measure_layer_errors(recipe.model, each.settings, listener)
     if variant.save:
         each.saved = folder / f"{variant.name}-model"
-        with terminal() as listener:
-            saved_bytes = save_quantized(recipe.model, each.settings, each.saved, listener)
-        note(f"{variant.name}: {saved_bytes:,} bytes in {each.saved}")
+        saved_bytes = save_quantized(recipe.model, each.settings, each.saved, listener)
+        listener.note(f"{variant.name}: {saved_bytes:,} bytes in {each.saved}")
     each.prepare_s = time.monotonic() - start_s
 
 
@@ -311,12 +318,3 @@ def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:
         ]
         for difference in found
     }
-
-
-def _print(results: Sequence[dict[str, Any]]) -> None:
-    for table in optimization_tables(results):
-        titles = [column.title for column in table.columns]
-        rows = [dict(zip(titles, (c.text for c in row.cells), strict=True)) for row in table.rows]
-        print_table(table.caption, rows, left=titles[:1])
-        if table.note:
-            note(table.note)

@@ -17,7 +17,7 @@ from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.jobs.sweep.time_box import TimeBox
+from lmi_bench.jobs.sweep.limits import TimeBox
 from lmi_bench.loadgen.run.levels import NextLevel, in_order, levels_of, session_levels
 from lmi_bench.loadgen.run.sweep import StopRules
 

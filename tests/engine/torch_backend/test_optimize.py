@@ -16,7 +16,8 @@ from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.quantization.export import export_quantized
 from lmi_bench.jobs.optimize.quality import agreement_frac, score_shift
-from lmi_bench.jobs.optimize.run import run
+from lmi_bench.jobs.optimize.run import optimize
+from lmi_bench.jobs.settings.optimize import OptimizeSettings
 from tests.end_to_end.commands import lmi_bench
 from tests.engine.torch_backend.scores import scores
 
@@ -139,4 +140,4 @@ def test_a_place_where_no_folder_can_be_made_is_one_line(tmp_path):
     recipe.write_text("model: demo-15m\nvariants: [{name: a, engine: {quantize: int8}}]\n")
     out = recipe / "out"
     with pytest.raises(InputError, match="cannot be created: Not a directory; name another folder"):
-        run(recipe, model=None, dataset=None, text=None, out=out)
+        optimize(OptimizeSettings(recipe=recipe, out=out))

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from lmi_bench.cli.sweep_print import print_sweep
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.jobs.sweep.resume import finished_run
-from lmi_bench.jobs.sweep.run import SweepOptions, run_scenario
+from lmi_bench.jobs.sweep.run import sweep_scenario
+from tests.jobs.hearing import Hearing
 from tests.loadgen.ask.test_discover import good_completions, playing, says
 
 ROUTES = {
@@ -24,29 +26,30 @@ def scenario_of(url, **load):
 
 
 def finish(folder):
-    """A finished sweep of two levels; gives the address of a server that is gone since."""
+    """A finished sweep of two levels: the address of a server that is gone since, its result."""
     with playing(ROUTES) as (url, _):
-        run_scenario(scenario_of(url), SweepOptions(), out=folder, resume=False)
-    return url
+        return url, sweep_scenario(scenario_of(url), out=folder)
 
 
 @pytest.fixture
 def finished(tmp_path):
     folder = tmp_path / "run"
-    return folder, finish(folder)
+    return folder, finish(folder)[0]
 
 
 def test_a_finished_run_is_printed_again_although_its_server_is_gone(tmp_path, capsys):
     folder = tmp_path / "run"
-    url = finish(folder)
+    url, first = finish(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    first = capsys.readouterr()
-    outcome = run_scenario(scenario_of(url), SweepOptions(), out=folder, resume=True)
-    again = capsys.readouterr()
-    assert not outcome.failed
-    assert "is finished, 2 level(s): nothing is left to be sent" in again.err
-    assert "Serving Benchmark Result" in again.out
-    assert again.out == first.out
+    print_sweep(first)
+    printed = capsys.readouterr().out
+    heard = Hearing()
+    again = sweep_scenario(scenario_of(url), listener=heard, out=folder, resume=True)
+    print_sweep(again)
+    assert not again.failed
+    assert heard.notes == [f"{folder} is finished, 2 level(s): nothing is left to be sent"]
+    assert "Serving Benchmark Result" in printed
+    assert capsys.readouterr().out == printed
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

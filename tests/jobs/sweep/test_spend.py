@@ -8,10 +8,11 @@ import pytest
 
 from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
+from lmi_bench.cli.sweep_print import cheapest, cost_at
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.jobs.sweep.spend import Budget, Spend, cheapest, cost_at
+from lmi_bench.jobs.sweep.limits import Budget, Spend
 from lmi_bench.loadgen.run.levels import in_order
 
 LEVELS = [LevelSpec(i, Load(concurrency=2**i), num_requests=10 * 2**i) for i in range(4)]

@@ -11,10 +11,11 @@ import pytest
 
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.run_store import load_run
-from lmi_bench.jobs.sweep.cloudwatch import read_cloudwatch
+from lmi_bench.jobs.sweep.watch import read_cloudwatch
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans, open_cloudwatch, read_levels
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench
+from tests.jobs.hearing import Hearing
 from tests.loadgen.aws.cloudwatch_server import cloudwatch_server
 from tests.loadgen.aws.runtime_server import REGION, dummy_credentials, runtime_server
 
@@ -121,11 +122,12 @@ def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path):
     assert {column.group for column in table.columns} >= {"CloudWatch"}
 
 
-def test_a_refusal_leaves_the_levels_without_it(capsys):
+def test_a_refusal_leaves_the_levels_without_it():
     def refused(_spans):
         raise LmiBenchError("CloudWatch: AccessDenied: no")
 
     times = {"started_at": at(0).isoformat(), "ended_at": at(1).isoformat()}
     line = {"level": 0, "attempt": 1, "requests": 3, **times}
-    assert read_cloudwatch(SimpleNamespace(cloudwatch=refused), [line]) == []
-    assert "AccessDenied: no; the levels are without it" in capsys.readouterr().err
+    heard = Hearing()
+    assert read_cloudwatch(SimpleNamespace(cloudwatch=refused), [line], heard) == []
+    assert heard.notes == ["CloudWatch: AccessDenied: no; the levels are without it"]

@@ -1,12 +1,16 @@
-"""The load generator's own side of a sweep: its processes, and who watches the server meanwhile."""
+"""What looks at the server during a sweep and after it, and the processes that send to it."""
 
 from __future__ import annotations
 
+import time
 import urllib.parse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.listener import Listener
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker import WorkerJob
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
@@ -14,6 +18,9 @@ from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, has_known_metrics, why_unreadable
 from lmi_bench.targets.bench import Bench
 
+DEFAULT_WAIT_S = 120.0
+"""Values of a minute come one to two minutes after it."""
+_ASK_EVERY_S = 15.0
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -57,7 +64,7 @@ def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | No
 
 
 def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
-    """Who reads the server's metrics, and this machine's GPUs if it is the server's; else None.
+    """A reader of the server's metrics, and of this machine's GPUs where the server runs here.
 
     Raises InputError where an option does not fit the target.
     """
@@ -89,3 +96,54 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         return None
     alike = bench.scenario.workload.begins_alike
     return ServerWatch(urls, headers=headers, power=power, shares_prefixes=alike)
+
+
+def read_cloudwatch(
+    bench: Bench,
+    lines: Sequence[Mapping[str, Any]],
+    listener: Listener,
+    *,
+    wait_s: float = DEFAULT_WAIT_S,
+) -> list[dict[str, Any]]:
+    """What CloudWatch says of the levels; empty where there is none or it may not be read.
+
+    wait_s  at most, until it has counted as many invocations as were sent. Ctrl-C ends the wait
+    """
+    spans = level_spans(lines)
+    if bench.cloudwatch is None or not spans:
+        return []
+    sent = sum(line["requests"] for line in lines if line.get("started_at"))
+    end_s = time.monotonic() + wait_s
+    found: list[dict[str, Any]] = []
+    try:
+        found = _ask(bench, spans)
+        if wait_s and _counted(found) < sent:
+            listener.note(
+                f"waiting up to {wait_s:.0f} s for CloudWatch's minutes (Ctrl-C leaves them out)"
+            )
+        while _counted(found) < sent and time.monotonic() < end_s:
+            time.sleep(min(_ASK_EVERY_S, max(0.0, end_s - time.monotonic())))
+            found = _ask(bench, spans)
+    except KeyboardInterrupt:
+        listener.note("CloudWatch is left as far as it came")
+    except LmiBenchError as exc:
+        listener.note(f"{exc}; the levels are without it")
+        return []
+    if not any("invocations" in level for level in found):
+        listener.note("CloudWatch has no invocations of these minutes; the levels are without it")
+        return []
+    if _counted(found) < sent:
+        listener.note(
+            f"CloudWatch had counted {_counted(found):.0f} of {sent} invocations when read"
+        )
+    return found
+
+
+def _ask(bench: Bench, spans: Sequence[LevelSpan]) -> list[dict[str, Any]]:
+    assert bench.cloudwatch is not None
+    return bench.cloudwatch(spans)
+
+
+def _counted(levels: Sequence[Mapping[str, Any]]) -> float:
+    """Invocations of all levels; a minute that two share counts for both and ends a wait early."""
+    return float(sum(level.get("invocations", 0.0) for level in levels))

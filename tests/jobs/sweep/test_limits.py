@@ -10,7 +10,7 @@ from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.jobs.sweep.time_box import TimeBox, likely_level_s, read_max_time
+from lmi_bench.jobs.sweep.limits import TimeBox, likely_level_s, read_max_time
 from tests.analysis.search.servers import MadeUpServer
 
 

@@ -1,7 +1,11 @@
-"""What an endpoint costs while it is measured: prices of levels, a limit, and who scaled meanwhile.
+"""How long a sweep may take and what it may cost: levels that would exceed either are left out.
 
-An endpoint is paid for by the hour whatever it does, so what a sweep spends is its time times the
-price of all instances. Time runs from the first level on, warm-ups and pauses included.
+Levels that a rule picks (`--concurrency auto`) have no end that the user could foresee, so they
+have five minutes on a real clock unless `--max-time` says otherwise. A level is judged before it
+begins, by the levels before it; one that has begun runs to its end, or until the money is used up.
+
+The hours of a sweep times the price of all instances are its cost. Time runs from the first level
+on, warm-ups and pauses included.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from typing import Any
 
 from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
 from lmi_bench.analysis.results.checks import level_name
-from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
@@ -22,12 +25,127 @@ from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run.levels import NextLevel
 from lmi_bench.report.formats import number
 
+AUTO_S = 300.0
+"""Of levels that a rule picks, on a real clock."""
+_MINUTE_S = 60.0
+_Line = Mapping[str, Any]
 Summarise = Callable[[LevelRun], dict[str, Any]]
+
+
+class TimeBox:
+    """Follows a sweep's time: one for each sweep, from its first question on.
+
+    max_s  None: no limit
+    note   told once of the first level that is left out
+    """
+
+    def __init__(
+        self,
+        max_s: float | None,
+        *,
+        note: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_s = max_s
+        self._note = note
+        self._clock = clock
+        self._start_s: float | None = None
+        self._noted = False
+
+    def left_s(self) -> float | None:
+        """Seconds that are left, none below 0; None where there is no limit."""
+        if self.max_s is None:
+            return None
+        if self._start_s is None:
+            self._start_s = self._clock()
+        return max(0.0, self.max_s - (self._clock() - self._start_s))
+
+    def fits(self, spec: LevelSpec, finished: Sequence[_Line]) -> bool:
+        """Whether a level will probably be over in time; the first one always is begun."""
+        left_s = self.left_s()
+        if left_s is None or not finished:
+            return True
+        likely_s = likely_level_s(spec, finished)
+        if likely_s <= left_s:
+            return True
+        if not self._noted:
+            self._noted = True
+            self._note(
+                f"left out {spec.load.name}: it would take about {clock_text(likely_s)}, and "
+                f"{clock_text(left_s)} of {clock_text(self.max_s or 0.0)} are left; --resume with "
+                "a longer --max-time goes on"
+            )
+        return False
+
+    def levels(self, rule: NextLevel) -> NextLevel:
+        """The rule's levels, up to the first that does not fit."""
+
+        def next_level(finished: Sequence[_Line]) -> LevelSpec | None:
+            spec = rule(finished)
+            return spec if spec is None or self.fits(spec, finished) else None
+
+        return next_level
+
+
+def likely_level_s(spec: LevelSpec, finished: Sequence[_Line]) -> float:
+    """How long a level will probably take, by what the levels of less load took; 0.0 if unknown.
+
+    A closed loop's requests end at the rate of the level below it, times what the last step up
+    gained (twice the users bring at most twice the rate, and none fewer). A level that has a price
+    states the time with its warm-up, the others that of its requests.
+    """
+    if spec.num_requests is None or spec.concurrency is None:
+        known_s = spec.duration_s or 0.0
+        if not known_s and spec.num_requests is not None and spec.rate_per_s is not None:
+            known_s = spec.num_requests / spec.rate_per_s
+        return known_s
+    rates: dict[int, float] = {}
+    for line in finished:
+        users, took_s = line.get("concurrency"), line.get("elapsed_s") or line.get("wall_s")
+        if users and took_s and users <= spec.concurrency:
+            rates[int(users)] = float(line["requests"]) / float(took_s)
+    if not rates:
+        return spec.duration_s or 0.0
+    below, *lower = sorted(rates, reverse=True)
+    gain = 1.0
+    if lower and below < spec.concurrency:
+        gain = min(2.0, max(1.0, rates[below] / rates[lower[0]]))
+    likely_s = spec.num_requests / (rates[below] * gain)
+    return min(likely_s, spec.duration_s or likely_s)
+
+
+def read_max_time(text: str) -> float | None:
+    """Seconds of `90`, `90s`, `10m` or `1h`, None of `none`; InputError where it is neither.
+
+    >>> read_max_time("10m")
+    600.0
+    """
+    if text == "none":
+        return None
+    units = {"s": 1.0, "m": _MINUTE_S, "h": 60 * _MINUTE_S}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--max-time: {text!r} is no time; write 90, 90s, 10m, 1h or none")
+    return seconds
+
+
+def clock_text(seconds: float) -> str:
+    """Minutes and seconds, as a clock shows them.
+
+    >>> clock_text(312.4)
+    '5:12'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What was said on the command line about money.
+    """The price of the target and the limit of what a sweep may cost.
 
     usd_per_hour  of the whole target; instance: a catalog name that gives it
     max_usd       the sweep stops before it has spent more
@@ -92,9 +210,9 @@ class Spend:
         self._instances: int | None = None
 
     def levels(self, rule: NextLevel) -> NextLevel:
-        """The same levels, as far as the money goes; none lasts longer than it does."""
+        """The rule's levels while money is left; none lasts longer than the money does."""
 
-        def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
+        def next_level(finished: Sequence[_Line]) -> LevelSpec | None:
             now_s = self._clock()
             if self._started_s is None:
                 self._started_s = now_s
@@ -105,7 +223,7 @@ class Spend:
             if spec is None or self._max_usd is None or self._usd_per_hour is None:
                 return spec
             left_usd = self._max_usd - self._spent_usd(now_s)
-            likely_usd = _likely_s(spec, finished) * self._usd_per_hour / SECONDS_PER_HOUR
+            likely_usd = likely_level_s(spec, finished) * self._usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
                 self._note(
                     f"stopped before {spec.load.name}: {number(self._max_usd - left_usd, 2)} USD "
@@ -169,46 +287,3 @@ class Spend:
             "valid": False,
             "invalid_reason": "; ".join([*others, reason]),
         }
-
-
-def _likely_s(spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> float:
-    """How long a level will probably take, at the last one's rate of requests; 0.0 at first."""
-    last = finished[-1] if finished else {}
-    if spec.num_requests is None or not last.get("elapsed_s") or not last.get("requests"):
-        return spec.duration_s or 0.0
-    likely_s = float(last["elapsed_s"]) * spec.num_requests / float(last["requests"])
-    return min(likely_s, spec.duration_s or likely_s)
-
-
-def cost_at(lines: Sequence[Mapping[str, Any]], answer: SloAnswer) -> str | None:
-    """What output costs at the load of an answer, for people; None where nothing is priced."""
-    at = [line for line in lines if line.get(answer.load) == answer.value]
-    cost = at[-1].get("usd_per_1m_output_tokens") if at else None
-    if cost is None:
-        return None
-    return (
-        f"  there {cost:.2f} USD per 1M output tokens, "
-        f"{at[-1]['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
-        f"{at[-1]['price_usd_per_hour']:.2f} USD an hour"
-    )
-
-
-def cheapest(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """The level at which output costs least, for people; None where nothing is priced."""
-    priced = [
-        line for line in lines if line.get("usd_per_1m_output_tokens") is not None and line["valid"]
-    ]
-    if not priced:
-        return None
-    best = min(priced, key=lambda line: float(line["usd_per_1m_output_tokens"]))
-    load = (
-        f"concurrency {best['concurrency']}"
-        if best["concurrency"] is not None
-        else f"{best['rate_per_s']:g} req/s"
-    )
-    return (
-        f"cheapest at {load}: {best['usd_per_1m_output_tokens']:.2f} USD per 1M output tokens, "
-        f"{best['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
-        f"{best['price_usd_per_hour']:.2f} USD an hour; the sweep took "
-        f"{number(lines[-1]['spent_usd'], 2)} USD"
-    )
