@@ -6,6 +6,7 @@ import asyncio
 import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,7 +17,7 @@ from lmi_bench.engine.native_backend.build import NativeUnavailableError, librar
 from lmi_bench.engine.native_backend.forward import NativeForward
 from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
 from lmi_bench.engine.quantization import NOT_QUANTIZED
-from lmi_bench.engine.torch_backend.executor import Loaded, TorchExecutor
+from lmi_bench.engine.torch_backend.executor import Loaded, TorchExecutor, first_result
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
@@ -91,57 +92,15 @@ class NativeExecutor(TorchExecutor):
         block_size, count = settings.block_size, settings.threads_in_use
         if compiled is None:
             compiled = step_library(folder, block_size=block_size)
-        spec = _read_spec(folder)
-        shape = spec.shape(folder.resolve().name)
-        stored = torch_dtype(settings.dtype)
-        cached = torch_dtype(settings.kv_dtype or settings.dtype)
-
-        def load_all() -> tuple[Loaded, NativeForward]:
-            weights = NativeWeights(folder, spec, stored, progress)
-            layout = KvLayoutShape(
-                num_layers=shape.num_layers,
-                num_kv_heads=shape.num_kv_heads,
-                head_dim=shape.head_dim,
-                block_size=block_size,
-                dtype=cached,
-            )
-            free = free_memory_bytes(torch.device("cpu"))
-            blocks = settings.blocks_in(free, layout.bytes_per_block)
-            cache_bytes = weights.take_cache(layout, blocks)
-            forward = NativeForward(
-                compiled,
-                weights,
-                shape,
-                block_size=block_size,
-                num_blocks=blocks,
-                threads=count,
-                variant=variant,
-            )
-            loaded = Loaded(
-                ModelRunner(forward, sampling_seed=settings.seed()),
-                Precision(stored, stored),
-                blocks,
-                free,
-                layout.bytes_per_block,
-                cache_bytes,
-                str(cached).removeprefix("torch."),
-                weights.nbytes,
-                None,
-            )
-            return loaded, forward
-
         worker = ThreadPoolExecutor(
             1,
             thread_name_prefix="lmi-bench-native",
             initializer=torch.set_num_threads,
             initargs=(count,),
         )
-        try:
-            loaded, forward = worker.submit(load_all).result()
-        except BaseException:
-            worker.shutdown(wait=True)
-            raise
-        made = cls(loaded, shape, block_size, worker)
+        load = partial(_load, folder, settings, compiled, variant, progress)
+        loaded, forward = first_result(worker, load)
+        made = cls(loaded, forward.shape, block_size, worker)
         made._forward = forward
         kernels = variant or compiled.variants()[0]
         made.weights_description = (
@@ -153,6 +112,45 @@ class NativeExecutor(TorchExecutor):
         """Wait for the step that runs, then end the worker and the library's threads."""
         await super().close()
         await asyncio.to_thread(self._forward.close)
+
+
+def _load(
+    folder: Path,
+    settings: LoadSettings,
+    compiled: StepLibrary,
+    variant: str,
+    progress: Progress | None,
+) -> tuple[Loaded, NativeForward]:
+    """Load weights and take the cache, in the thread that will compute."""
+    spec = _read_spec(folder)
+    shape = spec.shape(folder.resolve().name)
+    stored = torch_dtype(settings.dtype)
+    weights = NativeWeights(folder, spec, stored, progress)
+    layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(stored))
+    free = free_memory_bytes(torch.device("cpu"))
+    blocks = settings.blocks_in(free, layout.bytes_per_block)
+    cache_bytes = weights.take_cache(layout, blocks)
+    forward = NativeForward(
+        compiled,
+        weights,
+        shape,
+        block_size=settings.block_size,
+        num_blocks=blocks,
+        threads=settings.threads_in_use,
+        variant=variant,
+    )
+    loaded = Loaded(
+        ModelRunner(forward, sampling_seed=settings.seed()),
+        Precision(stored, stored),
+        blocks,
+        free,
+        layout.bytes_per_block,
+        cache_bytes,
+        str(layout.dtype).removeprefix("torch."),
+        weights.nbytes,
+        None,
+    )
+    return loaded, forward
 
 
 def _is_x86() -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,9 +19,9 @@ from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
-from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, torch_dtype
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.quantization.build import build_model
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.quantization.product_times import product_time_s
@@ -37,6 +37,9 @@ from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.models.folder import check_loadable, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape
+from lmi_bench.models.spec import DecoderSpec
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,25 @@ class Loaded:
     static: StaticForward | None = None
     eager: Forward | None = None
     model: Decoder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model folder that has been read but for its weights."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    spec: DecoderSpec
+    shape: ModelShape
+
+
+def read_model(folder: Path) -> ModelSource:
+    """Read a Hugging Face folder's config.json; raises InputError where it cannot be loaded."""
+    config = read_config(folder)
+    check_loadable(folder, config)
+    name = folder.resolve().name
+    spec = spec_from_hf_config(name, config)
+    return ModelSource(folder, config, spec, spec.shape(name))
 
 
 class TorchExecutor:
@@ -121,90 +143,21 @@ class TorchExecutor:
         Raises InputError for a folder or a setting that cannot be used, CapacityError where no
         block fits.
         """
-        config = read_config(folder)
-        check_loadable(folder, config)
-        name = folder.resolve().name
-        spec = spec_from_hf_config(name, config)
-        shape = spec.shape(name)
-        cache_dtype = None if settings.kv_dtype is None else torch_dtype(settings.kv_dtype)
-
-        def load_all() -> Loaded:
-            place = settings.place
-            if place.type == "cuda":  # of this thread, for kernels and captures
-                torch.cuda.set_device(place)
-            precision = choose_precision(
-                settings.dtype,
-                place,
-                parameters=shape.params_total,
-                free_bytes=free_memory_bytes(place),
-            )
-            plan = prepare(
-                folder,
-                config,
-                spec,
-                settings.quantize,
-                degree=1,
-                dtype=settings.dtype,
-                device=place,
-                told=told,
-            )
-            model = build_model(folder, spec, precision, place, progress, plan=plan)
-            layout = KvLayoutShape(
-                num_layers=shape.num_layers,
-                num_kv_heads=shape.num_kv_heads,
-                head_dim=shape.head_dim,
-                block_size=settings.block_size,
-                dtype=cache_dtype or precision.stored,
-            )
-            free = free_memory_bytes(place)
-            blocks = settings.blocks_in(free, layout.bytes_per_block)
-            cache = KvCache(layout, blocks + (SPARE_BLOCKS if settings.steps.wanted else 0), place)
-            eager = TorchForward(model, cache, precision, num_blocks=blocks)
-            forward: Forward = eager
-            prepared = None
-            if settings.steps.wanted:
-                forward, prepared = with_prepared_steps(
-                    eager,
-                    model,
-                    cache,
-                    precision,
-                    settings.steps,
-                    quantize=weights_name(config, settings.quantize),
-                    told=told,
-                )
-            runner = ModelRunner(forward, sampling_seed=settings.seed())
-            return Loaded(
-                runner,
-                precision,
-                blocks,
-                free,
-                layout.bytes_per_block,
-                cache.nbytes,
-                str(layout.dtype).removeprefix("torch."),
-                model.held_bytes,
-                model.quantized,
-                prepared,
-                forward if isinstance(forward, StaticForward) else None,
-                eager,
-                model,
-            )
-
-        # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
+        source = read_model(folder)
+        load = partial(_load, source, settings, progress, told)
         if beside is not None:
-            loaded = beside._worker.submit(load_all).result()
-            return cls(loaded, shape, settings.block_size, beside._worker, owns_worker=False)
-        worker = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="lmi-bench-torch",
-            initializer=torch.set_num_threads,
-            initargs=(settings.threads_in_use,),
-        )
-        try:
-            loaded = worker.submit(load_all).result()
-        except BaseException:
-            worker.shutdown(wait=True)
-            raise
-        return cls(loaded, shape, settings.block_size, worker)
+            # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
+            loaded = beside._worker.submit(load).result()
+            worker = beside._worker
+        else:
+            worker = ThreadPoolExecutor(
+                1,
+                thread_name_prefix="lmi-bench-torch",
+                initializer=torch.set_num_threads,
+                initargs=(settings.threads_in_use,),
+            )
+            loaded = first_result(worker, load)
+        return cls(loaded, source.shape, settings.block_size, worker, owns_worker=beside is None)
 
     @property
     def block_size(self) -> int:
@@ -270,3 +223,70 @@ def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
     if quantize != NOT_QUANTIZED or not stored:
         return str(quantize)
     return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
+
+
+def first_result(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    """What the worker's first work returns; the worker ends where that fails."""
+    try:
+        return worker.submit(work).result()
+    except BaseException:
+        worker.shutdown(wait=True)
+        raise
+
+
+def _load(
+    source: ModelSource, settings: LoadSettings, progress: Progress | None, told: Told | None
+) -> Loaded:
+    """Load weights and take the cache, in the thread that will compute."""
+    place, shape = settings.place, source.shape
+    if place.type == "cuda":  # of this thread, for kernels and captures
+        torch.cuda.set_device(place)
+    precision = choose_precision(
+        settings.dtype,
+        place,
+        parameters=shape.params_total,
+        free_bytes=free_memory_bytes(place),
+    )
+    plan = prepare(
+        source.folder,
+        source.config,
+        source.spec,
+        settings.quantize,
+        degree=1,
+        dtype=settings.dtype,
+        device=place,
+        told=told,
+    )
+    model = build_model(source.folder, source.spec, precision, place, progress, plan=plan)
+    layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(precision.stored))
+    free = free_memory_bytes(place)
+    blocks = settings.blocks_in(free, layout.bytes_per_block)
+    cache = KvCache(layout, blocks + (SPARE_BLOCKS if settings.steps.wanted else 0), place)
+    eager = TorchForward(model, cache, precision, num_blocks=blocks)
+    forward: Forward = eager
+    prepared = None
+    if settings.steps.wanted:
+        forward, prepared = with_prepared_steps(
+            eager,
+            model,
+            cache,
+            precision,
+            settings.steps,
+            quantize=weights_name(source.config, settings.quantize),
+            told=told,
+        )
+    return Loaded(
+        ModelRunner(forward, sampling_seed=settings.seed()),
+        precision,
+        blocks,
+        free,
+        layout.bytes_per_block,
+        cache.nbytes,
+        str(layout.dtype).removeprefix("torch."),
+        model.held_bytes,
+        model.quantized,
+        prepared,
+        forward if isinstance(forward, StaticForward) else None,
+        eager,
+        model,
+    )

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
+from lmi_bench.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class KvLayoutShape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, shape: ModelShape, block_size: int, dtype: torch.dtype) -> Self:
+        """The layout of a model's cache, or of one rank's part of it."""
+        return cls(shape.num_layers, shape.num_kv_heads, shape.head_dim, block_size, dtype)
 
     @property
     def bytes_per_block(self) -> int:

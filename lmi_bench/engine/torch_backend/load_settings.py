@@ -12,6 +12,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
+from lmi_bench.engine.torch_backend.precision import torch_dtype
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 
 DEFAULT_BLOCK_SIZE: Final = 64
@@ -67,6 +68,10 @@ class LoadSettings:
         if self.device != "cuda":
             return torch.device(self.device)
         return torch.device("cuda", self.first_device)
+
+    def cache_dtype(self, stored: torch.dtype) -> torch.dtype:
+        """Number format of the cache, beside weights stored as `stored`."""
+        return stored if self.kv_dtype is None else torch_dtype(self.kv_dtype)
 
     @property
     def threads_in_use(self) -> int:

@@ -14,11 +14,11 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.quantization import sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import Transport
-from lmi_bench.engine.torch_backend.executor import weights_name
+from lmi_bench.engine.torch_backend.executor import ModelSource, read_model, weights_name
 from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.parallel import check_degree
-from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.calibration import Told
 from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.rank import (
@@ -34,8 +34,6 @@ from lmi_bench.engine.torch_backend.rank import (
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
 from lmi_bench.engine.torch_backend.static.check import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.models.folder import check_loadable, read_config
-from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape
 
 
@@ -98,82 +96,90 @@ class ParallelExecutor:
         """
         if tensor_parallel < 1:
             raise InputError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
-        device = settings.device
-        if (
-            device == "cuda"
-            and launch_of(os.environ) is None
-            and torch.cuda.device_count() < settings.first_device + tensor_parallel
-        ):
-            raise InputError(
-                f"--tp {tensor_parallel} needs as many GPUs; {torch.cuda.device_count()} are here"
-            )
-        name = folder.resolve().name
-        config = read_config(folder)
-        check_loadable(folder, config)
-        spec = spec_from_hf_config(name, config)
-        shape = spec.shape(name)
-        check_degree(name, spec, tensor_parallel)
-        cache_dtype = None if settings.kv_dtype is None else torch_dtype(settings.kv_dtype)
-        threads_each = max(1, settings.threads_in_use // tensor_parallel)
+        launch = launch_of(os.environ)
+        if launch is None:
+            _check_gpus(settings, tensor_parallel)
+        source = read_model(folder)
+        check_degree(source.shape.name, source.spec, tensor_parallel)
         worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
         group: RankGroup | LaunchedRanks | None = None
         try:
-            launch = launch_of(os.environ)
             if launch is not None:
-                group = LaunchedRanks(launch, device, threads=settings.threads_in_use)
+                group = LaunchedRanks(launch, settings.device, threads=settings.threads_in_use)
             else:
                 group = RankGroup(
                     tensor_parallel,
-                    transport or usual_transport(tensor_parallel, device),
-                    threads=threads_each,
+                    transport or usual_transport(tensor_parallel, settings.device),
+                    threads=max(1, settings.threads_in_use // tensor_parallel),
                     first_device=settings.first_device,
                 )
-            precision: Precision = group.ask_first(
-                ChoosePrecision(settings.dtype, device, shape.params_total)
-            )
-            plan = worker.submit(
-                prepare,
-                folder,
-                config,
-                spec,
-                settings.quantize,
-                degree=tensor_parallel,
-                dtype=settings.dtype,
-                device=settings.place,
-                told=told,
-            ).result()
-            rooms: list[Room] = group.ask_each(
-                LoadWeights(
-                    folder, spec, precision, device, settings.block_size, cache_dtype, plan
-                ),
-                progress,
-            )
-            on_one_machine = device == "cpu"
-            free = min(room.free_bytes for room in rooms)
-            blocks = settings.blocks_in(
-                free // tensor_parallel if on_one_machine else free,
-                max(room.bytes_per_block for room in rooms),
-            )
-            taken: list[TakenCache] = group.ask_each(
-                TakeCache(
-                    blocks, settings.seed(), settings.steps, weights_name(config, settings.quantize)
-                )
-            )
+            return cls._loaded(source, settings, group, worker, tensor_parallel, progress, told)
         except BaseException:
             if group is not None:
                 group.close()
             worker.shutdown()
             raise
+
+    @classmethod
+    def _loaded(
+        cls,
+        source: ModelSource,
+        settings: LoadSettings,
+        group: RankGroup | LaunchedRanks,
+        worker: ThreadPoolExecutor,
+        degree: int,
+        progress: Progress | None,
+        told: Told | None,
+    ) -> ParallelExecutor:
+        """The executor over ranks that have started: each loads its part and takes its cache."""
+        device = settings.device
+        precision: Precision = group.ask_first(
+            ChoosePrecision(settings.dtype, device, source.shape.params_total)
+        )
+        plan = worker.submit(
+            prepare,
+            source.folder,
+            source.config,
+            source.spec,
+            settings.quantize,
+            degree=degree,
+            dtype=settings.dtype,
+            device=settings.place,
+            told=told,
+        ).result()
+        cache_dtype = settings.cache_dtype(precision.stored)
+        rooms: list[Room] = group.ask_each(
+            LoadWeights(
+                source.folder,
+                source.spec,
+                precision,
+                device,
+                settings.block_size,
+                cache_dtype,
+                plan,
+            ),
+            progress,
+        )
+        on_one_machine = device == "cpu"
+        free = min(room.free_bytes for room in rooms)
+        blocks = settings.blocks_in(
+            free // degree if on_one_machine else free,
+            max(room.bytes_per_block for room in rooms),
+        )
+        weights = weights_name(source.config, settings.quantize)
+        taken: list[TakenCache] = group.ask_each(
+            TakeCache(blocks, settings.seed(), settings.steps, weights)
+        )
         return cls(
             group,
             worker,
-            shape,
+            source.shape,
             block_size=settings.block_size,
             num_blocks=blocks,
             rooms=rooms,
             taken=taken,
             precision=precision,
-            kv_dtype=str(cache_dtype or precision.stored).removeprefix("torch."),
+            kv_dtype=str(cache_dtype).removeprefix("torch."),
             shared_memory=on_one_machine,
         )
 
@@ -242,3 +248,12 @@ class ParallelExecutor:
         """Wait for the step that runs, then end the ranks."""
         await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._group.close)
+
+
+def _check_gpus(settings: LoadSettings, tensor_parallel: int) -> None:
+    """Raise InputError where this machine has fewer GPUs than the copy needs."""
+    if settings.device != "cuda":
+        return
+    here = torch.cuda.device_count()
+    if here < settings.first_device + tensor_parallel:
+        raise InputError(f"--tp {tensor_parallel} needs as many GPUs; {here} are here")

@@ -31,9 +31,9 @@ from lmi_bench.engine.torch_backend.collectives import (
 from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.quantization.build import build_model
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.shared_memory import Segment, SharedMemoryCollectives
@@ -291,13 +291,10 @@ class RankWorker:
             collectives=self._joined(),
             plan=request.plan,
         )
-        shape = self._model.shape
-        self._layout = KvLayoutShape(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            block_size=request.block_size,
-            dtype=request.cache_dtype or request.precision.stored,
+        self._layout = KvLayoutShape.of(
+            self._model.shape,
+            request.block_size,
+            request.cache_dtype or request.precision.stored,
         )
         return Room(
             free_memory_bytes(self._device),

@@ -18,10 +18,10 @@ from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.awq_format import to_awq
+from lmi_bench.engine.torch_backend.quantization.build import build_model
 from lmi_bench.engine.torch_backend.quantization.calibration import calibrated_factors
 from lmi_bench.engine.torch_backend.quantization.loader import COLUMN_FACTORS, OUTPUT_DIVISORS
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan

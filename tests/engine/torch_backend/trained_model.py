@@ -18,8 +18,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from lmi_bench.engine.texts import CALIBRATION, EVALUATION, read_text
 from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
-from lmi_bench.engine.torch_backend.models.build import build_model
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.quantization.build import build_model
 from lmi_bench.engine.torch_backend.quantization.calibration import calibration_sequences
 from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
 from lmi_bench.engine.torch_backend.runner import ModelRunner

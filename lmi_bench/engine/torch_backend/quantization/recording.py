@@ -129,13 +129,7 @@ def record_inputs(
         load.recording = recording
         model = build_with(load, folder)
     blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
-    layout = KvLayoutShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=_BLOCK_SIZE,
-        dtype=precision.compute,
-    )
+    layout = KvLayoutShape.of(model.shape, _BLOCK_SIZE, precision.compute)
     forward = TorchForward(model, KvCache(layout, blocks, device), precision)
     runner = ModelRunner(forward, sampling_seed=0)
     for number, sequence in enumerate(sequences, start=1):

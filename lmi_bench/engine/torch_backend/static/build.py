@@ -142,22 +142,11 @@ def with_prepared_steps(
         else:
             folder = settings.out or default_folder(key)
             artefact, found = operators.compiled(folder, key, shapes, told)
-    if settings.kernels is not None:
-        kernels = settings.kernels(model, cache)
-
-        def make_step(buffers: StepBuffers) -> Replay:
-            return partial(kernels, buffers)
-    else:
-
-        def make_step(buffers: StepBuffers) -> Replay:
-            package = None if artefact is None else artefact.packages[buffers.shape]
-            return operators.over(buffers, package)
-
     captured = settings.captured and device.type == "cuda"
     recorder: Recorder = CudaGraphRecorder(device) if captured else PlainRecorder()
     prepared = prepare_shapes(
         shapes,
-        make_step,
+        _step_maker(settings, model, cache, operators, artefact),
         recorder,
         block_size=size,
         spare_block=eager.num_blocks,
@@ -171,6 +160,25 @@ def with_prepared_steps(
         ready_s=time.monotonic() - start_s,
         graph_bytes=recorder.held_bytes if captured else None,
     )
+
+
+def _step_maker(
+    settings: StepSettings,
+    model: Decoder,
+    cache: KvCache,
+    operators: _Operators,
+    artefact: Artefact | None,
+) -> Callable[[StepBuffers], Replay]:
+    """Makes the step over a shape's buffers: another back end's kernels, or torch's operators."""
+    if settings.kernels is not None:
+        kernels = settings.kernels(model, cache)
+        return lambda buffers: partial(kernels, buffers)
+
+    def make_step(buffers: StepBuffers) -> Replay:
+        package = None if artefact is None else artefact.packages[buffers.shape]
+        return operators.over(buffers, package)
+
+    return make_step
 
 
 def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
