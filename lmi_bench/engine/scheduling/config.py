@@ -126,6 +126,15 @@ class SchedulerConfig:
             )
 
     @property
+    def max_running(self) -> int:
+        """Most sequences in a batch under this policy."""
+        return {
+            BatchingPolicy.NONE: 1,
+            BatchingPolicy.DYNAMIC: self.batch_size,
+            BatchingPolicy.ROLLING: self.max_rolling_batch_size,
+        }[self.policy]
+
+    @property
     def cache_tokens(self) -> int:
         """Capacity of the whole cache in tokens."""
         return self.num_blocks * self.block_size

@@ -32,6 +32,7 @@ from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.request_limits import check_fits
 from lmi_bench.engine.scheduling.residents import Residents
+from lmi_bench.engine.scheduling.results import accept, check_output
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.scheduling.stats import SchedulerStats
@@ -58,11 +59,7 @@ class Scheduler:
         self._batch_slots = 0  # size of the running dynamic batch when it started
         self._decoded_since_join = False  # False: the batch was just recomputed
         self._mixes_prefill = config.chunked_prefill and config.policy is BatchingPolicy.ROLLING
-        self._max_running = {
-            BatchingPolicy.NONE: 1,
-            BatchingPolicy.DYNAMIC: config.batch_size,
-            BatchingPolicy.ROLLING: config.max_rolling_batch_size,
-        }[config.policy]
+        self._max_running = config.max_running
 
     @property
     def num_running(self) -> int:
@@ -104,11 +101,6 @@ class Scheduler:
         blocks = self._residents.blocks
         longest = blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
         blocks.budget = min(self.config.num_blocks, max(longest, num_blocks))
-
-    @property
-    def unfilled_slots(self) -> int:
-        """Reserved token slots without a token yet: the waste of the KV layout."""
-        return sum(seq.slot_capacity - seq.num_computed for seq in self._residents.running)
 
     def audit(self) -> None:
         """Check the blocks' reference counts against the block tables; raises EngineError."""
@@ -216,7 +208,7 @@ class Scheduler:
         committed: list[CommittedTokens] = []
         ended = False
         for entry, seq, output in zip(batch.entries, members, outputs, strict=True):
-            self._check_output(entry, output)
+            check_output(entry, output)
             seq.num_in_flight -= 1
             if entry.samples:
                 seq.num_pending -= 1
@@ -231,7 +223,7 @@ class Scheduler:
                 self._residents.learn(seq, computed)
                 self._residents.forget(seq, computed)
                 continue
-            gained = self._accept(seq, output, entry.draft_length)
+            gained = accept(seq, output, entry.draft_length, self.stats)
             committed.append(gained)
             self._residents.learn(seq, min(computed, seq.num_tokens))
             if gained.finish_reason is not None:
@@ -346,13 +338,9 @@ class Scheduler:
         return seq.arrival_s + self.config.max_batch_delay_s
 
     def _nothing_to_run(self) -> WaitUntil | Idle:
-        if self.config.policy is BatchingPolicy.DYNAMIC and not self._in_flight:
-            at_s = self._batch_leaves_s()
-            if at_s is not None:
-                return WaitUntil(at_s)
-        return _IDLE
-
-    # Steps
+        is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
+        at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
+        return _IDLE if at_s is None else WaitUntil(at_s)
 
     def _plan_prefill(
         self, entries: list[BatchEntry], members: list[Sequence], now_s: float
@@ -426,7 +414,8 @@ class Scheduler:
         if missing and self._in_flight:
             return False
         while missing:
-            self._preempt_youngest()
+            self._send_back_youngest()
+            self.stats.preemptions += 1
             missing = self._residents.missing_blocks()
         return True
 
@@ -449,10 +438,6 @@ class Scheduler:
         self._decoded_since_join = False
         self.stats.rebuilt_batches += 1
         return True
-
-    def _preempt_youngest(self) -> None:
-        self._send_back_youngest()
-        self.stats.preemptions += 1
 
     def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
@@ -485,19 +470,19 @@ class Scheduler:
                 if draft:
                     kind, drafted = StepKind.VERIFY, len(draft)
                     token_ids += draft
-            entries.append(
-                BatchEntry(
-                    seq.seq_id,
-                    kind,
-                    token_ids,
-                    position,
-                    new_block_ids,
-                    True,
-                    seq.sampling,
-                    drafted,
-                    len(seq.output_token_ids) + pending,
-                )
+            sampling, generated = seq.sampling, len(seq.output_token_ids) + pending
+            entry = BatchEntry(
+                seq.seq_id,
+                kind,
+                token_ids,
+                position,
+                new_block_ids,
+                True,
+                sampling,
+                drafted,
+                generated,
             )
+            entries.append(entry)
             members.append(seq)
             seq.num_computed = position + 1 + drafted
             seq.num_pending = pending + 1
@@ -506,43 +491,6 @@ class Scheduler:
             tokens += 1 + drafted
             context += position + 1 + drafted
         return (rows, tokens, context)
-
-    # Results
-
-    def _check_output(self, entry: BatchEntry, output: StepOutput) -> None:
-        count = len(output.token_ids)
-        if entry.kind is StepKind.VERIFY:
-            right = count <= entry.draft_length + 1
-        else:
-            right = count == entry.samples
-        if not right or output.seq_id != entry.seq_id:
-            raise EngineError(
-                f"the executor returned {count} tokens of sequence {output.seq_id} for the "
-                f"{entry.kind} of sequence {entry.seq_id}"
-            )
-
-    def _accept(self, seq: Sequence, output: StepOutput, drafted: int) -> CommittedTokens:
-        outputs = seq.output_token_ids
-        token_ids, logprobs, ranked = output.token_ids, output.logprobs, output.top_logprobs
-        reason = None
-        for count, token_id in enumerate(token_ids, start=1):
-            outputs.append(token_id)
-            reason = seq.end_reason(token_id, len(outputs))
-            if reason is not None:
-                token_ids = token_ids[:count]
-                logprobs = None if logprobs is None else logprobs[:count]
-                ranked = None if ranked is None else ranked[:count]
-                break
-        # one of the output tokens is the model's own, not a draft token
-        held = min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
-        if drafted:
-            self.stats.drafts += 1
-            seq.num_accepted += len(output.token_ids) - 1
-            seq.num_rejected += len(output.token_ids) <= drafted
-        self.stats.generation_tokens += len(token_ids)
-        self.stats.drafted_tokens += drafted
-        self.stats.accepted_tokens += held
-        return CommittedTokens(seq.seq_id, token_ids, logprobs, reason, drafted, held, ranked)
 
     def _release(self, seq: Sequence) -> None:
         self._residents.release(seq)
