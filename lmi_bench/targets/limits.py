@@ -9,7 +9,7 @@ from typing import Any
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.scenario import Scenario
-from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.targets.parts import EngineParts
 from lmi_bench.targets.prompts import lengths_of
@@ -22,15 +22,10 @@ def scheduler_limits(config: SchedulerConfig, scenario: Scenario) -> KneeFacts:
     full = sum((k.input_tokens + k.output_tokens) * k.share for k in lengths) / shares
     half = sum((k.input_tokens + k.output_tokens / 2) * k.share for k in lengths) / shares
     paged = config.kv_layout is KvLayout.PAGED
-    slots = {
-        BatchingPolicy.NONE: 1,
-        BatchingPolicy.DYNAMIC: config.batch_size,
-        BatchingPolicy.ROLLING: config.max_rolling_batch_size,
-    }[config.policy]
     return KneeFacts(
         b_max=config.cache_tokens // full,
         b_max_expected=config.cache_tokens // (half if paged else full),
-        max_batch=slots,
+        max_batch=config.max_running,
     )
 
 
