@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import DEFAULT_MODEL, EngineSection, parse_scenario
 from lmi_bench.engine.chat_template import ChatTemplate
+from lmi_bench.engine.chrome_trace import ChromeTrace
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.server import app as server
 from lmi_bench.engine.server.codec import Codec
@@ -24,7 +25,6 @@ from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
-from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
 from lmi_bench.jobs.settings.engine import stated_settings
@@ -76,7 +76,7 @@ def serve(
         return None
     server.check_address(settings.host, settings.port)  # a large model is minutes to load
     trace = settings.step_trace
-    with nullcontext() if trace is None else StepTrace(trace) as tracer:
+    with nullcontext() if trace is None else ChromeTrace(trace) as tracer:
         parts = _load(settings, engine, listener)
         for line in parts.notes:
             listener.note(line)
@@ -127,7 +127,7 @@ async def _serve(
     check: SignatureCheck | None,
     formatters: Formatters,
     on_ready: OnReady | None,
-    trace: StepTrace | None,
+    trace: ChromeTrace | None,
 ) -> Served:
     name = parts.shape.name
 

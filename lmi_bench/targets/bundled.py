@@ -67,11 +67,11 @@ from lmi_bench.targets.tokenizers import DEMO_NAMES
 from lmi_bench.targets.torch_threads import wait_briefly
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.step_trace import StepTrace
+    from lmi_bench.engine.chrome_trace import ChromeTrace
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
 
-def engine_bench(scenario: Scenario, listener: Listener, trace: StepTrace | None) -> Bench:
+def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | None) -> Bench:
     """The bundled engine with the scenario's model, loaded and ready to be measured."""
     from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 

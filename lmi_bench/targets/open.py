@@ -16,7 +16,7 @@ from lmi_bench.targets.applies import idle_beside_engine, kind_of, refuse_idle
 from lmi_bench.targets.bench import Bench
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.step_trace import StepTrace
+    from lmi_bench.engine.chrome_trace import ChromeTrace
 
 
 def open_bench(
@@ -24,7 +24,7 @@ def open_bench(
     access: Access = NO_ACCESS,
     listener: Listener = SILENT,
     *,
-    trace: StepTrace | None = None,
+    trace: ChromeTrace | None = None,
 ) -> Bench:
     """The scenario's target, checked and loaded; raises InputError where it cannot be.
 
@@ -36,7 +36,9 @@ def open_bench(
     return replace(bench, notes=(*bench.notes, *idle_beside_engine(scenario)))
 
 
-def _open(scenario: Scenario, access: Access, listener: Listener, trace: StepTrace | None) -> Bench:
+def _open(
+    scenario: Scenario, access: Access, listener: Listener, trace: ChromeTrace | None
+) -> Bench:
     target = scenario.target
     if target == ENGINE_TARGET:
         from lmi_bench.targets.bundled import engine_bench

@@ -13,6 +13,7 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import ms_to_s
 from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.chrome_trace import ChromeTrace
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.quantization import QuantizedBytes
@@ -21,7 +22,6 @@ from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, 
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.step_trace import StepTrace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.models.shape import ModelShape
 
@@ -63,7 +63,7 @@ class EngineParts:
     time_products: Callable[[int], Awaitable[float | None]] | None = None
     memory_budget: MemoryBudget | None = None
 
-    def engine(self, trace: StepTrace | None = None) -> AsyncEngine | ReplicaGroup:
+    def engine(self, trace: ChromeTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
 
         Raises InputError for a trace of several replicas.

@@ -42,13 +42,13 @@ from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.prompts import longest_request, make_prompts
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.step_trace import StepTrace
+    from lmi_bench.engine.chrome_trace import ChromeTrace
 
 _FIRST_MADE_UP_ID: Final = 2_000
 _MADE_UP_IDS: Final = 32_000
 
 
-def simulated_bench(scenario: Scenario, trace: StepTrace | None) -> Bench:
+def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
     """A model on an instance, each step in its predicted time, in virtual time."""
     from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 

@@ -17,14 +17,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.equal_requests import (
+from lmi_bench.analysis.level.fast import (
+    Chance,
     CopyLimits,
     EqualRun,
     HasPricer,
-    Pricer,
     even_arrivals,
     run_open,
     run_users,
+    trace_closed_loop,
 )
 from lmi_bench.analysis.level.layouts import Workload, slots_of
 from lmi_bench.analysis.model.capacity import (
@@ -36,8 +37,7 @@ from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.speculation import Speculation
-from lmi_bench.analysis.model.step_time import PricedSteps
-from lmi_bench.analysis.model.step_trace import LevelShape, trace_closed_loop
+from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -405,10 +405,12 @@ def _limits(profile: EngineProfile, cell: Cell, slots: int) -> CopyLimits:
         slots,
         profile.max_prefill_tokens,
         profile.chunked_prefill,
-        profile.parameters.request_overhead_s,
-        cell.length_spread,
         cell.cached_tokens,
     )
+
+
+def _chance(profile: EngineProfile, cell: Cell) -> Chance:
+    return Chance(profile.parameters.request_overhead_s, cell.length_spread)
 
 
 def _part_of(run: EqualRun) -> _Part:
@@ -419,10 +421,10 @@ def _open_part(model: HasPricer, profile: EngineProfile, cell: Cell, slots: int)
     assert cell.rate_per_s is not None
     rate = cell.rate_per_s / cell.replicas
     number = max(1, round(cell.num_requests / cell.replicas))
-    limits = _limits(profile, cell, slots)
+    limits, chance = _limits(profile, cell, slots), _chance(profile, cell)
     if cell.arrivals_s and cell.replicas == 1:
-        return _part_of(run_open(model, cell.arrivals_s, limits))
-    part = _part_of(run_open(model, even_arrivals(rate, number), limits))
+        return _part_of(run_open(model, cell.arrivals_s, limits, chance))
+    part = _part_of(run_open(model, even_arrivals(rate, number), limits, chance))
     return _Part(part.count * cell.replicas, part.ttft_s, part.e2e_s, part.wall_s)
 
 
@@ -434,7 +436,8 @@ def _simulated_part(
     users: int,
     requests: int,
 ) -> _Part:
-    return _part_of(run_users(model, users, requests, _limits(profile, cell, slots)))
+    limits = _limits(profile, cell, slots)
+    return _part_of(run_users(model, users, requests, limits, _chance(profile, cell)))
 
 
 def _traced_part(
@@ -445,19 +448,8 @@ def _traced_part(
     users: int,
     requests: int,
 ) -> _Part:
-    trace = trace_closed_loop(
-        LevelShape(
-            users,
-            requests,
-            cell.input_tokens,
-            cell.output_tokens,
-            slots,
-            profile.max_prefill_tokens,
-            profile.chunked_prefill,
-            cell.cached_tokens,
-        )
-    )
-    at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace))])
+    trace = trace_closed_loop(_limits(profile, cell, slots), users, requests)
+    at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace.columns))])
     sent_s = at_s[trace.sent + 1]
     extra_s = profile.parameters.request_overhead_s
     return _Part(

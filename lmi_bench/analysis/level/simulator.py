@@ -89,23 +89,27 @@ def simulate_level(
     )
     if spec.rate_per_s is None:
         level.run(level.users.start_offset_s(n, spacing_s) for n in range(level.users.concurrency))
-    elif spec.load.arrivals == "trace":
+    else:
+        level.run(_arrivals_s(spec, requests, seed))
+    return level.result()
+
+
+def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[float]:
+    """When the requests of an open loop are due."""
+    assert spec.rate_per_s is not None
+    if spec.load.arrivals == "trace":
         recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
         limit_s = math.inf if spec.duration_s is None else spec.duration_s
-        level.run(takewhile(lambda at_s: at_s < limit_s, recorded))
-    else:
-        level.run(
-            arrival_times_s(
-                spec.rate_per_s,
-                process=spec.load.arrivals,
-                seed=seed + spec.repeat,
-                num_requests=spec.num_requests,
-                duration_s=spec.duration_s,
-                burstiness=spec.load.burstiness,
-                ramp_s=spec.load.ramp_s,
-            )
-        )
-    return level.result()
+        return takewhile(lambda at_s: at_s < limit_s, recorded)
+    return arrival_times_s(
+        spec.rate_per_s,
+        process=spec.load.arrivals,
+        seed=seed + spec.repeat,
+        num_requests=spec.num_requests,
+        duration_s=spec.duration_s,
+        burstiness=spec.load.burstiness,
+        ramp_s=spec.load.ramp_s,
+    )
 
 
 def _slack_s(at_s: float, replicas: int) -> float:

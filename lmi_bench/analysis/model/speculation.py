@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.model.step_time import Pricer, StepParts, StepTimeModel
-from lmi_bench.analysis.model.step_trace import StepTrace
+from lmi_bench.analysis.model.step_time import Pricer, StepColumns, StepParts, StepTimeModel
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 from lmi_bench.models.shape import ModelShape
@@ -170,19 +169,11 @@ class SpeculativeModel:
             shape.prefill_context_tokens,
         )
 
-    def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
-        """Seconds of each row of a trace, its repeats included, shape (rows,)."""
+    def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
+        """Seconds of each row, its repeats included, shape (rows,)."""
         price = self.pricer()
-        columns = zip(
-            trace.decode_sequences,
-            trace.decode_context_tokens,
-            trace.prefill_sequences,
-            trace.prefill_tokens,
-            trace.prefill_context_pairs,
-            trace.prefill_context_tokens,
-            strict=True,
-        )
-        return np.array([price(*row) for row in columns], dtype=np.float64) * trace.repeat
+        rows = zip(*steps.counts, strict=True)
+        return np.array([price(*row) for row in rows], dtype=np.float64) * steps.repeat
 
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""

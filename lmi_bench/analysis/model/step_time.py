@@ -27,17 +27,45 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.step_costs import HALF_PRECISION, StepCosts, Stored, step_costs
-from lmi_bench.analysis.model.step_trace import StepTrace
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.models.shape import ModelShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
 Pricer = Callable[[int, int, int, int, float, int], float]
+Column = NDArray[np.float64]
 Amount = TypeVar("Amount", float, NDArray[np.floating])
 """A number, or an array with one value for each step."""
 
 _ROWS_PER_WIDENING = 128  # a weight is widened again for each block of rows that needs it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepColumns:
+    """Many steps, one a row, shape (rows,), with the names and units of StepShape.
+
+    repeat  equal steps that the row stands for; the other columns are of one of them
+    """
+
+    repeat: Column
+    decode_sequences: Column
+    decode_context_tokens: Column
+    prefill_sequences: Column
+    prefill_tokens: Column
+    prefill_context_pairs: Column
+    prefill_context_tokens: Column
+
+    @property
+    def counts(self) -> tuple[Column, Column, Column, Column, Column, Column]:
+        """The columns but `repeat`, in the order of `step_sum`."""
+        return (
+            self.decode_sequences,
+            self.decode_context_tokens,
+            self.prefill_sequences,
+            self.prefill_tokens,
+            self.prefill_context_pairs,
+            self.prefill_context_tokens,
+        )
 
 
 class PricedSteps(Protocol):
@@ -47,8 +75,8 @@ class PricedSteps(Protocol):
         """Seconds of one step."""
         ...
 
-    def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
-        """Seconds of each row of a trace, its repeats included, shape (rows,)."""
+    def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
+        """Seconds of each row, its repeats included, shape (rows,)."""
         ...
 
     def pricer(self) -> Pricer:
@@ -101,13 +129,27 @@ def _larger(one: float, other: float) -> float:
     return one if one > other else other
 
 
-def step_sum(costs: StepCosts, larger: Callable[[Amount, Amount], Amount]) -> Counted[Amount]:
+def _attended(
+    keys: Amount, most: Amount, sliding: float, larger: Callable[[Amount, Amount], Amount]
+) -> Amount:
+    """Keys that a layer reads on average, where that share of the layers reads `most`."""
+    unseen: Amount = larger(keys, most) - most
+    read: Amount = keys - sliding * unseen
+    return read
+
+
+def step_sum(
+    costs: StepCosts,
+    larger: Callable[[Amount, Amount], Amount],
+    constant: Callable[[float], Amount],
+) -> Counted[Amount]:
     """The step's time as a function of its counts: the one place where the parts are added up.
 
-    larger  the larger of two numbers, or of two arrays value by value
+    larger, constant  the larger of two, and a figure, as numbers or as arrays
     """
     products, attention, unhidden = costs.products, costs.attention, costs.unhidden
-    read_s, expert_share, unread = products.read_s, products.expert_share, products.unread_share
+    read_s, expert_share = constant(products.read_s), products.expert_share
+    unread = products.unread_share
     more_read, widening = products.rows_read - 1, products.widening_share
     token_s, head_s = products.token_s, products.head_s
     decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
@@ -117,12 +159,6 @@ def step_sum(costs: StepCosts, larger: Callable[[Amount, Amount], Amount]) -> Co
     reduce_s = costs.all_reduce_token_s
     host_s, host_row_s = costs.host_s, costs.host_row_s
     host_token_s, host_prompt_s = costs.host_token_s, costs.host_prompt_s
-
-    def attended(keys: Amount, most: Amount) -> Amount:
-        """Keys that a layer reads on average, where the sliding ones read `most`."""
-        unseen: Amount = larger(keys, most) - most
-        read: Amount = keys - sliding * unseen
-        return read
 
     def seconds(
         rows: Amount,
@@ -135,16 +171,18 @@ def step_sum(costs: StepCosts, larger: Callable[[Amount, Amount], Amount]) -> Co
         each: float,
     ) -> Seconds[Amount]:
         every = drafted + tokens
-        rows_read = 1 + more_read * (every > 1)
-        weights_s = read_s * rows_read
+        weights_s = read_s
         if expert_share:
             weights_s = weights_s * (1 - expert_share * unread**every)
         linear_s = token_s * every + head_s * (drafted + prompts)
         if widening:
-            linear_s = linear_s + widening * weights_s / rows_read * -(-every // _ROWS_PER_WIDENING)
+            linear_s = linear_s + widening * weights_s * -(-every // _ROWS_PER_WIDENING)
+        if more_read:
+            weights_s = weights_s * (1 + more_read * (every > 1))
         if window is not None:  # it bounds the pairs of a prompt of n tokens by n * window
-            context = attended(context, window * rows)
-            pairs, cached = attended(pairs, window * tokens), attended(cached, window * prompts)
+            context = _attended(context, window * rows, sliding, larger)
+            pairs = _attended(pairs, window * tokens, sliding, larger)
+            cached = _attended(cached, window * prompts, sliding, larger)
         kv_s = decode_read_s * context + prompt_read_s * cached
         # each drafted token of a sequence looks at its whole context, which is read once
         attention_s = pair_s * (context * each + pairs)
@@ -164,10 +202,10 @@ def step_sum(costs: StepCosts, larger: Callable[[Amount, Amount], Amount]) -> Co
 
 def _step_seconds(costs: StepCosts) -> Counted[float]:
     """The sum for one step, with the costs that hold for its number of rows."""
-    few = step_sum(costs, _larger)
+    few = step_sum(costs, _larger, float)
     if costs.many is None:
         return few
-    many, from_rows = step_sum(costs.many, _larger), costs.many_rows
+    many, from_rows = step_sum(costs.many, _larger, float), costs.many_rows
 
     def seconds(
         rows: float,
@@ -268,22 +306,14 @@ class StepTimeModel:
             return self._of_shape(shape)[-1]
         return self._price(shape.decode_sequences, shape.decode_context_tokens, 0, 0, 0.0, 0)
 
-    def step_times_s(self, trace: StepTrace) -> NDArray[np.float64]:
-        """Seconds of each row of a trace, its repeats included, shape (rows,)."""
-        costs, rows = self._costs, trace.decode_sequences
-        counts = (
-            rows,
-            trace.decode_context_tokens,
-            trace.prefill_sequences,
-            trace.prefill_tokens,
-            trace.prefill_context_pairs,
-            trace.prefill_context_tokens,
-        )
-        step_s = step_sum(costs, np.maximum)(*counts, rows, 1.0)[-1]
+    def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
+        """Seconds of each row, its repeats included, shape (rows,)."""
+        costs, rows = self._costs, steps.decode_sequences
+        step_s = step_sum(costs, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
         if costs.many is not None:
-            many_s = step_sum(costs.many, np.maximum)(*counts, rows, 1.0)[-1]
-            step_s = np.where(rows + trace.prefill_tokens >= costs.many_rows, many_s, step_s)
-        return np.asarray(step_s * trace.repeat, dtype=np.float64)
+            many_s = step_sum(costs.many, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
+            step_s = np.where(rows + steps.prefill_tokens >= costs.many_rows, many_s, step_s)
+        return np.asarray(step_s * steps.repeat, dtype=np.float64)
 
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts, for loops of many steps.

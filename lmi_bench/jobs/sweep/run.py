@@ -56,7 +56,7 @@ from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.open import open_bench
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.step_trace import StepTrace
+    from lmi_bench.engine.chrome_trace import ChromeTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,10 +336,12 @@ def _heard(
     return on_progress, on_level
 
 
-def _step_trace(path: Path) -> StepTrace:
-    from lmi_bench.engine.step_trace import StepTrace  # with it the engine, which a URL needs not
+def _step_trace(path: Path) -> ChromeTrace:
+    from lmi_bench.engine.chrome_trace import (
+        ChromeTrace,  # with it the engine, which a URL needs not
+    )
 
-    return StepTrace(path)
+    return ChromeTrace(path)
 
 
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.level.cells import Cell, predict_cell
+from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_V0_PRIOR
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
-from lmi_bench.analysis.model.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.analysis.model.weights import weight_bytes
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -149,23 +149,11 @@ def test_many_rows_are_multiplied_densely_by_weights_widened_before():
 @pytest.mark.parametrize("profile", [TGI_2023, VLLM_V0_PRIOR], ids=["on the way", "before"])
 def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
     model = step_time_model_for(MODEL, A100, 1, dtype, profile, kv_dtype=kv_dtype)
-    trace = trace_closed_loop(LevelShape(7, 14, 300, 20, 5, 2048, True))
+    columns = trace_closed_loop(CopyLimits(300, 20, 5, 2048, True), 7, 14).columns
     price = model.pricer()
-    expected = []
-    for row in range(len(trace.repeat)):
-        counts = [
-            getattr(trace, name)[row]
-            for name in (
-                "decode_sequences",
-                "decode_context_tokens",
-                "prefill_sequences",
-                "prefill_tokens",
-                "prefill_context_pairs",
-                "prefill_context_tokens",
-            )
-        ]
-        expected.append(price(*counts) * trace.repeat[row])
-    assert np.allclose(model.step_times_s(trace), expected, rtol=1e-6)
+    steps = zip(*columns.counts, strict=True)
+    expected = [price(*step) * times for step, times in zip(steps, columns.repeat, strict=True)]
+    assert np.allclose(model.step_times_s(columns), expected, rtol=1e-6)
 
 
 def test_a_cached_prefix_is_not_computed_again():

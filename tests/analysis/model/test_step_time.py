@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from lmi_bench.analysis.model.capacity import step_time_model_for
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import StepParameters
 from lmi_bench.analysis.model.step_costs import all_reduce_factor
-from lmi_bench.analysis.model.step_time import StepTimeModel
+from lmi_bench.analysis.model.step_time import StepColumns, StepTimeModel
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
@@ -269,21 +268,13 @@ def test_parts_numbers_counts_and_arrays_give_one_time(setup):
     step_model = step_time_model_for(find_model(name), instance, *rest)
     chance = Random(name)
     steps = [some_step(chance) for _ in range(200)]
-    columns = {
-        column: np.array([getattr(step, column) for step in steps], dtype=np.float64)
-        for column in (
-            "decode_sequences",
-            "decode_context_tokens",
-            "prefill_sequences",
-            "prefill_tokens",
-            "prefill_context_pairs",
-            "prefill_context_tokens",
-        )
-    }
+    names = [item.name for item in fields(StepColumns) if item.name != "repeat"]
+    values = ([float(getattr(step, name)) for step in steps] for name in names)
+    columns = StepColumns(np.ones(len(steps)), *map(np.array, values))
     explained_s = [step_model.explain(step).total_s for step in steps]
     price = step_model.pricer()
-    priced_s = [price(*counts) for counts in zip(*columns.values(), strict=True)]
-    arrays_s = step_model.step_times_s(SimpleNamespace(repeat=np.ones(len(steps)), **columns))
+    priced_s = [price(*counts) for counts in zip(*columns.counts, strict=True)]
+    arrays_s = step_model.step_times_s(columns)
     for times_s in (list(map(step_model.step_time_s, steps)), priced_s, arrays_s):
         assert times_s == pytest.approx(explained_s, rel=1e-14)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.model.step_trace import LevelShape, trace_closed_loop
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError
@@ -44,17 +44,17 @@ def test_a_trace_gives_the_scheduler_s_times(case):
     )
     blocks = -(-(isl + osl) // config.block_size)
     trace = trace_closed_loop(
-        LevelShape(
-            users,
-            3 * users,
+        CopyLimits(
             isl,
             osl,
             min(config.num_blocks // blocks, config.max_rolling_batch_size),
             profile.max_prefill_tokens,
             profile.chunked_prefill,
-        )
+        ),
+        users,
+        3 * users,
     )
-    at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace))])
+    at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace.columns))])
     assert trace.count.sum() == 3 * users
     assert at_s[-1] == pytest.approx(max(r.token_times_s[-1] for r in level.records), rel=0.01)
     e2e_s = np.repeat(at_s[trace.end + 1] - at_s[trace.sent + 1], trace.count)
@@ -67,19 +67,12 @@ def test_arrays_price_what_single_steps_cost(name):
     """Dense with GQA, experts, sliding windows, latent attention: one sum, taken in two ways."""
     shape, instance = find_model(name), find_instance("ml.p5.48xlarge")
     model = step_time_model_for(shape, instance, 8, "float16", VLLM_0_12)
-    trace = trace_closed_loop(LevelShape(24, 48, 3000, 20, 16, 2048, True))
+    trace = trace_closed_loop(CopyLimits(3000, 20, 16, 2048, True), 24, 48)
     price = model.pricer()
-    times_s = model.step_times_s(trace)
+    times_s = model.step_times_s(trace.columns)
     for row in range(len(times_s)):
-        repeat = trace.repeat[row]
-        counts = (
-            round(trace.decode_sequences[row]),
-            round(trace.decode_context_tokens[row]),
-            round(trace.prefill_sequences[row]),
-            round(trace.prefill_tokens[row]),
-            round(trace.prefill_context_pairs[row]),
-            round(trace.prefill_context_tokens[row]),
-        )
+        repeat = trace.columns.repeat[row]
+        counts = [round(column[row]) for column in trace.columns.counts]
         step = StepShape(
             decode_sequences=counts[0],
             decode_tokens=counts[0],
@@ -95,4 +88,4 @@ def test_arrays_price_what_single_steps_cost(name):
 
 def test_a_cache_that_holds_no_sequence_is_refused():
     with pytest.raises(CapacityError, match="512 tokens"):
-        LevelShape(1, 1, 256, 256, 0, 4096, False)
+        CopyLimits(256, 256, 0, 4096, False)

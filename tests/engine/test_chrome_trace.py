@@ -10,12 +10,12 @@ import pytest
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.async_engine import AsyncEngine
+from lmi_bench.engine.chrome_trace import ChromeTrace
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.engine.step_trace import StepTrace
 
 
 class StepTimes:
@@ -42,7 +42,7 @@ def trace(path, *, close=True, drafter=None):
             await asyncio.gather(*(each.wait() for each in both))
         return both
 
-    tracer = StepTrace(path)
+    tracer = ChromeTrace(path)
     generations = run_virtual(main())
     if close:
         tracer.close()
@@ -94,4 +94,4 @@ def test_what_was_written_before_a_kill_can_be_read(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(InputError, match="--step-trace: cannot write"):
-        StepTrace(tmp_path / "absent" / "trace.json")
+        ChromeTrace(tmp_path / "absent" / "trace.json")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.level.equal_requests import CopyLimits, even_arrivals, run_open, run_users
+from lmi_bench.analysis.level.fast import Chance, CopyLimits, even_arrivals, run_open, run_users
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
@@ -74,7 +74,7 @@ def test_different_lengths_break_up_the_groups_that_equal_requests_run_in():
     _, model, limits = setting(VLLM_0_19, "llama-3.1-8b", "ml.p5.4xlarge", 1024, 128)
     limits = replace(limits, max_prefill_tokens=8192)  # room for all eight prompts at once
     together = run_users(model, 8, 160, limits)
-    apart = run_users(model, 8, 160, replace(limits, length_spread=0.1))
+    apart = run_users(model, 8, 160, limits, Chance(length_spread=0.1))
     assert np.median(apart.ttft_s[80:]) < 0.7 * np.median(together.ttft_s[80:])
     assert apart.e2e_s.mean() == pytest.approx(together.e2e_s.mean(), rel=0.15)
 
@@ -83,7 +83,7 @@ def test_time_outside_the_engine_belongs_to_the_first_token():
     _, model, limits = setting(TGI_2023, "llama-2-7b", "ml.g5.2xlarge", 256, 8)
     plain = run_open(model, [0.0], limits)
     slow = [
-        run_open(model, 100.0 * np.arange(200), replace(limits, overhead_s=mean_s)).ttft_s.mean()
+        run_open(model, 100.0 * np.arange(200), limits, Chance(overhead_s=mean_s)).ttft_s.mean()
         for mean_s in (0.1, 0.2)
     ]
     assert slow[1] - slow[0] == pytest.approx(slow[0] - plain.ttft_s.mean(), rel=0.01)

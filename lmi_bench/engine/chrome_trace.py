@@ -22,7 +22,7 @@ _STEPS: Final = 1  # "processes" of the trace
 _REQUESTS: Final = 2
 
 
-class StepTrace:
+class ChromeTrace:
     """Writes one trace file; a context manager that closes it.
 
     `on_step` and `on_end` are what AsyncEngine calls. Raises InputError if the file cannot be
