@@ -37,7 +37,7 @@ def serve(settings: ServeSettings) -> None:
     if served is not None:
         stats = served.stats
         note(
-            f"generated {stats.generation_tokens:,} tokens in {stats.steps:,} steps; "
+            f"generated {stats.done.generation_tokens:,} tokens in {stats.done.steps:,} steps; "
             f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
         )
         for line in served.notes:

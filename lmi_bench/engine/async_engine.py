@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from lmi_bench.core.clock import settle
@@ -270,7 +270,7 @@ class AsyncEngine:
             waiting=scheduler.num_waiting,
             used_blocks=scheduler.used_blocks,
             total_blocks=scheduler.block_budget,
-            **asdict(scheduler.stats),
+            done=replace(scheduler.stats),
         )
 
     def audit(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.router import Router
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.stats import SchedulerStats
 
 
 class ServingEngine(Protocol):
@@ -136,8 +137,9 @@ class ReplicaGroup:
         """Current counts, summed; `peak_running` is the sum of the replicas' peaks."""
         each = [engine.stats() for engine in self._engines]
         return EngineStats(
-            **{
-                field.name: sum(getattr(stats, field.name) for stats in each)
-                for field in fields(EngineStats)
-            }
+            running=sum(stats.running for stats in each),
+            waiting=sum(stats.waiting for stats in each),
+            used_blocks=sum(stats.used_blocks for stats in each),
+            total_blocks=sum(stats.total_blocks for stats in each),
+            done=sum((stats.done for stats in each), SchedulerStats()),
         )

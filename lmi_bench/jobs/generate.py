@@ -11,9 +11,9 @@ from typing import TypeVar
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
+from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ class Generated:
     stop_string: str | None
     context_tokens: int
     back_end_note: str
-    stats: EngineStats
+    stats: SchedulerStats
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ async def _generate(
     totals: _Totals,
     *,
     go_on: bool,
-) -> EngineStats:
+) -> SchedulerStats:
     """One request, or, to go on, as many as it takes until the text ends."""
     token_ids = chain.prompt_ids
     context_tokens = parts.config.max_model_len
@@ -186,7 +186,7 @@ async def _generate(
             if not go_on or totals.finish_reason != "length":
                 break
     chain.finish()
-    return engine.stats()
+    return engine.stats().done
 
 
 async def _one_request(

@@ -340,7 +340,8 @@ def test_what_cannot_be_taken_is_refused_at_once_and_costs_nobody():
 
     stats = run_virtual(main())
     assert (stats.running, stats.waiting, stats.used_blocks, stats.total_blocks) == (0, 0, 0, 2)
-    assert (stats.steps, stats.prompt_tokens, stats.generation_tokens) == (4, 20, 4)
+    done = stats.done
+    assert (done.steps, done.prompt_tokens, done.generation_tokens) == (4, 20, 4)
 
 
 def test_an_engine_that_was_not_entered_says_so():

@@ -108,7 +108,7 @@ def run(executor, drafter, config, arrivals):
             scheduler.audit()
             assert scheduler.used_blocks == 0
             tokens = [[t for event in g.events for t in event.token_ids] for g in running]
-            return tokens, engine.stats(), running
+            return tokens, engine.stats().done, running
 
     return run_virtual(main())
 

@@ -56,7 +56,7 @@ def test_two_replicas_of_one_slot_answer_twice_as_fast():
             running = [group.submit(range(4), ask(5)) for _ in range(4)]
             for generation in running:
                 await generation.wait()
-            assert group.stats().generation_tokens == 20
+            assert group.stats().done.generation_tokens == 20
             assert group.stats().total_blocks == 64 * copies
             return asyncio.get_running_loop().time()
 

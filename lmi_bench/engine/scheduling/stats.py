@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counts since the scheduler was created.
+    """Counts since the scheduler was created, or between two such counts.
 
     prompt_tokens     prompt tokens computed, including recomputation after a preemption
     slot_steps_used   rows of decode steps that yielded a token
@@ -44,8 +45,40 @@ class SchedulerStats:
     @property
     def slot_waste_frac(self) -> float:
         """Share of the decode steps' slots that were idle."""
-        slots = self.slot_steps_used + self.slot_steps_idle
-        return self.slot_steps_idle / slots if slots else 0.0
+        return _share(self.slot_steps_idle, self.slot_steps_used + self.slot_steps_idle) or 0.0
+
+    @property
+    def cache_waste_frac(self) -> float:
+        """Share of the reserved token slots that held no token."""
+        return _share(self.cache_slots_unfilled, self.cache_slots_reserved) or 0.0
+
+    @property
+    def prefix_hit_frac(self) -> float | None:
+        """Share of the prompt tokens found in the prefix cache; None if none was looked up."""
+        return _share(self.prefix_hit_tokens, self.prefix_tokens)
+
+    @property
+    def draft_acceptance_frac(self) -> float | None:
+        """Share of the drafted tokens that were accepted; None if none was drafted."""
+        return _share(self.accepted_tokens, self.drafted_tokens)
+
+    @property
+    def tokens_per_decode(self) -> float | None:
+        """Mean tokens that a sequence gains in a decode step: above 1 with speculation."""
+        rows = self.slot_steps_used
+        return _share(rows + self.accepted_tokens, rows)
+
+    def __add__(self, other: Self) -> Self:
+        return self._combined(other, 1)
+
+    def __sub__(self, earlier: Self) -> Self:
+        return self._combined(earlier, -1)
+
+    def _combined(self, other: Self, sign: int) -> Self:
+        names = (field.name for field in fields(self))
+        return type(self)(
+            **{name: getattr(self, name) + sign * getattr(other, name) for name in names}
+        )
 
     def count_steps(self, shape: StepShape, batch_slots: int, num_steps: int = 1) -> None:
         """Count steps of one shape; `batch_slots`: size of the dynamic batch when it started."""
@@ -61,3 +94,7 @@ class SchedulerStats:
         """Count the running sequences' token slots in one or more steps."""
         self.cache_slots_reserved += reserved
         self.cache_slots_unfilled += reserved - filled
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

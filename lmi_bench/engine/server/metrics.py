@@ -45,14 +45,24 @@ def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
         ("num_requests_running", "gauge", stats.running, "Requests in the batch."),
         ("num_requests_waiting", "gauge", stats.waiting, "Requests in the queue."),
         ("kv_cache_usage_perc", "gauge", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
-        ("num_preemptions", "counter", stats.preemptions, "Sequences preempted."),
-        ("prompt_tokens", "counter", stats.prompt_tokens, "Prompt tokens computed."),
-        ("generation_tokens", "counter", stats.generation_tokens, "Tokens generated."),
-        ("prefix_cache_queries", "counter", stats.prefix_tokens, "Prompt tokens looked up."),
-        ("prefix_cache_hits", "counter", stats.prefix_hit_tokens, "Prompt tokens found there."),
-        ("spec_decode_num_drafts", "counter", stats.drafts, "Drafts verified."),
-        ("spec_decode_num_draft_tokens", "counter", stats.drafted_tokens, "Tokens drafted."),
-        ("spec_decode_num_accepted_tokens", "counter", stats.accepted_tokens, "Tokens accepted."),
+        ("num_preemptions", "counter", stats.done.preemptions, "Sequences preempted."),
+        ("prompt_tokens", "counter", stats.done.prompt_tokens, "Prompt tokens computed."),
+        ("generation_tokens", "counter", stats.done.generation_tokens, "Tokens generated."),
+        ("prefix_cache_queries", "counter", stats.done.prefix_tokens, "Prompt tokens looked up."),
+        (
+            "prefix_cache_hits",
+            "counter",
+            stats.done.prefix_hit_tokens,
+            "Prompt tokens found there.",
+        ),
+        ("spec_decode_num_drafts", "counter", stats.done.drafts, "Drafts verified."),
+        ("spec_decode_num_draft_tokens", "counter", stats.done.drafted_tokens, "Tokens drafted."),
+        (
+            "spec_decode_num_accepted_tokens",
+            "counter",
+            stats.done.accepted_tokens,
+            "Tokens accepted.",
+        ),
     ):
         full = f"{name}_total" if kind == "counter" else name
         yield from _head(full, kind, help_text)

@@ -44,7 +44,7 @@ def generate(compiled, folder, requests, *, draft=None, ngram=False, **settings)
                 await generation.wait()
             scheduler.audit()
             tokens = [[t for event in g.events for t in event.token_ids] for g in running]
-            return tokens, engine.stats()
+            return tokens, engine.stats().done
 
     return asyncio.run(main())
 

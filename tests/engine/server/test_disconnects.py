@@ -26,7 +26,7 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks(serve_toy, slow_st
                 response.close()
             await server.until(lambda: server.scheduler.used_blocks == 0)
             server.scheduler.audit()
-            return held, server.engine.stats().generation_tokens
+            return held, server.engine.stats().done.generation_tokens
 
     held, generated = asyncio.run(main())
     assert held > 0
@@ -111,7 +111,7 @@ def test_a_reset_between_two_writes_is_no_bug_of_the_server(serve_toy, scripted,
             host, port = server.url.removeprefix("http://").split(":")
             client.connect((host, int(port)))
             client.sendall(head + body)
-            await server.until(lambda: server.engine.stats().generation_tokens == 2)
+            await server.until(lambda: server.engine.stats().done.generation_tokens == 2)
             await server.until(lambda: server.scheduler.used_blocks == 0)
             return (await server.post(LMI, {"inputs": "a"}))[0]
 

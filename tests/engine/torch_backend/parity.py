@@ -11,11 +11,11 @@ import asyncio
 import random
 
 from lmi_bench.engine.async_engine import AsyncEngine
-from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
@@ -30,7 +30,7 @@ async def generate(
     load=TorchExecutor.load,
     quantize=NOT_QUANTIZED,
     **settings,
-) -> tuple[list, EngineStats]:
+) -> tuple[list, SchedulerStats]:
     """Run (prompt, number of tokens, delay in steps) requests through the engine."""
     config = SchedulerConfig(
         **{"num_blocks": 200, "max_model_len": 256, "block_size": block_size} | settings
@@ -56,7 +56,7 @@ async def generate(
             await generation.wait()
         scheduler.audit()
         tokens = [[t for event in g.events for t in event.token_ids] for g in running]
-        return tokens, engine.stats()
+        return tokens, engine.stats().done
 
 
 def ended_by_near_tie(reference, tokens) -> bool:

@@ -43,7 +43,7 @@ def generate(folder, requests, *, drafts=False, **settings):
                 await generation.wait()
             scheduler.audit()
             tokens = [[t for event in g.events for t in event.token_ids] for g in running]
-            return tokens, engine.stats()
+            return tokens, engine.stats().done
 
     return asyncio.run(main())
 

@@ -52,7 +52,7 @@ def generate(folder, requests, *, draft=None, ngram=False, k=3, adaptive=False, 
                 await generation.wait()
             scheduler.audit()
             tokens = [[t for event in g.events for t in event.token_ids] for g in running]
-            return tokens, engine.stats()
+            return tokens, engine.stats().done
 
     return asyncio.run(main())
 
