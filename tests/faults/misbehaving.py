@@ -16,6 +16,7 @@ from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 
 STREAM_HEAD = (
@@ -138,7 +139,9 @@ def records_of(
                 records = []
                 for _ in scripts:
                     loop = asyncio.get_running_loop()
-                    measured = await measure(target, REQUEST, loop.time(), timeout_s=timeout_s)
+                    measured = await measure(
+                        resolve(target).send, REQUEST, loop.time(), timeout_s=timeout_s
+                    )
                     records.append(measured.record())
             await server.idle()
             return records, server

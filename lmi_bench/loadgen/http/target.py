@@ -25,9 +25,9 @@ from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Read, decode_ans
 from lmi_bench.loadgen.http.connection import Address, Connection, connect
 from lmi_bench.loadgen.http.endpoint import header_lines, parse_endpoint, request_head
 from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelStamps
+from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.loadgen.run.measure import Answer, keep_partial
 from lmi_bench.wire.event import WireFormat
 
 SPACING_S = 0.0004
@@ -199,7 +199,7 @@ class HttpTarget:
         response = await self._respond(request)
         return self._decode(response)
 
-    async def send_undecoded(self, request: PlannedRequest) -> Answer:
+    async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
         """Send one request; decoding is left until the exchange is asked for.
 
         What may be a failure is decoded at once, so that it counts while the level runs. Raises
@@ -209,11 +209,13 @@ class HttpTarget:
         num_bytes = response.num_bytes
         if self._undecoded_bytes + num_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
             exchange = self._decode(response)
-            return Answer(_ended_s(exchange), len(exchange.token_times_s), lambda: exchange)
+            return UndecodedAnswer(
+                _ended_s(exchange), len(exchange.token_times_s), lambda: exchange
+            )
         self._undecoded_bytes += num_bytes
         user_ns, control, _, _ = response.reads[-1]
         kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
-        return Answer(
+        return UndecodedAnswer(
             ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
             num_events=len(response.reads),
             decode=functools.partial(self._decode_kept, response, num_bytes),
@@ -277,8 +279,7 @@ class HttpTarget:
             await ended
         except asyncio.CancelledError as exc:
             self._drop(connection)
-            keep_partial(exc, self._decode(response(), whole=False))
-            raise
+            raise cancelled(self._decode(response(), whole=False)) from exc
         except TargetError as exc:
             self._drop(connection)
             exc.exchange = self._decode(response(), whole=False)

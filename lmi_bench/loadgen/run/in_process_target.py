@@ -12,7 +12,7 @@ from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.loadgen.run.measure import keep_partial
+from lmi_bench.loadgen.http.outcome import cancelled
 
 
 class InProcessTarget:
@@ -58,8 +58,7 @@ class InProcessTarget:
             await generation.wait()
         except asyncio.CancelledError as exc:
             generation.stop("cancelled")
-            keep_partial(exc, _exchange(request, generation))
-            raise
+            raise cancelled(_exchange(request, generation)) from exc
         exchange = _exchange(request, generation)
         if generation.finish_reason == "error":
             raise TargetError("server_error", "the engine gave the request up", exchange=exchange)

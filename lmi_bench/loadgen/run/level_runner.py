@@ -13,23 +13,21 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
-from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.closed_loop import run_closed_loop
-from lmi_bench.loadgen.run.in_flight import InFlightCap
 from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
 from lmi_bench.loadgen.run.measure import Measured
 from lmi_bench.loadgen.run.open_loop import run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
+from lmi_bench.loadgen.run.sender import Sender
 from lmi_bench.loadgen.run.session_loop import PlannedSession, SessionLoop
 from lmi_bench.loadgen.run.stall_guard import StallGuard
-from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.run.target import Target, resolve
 
 PREPARED_REQUESTS = 16_384
 PREPARED_TOKENS = 4_000_000
@@ -81,38 +79,6 @@ class Progress:
     stopped_by: str | None = None
 
 
-@runtime_checkable
-class LevelAware(Protocol):
-    """A target that prepares for a level and says afterwards what its receiver saw."""
-
-    async def open_level(self, connections: int) -> None:
-        """Have this many connections open before the level's clock starts."""
-        ...
-
-    def end_level(self) -> ReceiveSignals:
-        """What was seen since `open_level`; asked when all answers are decoded."""
-        ...
-
-
-@runtime_checkable
-class Connected(Protocol):
-    """A target that may have a limited number of connections."""
-
-    @property
-    def max_connections(self) -> int | None:
-        """As many requests can be under way at once; the others wait. None: no limit."""
-        ...
-
-
-@runtime_checkable
-class EngineWatched(Protocol):
-    """A target whose engine can be looked into."""
-
-    def engine_stats(self) -> EngineStats:
-        """The engine's counts at this moment."""
-        ...
-
-
 class LevelRunner:
     """One level: its requests, its loop, and the rules that cut it short."""
 
@@ -129,17 +95,15 @@ class LevelRunner:
     ) -> None:
         self._spec = spec
         self._target = target
+        self._resolved = resolve(target)
         self._prompts = prompts
         self._rules = rules
         self._is_decided = rules.watch(spec)
         self._on_progress = on_progress
         self._timeout_s = timeout_s
         self._guard = StallGuard() if timeout_s is None else None
-        most = spec.max_in_flight or math.inf
-        if isinstance(target, Connected) and target.max_connections is not None:
-            most = min(most, target.max_connections)
-        self._most = None if math.isinf(most) else int(most)
-        self._cap = None if self._most is None else InFlightCap(self._most)
+        limits = [n for n in (spec.max_in_flight, self._resolved.max_connections) if n]
+        self._max_in_flight = min(limits, default=None)
         self._share = share
         self._num_requests = share.num_requests(spec)
         self._users = share.users(spec)
@@ -179,12 +143,12 @@ class LevelRunner:
 
         start  waited for when all is ready; gives the level's start on the loop's clock
         """
-        target = self._target
+        level, engine = self._resolved.level, self._resolved.engine
         self._prepare()
-        if isinstance(target, LevelAware):
-            await target.open_level(self._connections())
+        if level is not None:
+            await level.open_level(self._connections())
         await self._warm_up()
-        before = target.engine_stats() if isinstance(target, EngineWatched) else None
+        before = None if engine is None else engine.engine_stats()
         watch = LoopWatch()
         with _no_collections():
             self._start_s = await start()
@@ -197,11 +161,12 @@ class LevelRunner:
                 else:
                     measured = await self._open(seed)
         records = tuple(item.record().shifted(self._start_s) for item in measured)
-        signals = target.end_level() if isinstance(target, LevelAware) else ReceiveSignals()
+        signals = ReceiveSignals() if level is None else level.end_level()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
         self._report("finished")
-        self._engine = _engine_change(target, before)
+        if engine is not None and before is not None:
+            self._engine = engine.engine_stats().since(before)
         return LevelPart(
             records=records,
             signals=signals,
@@ -236,7 +201,7 @@ class LevelRunner:
 
     def _connections(self) -> int:
         most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users
-        most = min(most, self._most or most)
+        most = min(most, self._max_in_flight or most)
         return most if self._num_requests is None else min(most, self._num_requests)
 
     async def _warm_up(self) -> None:
@@ -245,15 +210,21 @@ class LevelRunner:
             return
         self._report("warm-up")
         await run_closed_loop(
-            self._target,
+            self._sender(max_in_flight=None),
             ClosedLoop(
                 concurrency=max(1, min(self._connections(), len(numbers))),
                 num_requests=len(numbers),
             ),
             lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
+        )
+
+    def _sender(self, max_in_flight: int | None) -> Sender:
+        return Sender(
+            self._resolved.send,
             timeout_s=self._timeout_s,
             guard=self._guard,
+            max_in_flight=max_in_flight,
         )
 
     async def _closed(self, spacing_s: float) -> list[Measured]:
@@ -264,14 +235,11 @@ class LevelRunner:
         )
         self._stop = users.stop
         return await run_closed_loop(
-            self._target,
+            self._sender(self._max_in_flight),
             users,
             lambda index: self._request(self._share.number(self._spec, index)),
             start_s=self._start_s + self._share.index * spacing_s,
             spacing_s=self._share.of * spacing_s,
-            timeout_s=self._timeout_s,
-            guard=self._guard,
-            cap=self._cap,
             on_ended=self._ended,
         )
 
@@ -279,12 +247,9 @@ class LevelRunner:
         stop = asyncio.Event()
         self._stop = stop.set
         return await run_open_loop(
-            self._target,
+            self._sender(self._max_in_flight),
             self._arrivals(seed),
             start_s=self._start_s,
-            timeout_s=self._timeout_s,
-            guard=self._guard,
-            cap=self._cap,
             on_ended=self._ended,
             stop=stop,
         )
@@ -299,7 +264,7 @@ class LevelRunner:
             start_s=self._start_s,
             timeout_s=self._timeout_s,
             guard=self._guard,
-            cap=self._cap,
+            max_in_flight=self._max_in_flight,
             duration_s=spec.duration_s,
             on_ended=self._ended,
         )
@@ -399,12 +364,6 @@ class LevelRunner:
                 stopped_by=self._stopped_by,
             )
         )
-
-
-def _engine_change(target: Target, before: EngineStats | None) -> Mapping[str, float | None] | None:
-    if before is None or not isinstance(target, EngineWatched):
-        return None
-    return target.engine_stats().since(before)
 
 
 @contextlib.contextmanager

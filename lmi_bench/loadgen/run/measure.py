@@ -7,36 +7,15 @@ meaning of its bytes is worked out when the level is over and the loop stays fre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from lmi_bench.core.errors import TargetError, timeout_message
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.http.outcome import UndecodedAnswer, arrived_before
 from lmi_bench.loadgen.run.stall_guard import StallGuard
-from lmi_bench.loadgen.run.target import Target
-
-Decoder = Callable[[], Exchange]
-"""Gives the exchange of an answer that has ended, or raises TargetError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer that has ended and is not decoded yet.
-
-    ended_s     when its last byte came
-    num_events  reads that it took, a stand-in for its tokens while the level runs
-    """
-
-    ended_s: float
-    num_events: int
-    decode: Decoder
-
-
-SendUndecoded = Callable[[PlannedRequest], Awaitable[Answer]]
-"""A target that can leave decoding for later has a method `send_undecoded` of this type. It is like
-`send` and raises TargetError for what is known before decoding."""
+from lmi_bench.loadgen.run.target import Send
 
 
 @dataclass(slots=True)
@@ -52,7 +31,7 @@ class Measured:
     due_s: float
     ended_s: float
     num_tokens: int
-    outcome: RequestRecord | Answer
+    outcome: RequestRecord | UndecodedAnswer
     held_s: float = 0.0
 
     def hold(self, seconds: float) -> None:
@@ -66,7 +45,7 @@ class Measured:
 
     def record(self) -> RequestRecord:
         """The record; decodes the answer if that has not been done."""
-        if isinstance(self.outcome, Answer):
+        if isinstance(self.outcome, UndecodedAnswer):
             try:
                 exchange = self.outcome.decode()
             except TargetError as exc:
@@ -80,13 +59,8 @@ class Measured:
         return replace(self.outcome, exchange=replace(exchange, held_s=held_s))
 
 
-def keep_partial(exc: asyncio.CancelledError, exchange: Exchange) -> None:
-    """Attach what had arrived to a cancellation, so that a time-out's record can keep it."""
-    exc.__dict__["exchange"] = exchange
-
-
 async def measure(
-    target: Target,
+    send: Send,
     request: PlannedRequest,
     due_s: float,
     *,
@@ -99,28 +73,25 @@ async def measure(
     guard      gives up what the whole level waits for
     """
     loop = asyncio.get_running_loop()
-    # Not isinstance: a runtime protocol check takes longer than all else here.
-    send_undecoded: SendUndecoded | None = getattr(target, "send_undecoded", None)
     sent_s = loop.time()
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
             if guard is not None:
                 guard.began(limit, request.output_tokens)
-            if send_undecoded is not None:
-                answer = await send_undecoded(request)
+            answer = await send(request)
+            if isinstance(answer, UndecodedAnswer):
                 return Measured(
                     request, due_s, max(answer.ended_s, due_s), answer.num_events, answer
                 )
-            exchange = await target.send(request)
     except TimeoutError as exc:
-        partial = getattr(exc.__cause__, "exchange", None)
+        partial = arrived_before(exc.__cause__)
         error = TargetError("timeout", _why_late(timeout_s, guard, partial), exchange=partial)
         record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
     except TargetError as exc:
         record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
     else:
-        record = RequestRecord.completed(request, due_s, exchange)
+        record = RequestRecord.completed(request, due_s, answer)
     finally:
         if guard is not None:
             guard.ended(limit, loop.time() - sent_s)

@@ -1,7 +1,7 @@
 """Open loop: each request is sent when it is due, however slow the answers are.
 
 Latency counts from the due time: a generator or a server that falls behind must not hide the delay
-it caused (coordinated omission).
+that it caused (coordinated omission).
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.loadgen.run.in_flight import InFlightCap
-from lmi_bench.loadgen.run.measure import Measured, measure
-from lmi_bench.loadgen.run.stall_guard import StallGuard
-from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.run.measure import Measured
+from lmi_bench.loadgen.run.sender import Sender
 
 
 async def run_open_loop(
-    target: Target,
+    sender: Sender,
     plan: Iterable[PlannedRequest],
     *,
     start_s: float,
-    timeout_s: float | None = 60.0,
-    guard: StallGuard | None = None,
-    cap: InFlightCap | None = None,
     on_ended: Callable[[Measured], bool] = lambda _: True,
     stop: asyncio.Event | None = None,
 ) -> list[Measured]:
@@ -31,22 +26,15 @@ async def run_open_loop(
 
     Due times are absolute, so one late send does not push the next.
 
-    plan      in order of arrival; consumed as time goes on
-    cap       on the requests in flight, if any
+    plan      in order of arrival; read lazily
     on_ended  called as each request ends; False: send no more, let those in flight finish
-    stop      set from outside: likewise
+    stop      set from outside: the same
     """
     loop = asyncio.get_running_loop()
     stop = stop or asyncio.Event()
 
     async def one(request: PlannedRequest, due_s: float) -> Measured | None:
-        measured: Measured | None
-        if cap is None:
-            measured = await measure(target, request, due_s, timeout_s=timeout_s, guard=guard)
-        else:
-            measured = await cap.measure(
-                target, request, due_s, timeout_s=timeout_s, guard=guard, stopped=stop.is_set
-            )
+        measured = await sender.measure(request, due_s, stop.is_set)
         if measured is not None and not on_ended(measured):
             stop.set()
         return measured
@@ -62,7 +50,7 @@ async def run_open_loop(
 
 
 async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
-    """Wait `delay_s`, or less if the level is stopped; whether it was."""
+    """Wait `delay_s`, or until the level is stopped; True if it was stopped."""
     if delay_s <= 0:
         await asyncio.sleep(0)
         return stop.is_set()

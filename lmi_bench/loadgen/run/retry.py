@@ -20,11 +20,10 @@ from typing import Self, TypeVar
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.http.outcome import UndecodedAnswer, arrived_before, cancelled
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.measure import Answer, keep_partial
 
-AWS_STANDARD = "aws-standard"
 MAX_ATTEMPTS = 3
 MAX_BACK_OFF_S = 20.0
 _QUOTA, _RETRY_COST, _SUCCESS_GAIN = 500, 5, 1
@@ -72,7 +71,7 @@ class RetryingTarget:
         exchange, first_s, retries = await self._retried(lambda: self._target.send(request))
         return _from_first(exchange, first_s, retries)
 
-    async def send_undecoded(self, request: PlannedRequest) -> Answer:
+    async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
         """Likewise, decoding left for later."""
         answer, first_s, retries = await self._retried(lambda: self._target.send_undecoded(request))
         if not retries:
@@ -112,10 +111,9 @@ class RetryingTarget:
             try:
                 result = await attempt()
             except asyncio.CancelledError as exc:
-                _keep_retries(exc, first_s, retries)
-                raise
+                raise _with_retries(exc, first_s, retries) from exc
             except TargetError as exc:
-                if not retries and isinstance(exc.exchange, Exchange):
+                if not retries and exc.exchange is not None:
                     first_s = exc.exchange.sent_s
                 last = retries + 1 >= MAX_ATTEMPTS
                 if last or not _is_transient(exc) or not self._quota.take():
@@ -127,14 +125,13 @@ class RetryingTarget:
             try:
                 await asyncio.sleep(min(self._draw() * 2**retries, MAX_BACK_OFF_S))
             except asyncio.CancelledError as exc:
-                _keep_retries(exc, first_s, retries)
-                raise
+                raise _with_retries(exc, first_s, retries) from exc
             retries += 1
 
 
 def _is_transient(exc: TargetError) -> bool:
     """Whether another attempt may succeed; an answer that has begun is not asked for again."""
-    if isinstance(exc.exchange, Exchange) and exc.exchange.token_times_s:
+    if exc.exchange is not None and exc.exchange.token_times_s:
         return False
     return exc.kind in _TRANSIENT_KINDS or _TRANSIENT_STATUS.match(str(exc)) is not None
 
@@ -143,14 +140,16 @@ def _from_first(exchange: Exchange, first_s: float, retries: int) -> Exchange:
     return replace(exchange, sent_s=first_s, retries=retries) if retries else exchange
 
 
-def _keep_retries(exc: asyncio.CancelledError, first_s: float, retries: int) -> None:
-    """Let the record of a request that is given up count its retries, too."""
-    if retries:
-        known = getattr(exc, "exchange", None) or Exchange(first_s)
-        keep_partial(exc, _from_first(known, first_s, retries))
+def _with_retries(
+    exc: asyncio.CancelledError, first_s: float, retries: int
+) -> asyncio.CancelledError:
+    """The cancellation to raise, so that the record of an abandoned request counts its retries."""
+    known = arrived_before(exc)
+    if not retries and known is None:
+        return asyncio.CancelledError(*exc.args)
+    return cancelled(_from_first(known or Exchange(first_s), first_s, retries))
 
 
 def _mark(exc: TargetError, first_s: float, retries: int) -> None:
     if retries:
-        known = exc.exchange if isinstance(exc.exchange, Exchange) else Exchange(first_s)
-        exc.exchange = _from_first(known, first_s, retries)
+        exc.exchange = _from_first(exc.exchange or Exchange(first_s), first_s, retries)

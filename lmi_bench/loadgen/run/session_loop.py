@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Dialogue
-from lmi_bench.loadgen.run.in_flight import InFlightCap
-from lmi_bench.loadgen.run.measure import Measured, measure
+from lmi_bench.loadgen.run.measure import Measured
 from lmi_bench.loadgen.run.open_loop import stopped_before
+from lmi_bench.loadgen.run.sender import Sender
 from lmi_bench.loadgen.run.stall_guard import StallGuard
 from lmi_bench.loadgen.run.target import Target
 
@@ -33,7 +33,7 @@ class PlannedSession:
 class SessionLoop:
     """The conversations of one level.
 
-    cap         on requests in flight, if any
+    max_in_flight  maximum requests in flight; None: no limit
     duration_s  no turn is sent that would be due later
     on_ended    called as each request ends; False: send no more
     """
@@ -45,15 +45,16 @@ class SessionLoop:
         start_s: float,
         timeout_s: float | None,
         guard: StallGuard | None = None,
-        cap: InFlightCap | None = None,
+        max_in_flight: int | None = None,
         duration_s: float | None = None,
         on_ended: Callable[[Measured], bool] = lambda _: True,
     ) -> None:
-        self._target = _Keeping(target)
+        self._target = target
+        self._sender = Sender(
+            self._send, timeout_s=timeout_s, guard=guard, max_in_flight=max_in_flight
+        )
+        self._replies: dict[int, Exchange] = {}
         self._start_s = start_s
-        self._timeout_s = timeout_s
-        self._guard = guard
-        self._cap = cap
         self._end_s = float("inf") if duration_s is None else start_s + duration_s
         self._on_ended = on_ended
         self._stop = asyncio.Event()
@@ -119,54 +120,26 @@ class SessionLoop:
             request = dialogue.next(reply)
             if request is None:
                 break
-            measured = await self._ask(request, due_s, held_s)
+            measured = await self._sender.measure(request, due_s, self._stop.is_set)
             if measured is None:
                 break
+            measured.hold(held_s)
             held_s = 0.0
             self._ended.append(measured)
             if not self._on_ended(measured):
                 self._stop.set()
-            reply = self._target.take_reply(request.request_id)
+            reply = self._replies.pop(request.request_id, None)
             due_s = measured.ended_s
             if not measured.record().ok:
                 break
             due_s += dialogue.pause_s
         return due_s
 
-    async def _ask(self, request: PlannedRequest, due_s: float, held_s: float) -> Measured | None:
-        measured: Measured | None
-        if self._cap is None:
-            measured = await measure(
-                self._target, request, due_s, timeout_s=self._timeout_s, guard=self._guard
-            )
-        else:
-            measured = await self._cap.measure(
-                self._target,
-                request,
-                due_s,
-                timeout_s=self._timeout_s,
-                guard=self._guard,
-                stopped=self._stop.is_set,
-            )
-        if measured is not None:
-            measured.hold(held_s)
-        return measured
-
-    def _in_order(self) -> list[Measured]:
-        return sorted(self._ended, key=lambda measured: measured.request.request_id)
-
-
-class _Keeping:
-    """A target that keeps each answer until the next turn has taken it."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._replies: dict[int, Exchange] = {}
-
-    async def send(self, request: PlannedRequest) -> Exchange:
+    async def _send(self, request: PlannedRequest) -> Exchange:
+        """Send a request and keep its answer, which the next turn needs."""
         exchange = await self._target.send(request)
         self._replies[request.request_id] = exchange
         return exchange
 
-    def take_reply(self, request_id: int) -> Exchange | None:
-        return self._replies.pop(request_id, None)
+    def _in_order(self) -> list[Measured]:
+        return sorted(self._ended, key=lambda measured: measured.request.request_id)

@@ -19,7 +19,7 @@ from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_runner import LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.run.levels import NextLevel, in_order
-from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.run.target import Target, resolve
 
 if TYPE_CHECKING:
     from lmi_bench.loadgen.run.worker_pool import WorkerPool
@@ -77,7 +77,7 @@ async def run_sweep(
         # A search looks at each answer as it ends, in this process; caps count what is in flight
         # here.
         capped = spec.max_in_flight is not None or spec.max_sessions is not None
-        capped = capped or getattr(target, "max_connections", None) is not None
+        capped = capped or resolve(target).max_connections is not None
         watched = rules.watch(spec) is not None or capped
         count = 1 if workers is None or watched else workers.count_for(spec, lines)
         try:

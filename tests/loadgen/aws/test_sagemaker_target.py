@@ -14,6 +14,7 @@ from lmi_bench.loadgen.aws.access import Signer, open_aws_access
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import document, serving
 from tests.loadgen.aws.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, Dying, runtime_server
@@ -77,7 +78,9 @@ def with_ours(url, request=REQUEST, *, stream=True, protocol="lmi", **invocation
                 exchange = await target.send(request)
             except TargetError as exc:
                 return exc, ""
-            measured = await measure(target, request, asyncio.get_running_loop().time())
+            measured = await measure(
+                resolve(target).send, request, asyncio.get_running_loop().time()
+            )
             return measured.record(), exchange.text
 
     return run_on_sockets(main())

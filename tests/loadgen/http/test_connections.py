@@ -12,6 +12,7 @@ import pytest
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import REQUEST, good_answer, serving
 
@@ -30,9 +31,9 @@ def at_once(connections, *, requests):
                 opened = server.connections
                 now_s = asyncio.get_running_loop().time()
                 found = await asyncio.gather(
-                    *(measure(target, REQUEST, now_s) for _ in range(requests))
+                    *(measure(resolve(target).send, REQUEST, now_s) for _ in range(requests))
                 )
-                again = await measure(target, REQUEST, now_s)
+                again = await measure(resolve(target).send, REQUEST, now_s)
                 records = [each.record() for each in (*found, again)]
         return records, server, opened
 

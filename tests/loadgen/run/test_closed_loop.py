@@ -10,6 +10,7 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.run.closed_loop import run_closed_loop
+from lmi_bench.loadgen.run.sender import Sender
 
 
 class Counting:
@@ -33,7 +34,7 @@ class Counting:
 def _run(target, users, **options):
     async def main():
         measured = await run_closed_loop(
-            target,
+            Sender(target.send),
             users,
             lambda index: PlannedRequest(index, 0.0, 8, 1),
             start_s=asyncio.get_running_loop().time(),

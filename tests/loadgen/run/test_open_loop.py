@@ -11,6 +11,7 @@ from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.run.open_loop import run_open_loop
+from lmi_bench.loadgen.run.sender import Sender
 
 
 class Slow:
@@ -42,7 +43,7 @@ def _plan(*arrivals_s: float) -> list[PlannedRequest]:
 def _run(target, plan, **options):
     async def main():
         start_s = asyncio.get_running_loop().time()
-        measured = await run_open_loop(target, plan, start_s=start_s, **options)
+        measured = await run_open_loop(Sender(target.send), plan, start_s=start_s, **options)
         return [item.record() for item in measured]
 
     return run_virtual(main())
@@ -74,7 +75,7 @@ def test_due_times_are_absolute():
                     loop.virtual.now_s += 0.3
                 yield request
 
-        measured = await run_open_loop(Slow(), slow_plan(), start_s=loop.time())
+        measured = await run_open_loop(Sender(Slow().send), slow_plan(), start_s=loop.time())
         return [item.record() for item in measured]
 
     records = run_virtual(main())

@@ -8,6 +8,7 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.run.closed_loop import run_closed_loop
+from lmi_bench.loadgen.run.sender import Sender
 from lmi_bench.loadgen.run.stall_guard import StallGuard
 
 
@@ -31,12 +32,10 @@ def ended(answers, *, users, output_tokens=1):
     """(status, when its user was free) of each request of a level without a time-out."""
     measured = run_virtual(
         run_closed_loop(
-            answers,
+            Sender(answers.send, timeout_s=None, guard=StallGuard()),
             ClosedLoop(concurrency=users, num_requests=len(answers.seconds)),
             lambda number: PlannedRequest(number, 0.0, 8, output_tokens),
             start_s=0.0,
-            timeout_s=None,
-            guard=StallGuard(),
         )
     )
     return [(item.record().status, item.ended_s) for item in measured]

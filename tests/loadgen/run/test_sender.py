@@ -13,7 +13,7 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions
 from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
-from lmi_bench.loadgen.run.in_flight import InFlightCap
+from lmi_bench.loadgen.run.sender import Sender
 from lmi_bench.loadgen.run.sweep import run_sweep
 from tests.loadgen.run.test_sessions import Answering, dialogues
 
@@ -67,11 +67,11 @@ def test_a_cap_that_is_never_reached_changes_nothing():
 
 def test_on_a_real_clock_only_what_waits_counts_as_held():
     """Taking a free place takes microseconds, which are no wait."""
-    cap, target = InFlightCap(2), Answering()
+    sender = Sender(Answering().send, timeout_s=None, max_in_flight=2)
     request = PlannedRequest(0, 0.0, input_tokens=1, output_tokens=1)
 
     async def main():
-        asked = [cap.measure(target, request, 0.0, timeout_s=None) for _ in range(3)]
+        asked = [sender.measure(request, 0.0) for _ in range(3)]
         return [measured.held_s for measured in await asyncio.gather(*asked)]
 
     first, second, third = asyncio.run(main())

@@ -1,0 +1,46 @@
+"""What a target returns besides an Exchange: an undecoded answer, or what came before a cancel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmi_bench.core.exchange import Exchange
+
+Decoder = Callable[[], Exchange]
+"""Gives the exchange of an answer that has ended, or raises TargetError."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodedAnswer:
+    """An answer that has ended and is not decoded yet.
+
+    ended_s     when its last byte arrived
+    num_events  number of reads, which stands for the number of tokens while the level runs
+    """
+
+    ended_s: float
+    num_events: int
+    decode: Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The argument of a target's CancelledError: what had arrived before the cancellation."""
+
+    exchange: Exchange
+
+
+def cancelled(exchange: Exchange) -> asyncio.CancelledError:
+    """The error that a cancelled target raises.
+
+    It is no subclass: `asyncio.timeout` (Python 3.11) only recognizes CancelledError itself.
+    """
+    return asyncio.CancelledError(Cancelled(exchange))
+
+
+def arrived_before(exc: BaseException | None) -> Exchange | None:
+    """What had arrived before a cancellation, if the target said so."""
+    value = exc.args[0] if isinstance(exc, asyncio.CancelledError) and exc.args else None
+    return value.exchange if isinstance(value, Cancelled) else None
