@@ -23,6 +23,7 @@ import numpy as np
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_judgement import (
     DECIDED,
@@ -56,8 +57,8 @@ def instance(model: str, name: str, degree: int) -> Run:
     """A level on a simulated instance; nothing is cut short, so both searches pay in full."""
     shape, machine = find_model(model), find_instance(name)
     total = INPUT_TOKENS + OUTPUT_TOKENS
-    config = scheduler_config_for(shape, machine, degree, "float16", TGI_2023, total)
-    steps = step_time_model_for(shape, machine, degree, "float16", TGI_2023)
+    config = scheduler_config_for(Setup(shape, machine, degree, "float16"), TGI_2023, total)
+    steps = step_time_model_for(Setup(shape, machine, degree, "float16"), TGI_2023)
 
     def request(number: int) -> PlannedRequest:
         return PlannedRequest(number, 0.0, INPUT_TOKENS, OUTPUT_TOKENS)

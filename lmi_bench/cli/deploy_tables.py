@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from lmi_bench.analysis.fleet.presets import Preset
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, say, warn
@@ -113,12 +114,12 @@ def print_limits(
     for degree in degrees:
         if tensor_parallel_problem(shape, degree) is not None:
             continue
+        setup = Setup(shape, instance, degree, dtype)
         for tokens in _lengths(longest):
-            memory = memory_plan_for(
-                shape, instance, degree, dtype, profile, input_tokens=tokens - 1, output_tokens=1
-            )
+            memory = memory_plan_for(setup, profile, input_tokens=tokens - 1, output_tokens=1)
             expected = memory_plan_for(
-                *(shape, instance, degree, dtype, profile),
+                setup,
+                profile,
                 input_tokens=max(1, tokens // 2),
                 output_tokens=tokens - max(1, tokens // 2),
             ).sequences_expected

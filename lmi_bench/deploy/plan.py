@@ -9,6 +9,7 @@ from typing import Any, Final
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
@@ -145,7 +146,8 @@ def plan_from_layout(
     reasons = []
     for degree in degrees:
         memory = memory_plan_for(
-            *(shape, instance, degree, dtype, profile),
+            Setup(shape, instance, degree, dtype),
+            profile,
             input_tokens=max(1, longest // 2),
             output_tokens=longest - max(1, longest // 2),
         )

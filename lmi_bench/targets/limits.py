@@ -37,22 +37,21 @@ def simulated_limits(
 ) -> KneeFacts:
     """Limits of the simulated engine, and the part of its step model that binds at each level."""
     from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
+    from lmi_bench.analysis.model.setup import Setup
 
     profile = parts.profile
     assert profile is not None  # a simulated engine has one
-    instance = find_instance(instance_type)
-    degree, dtype = parts.tensor_parallel, str(parts.facts["dtype"])
     lengths = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
-    theory = theory_batch(
+    setup = Setup(
         parts.shape,
-        instance,
-        degree,
-        dtype,
-        input_tokens=lengths.input_tokens,
-        output_tokens=lengths.output_tokens,
-        profile=profile,
+        find_instance(instance_type),
+        parts.tensor_parallel,
+        str(parts.facts["dtype"]),
     )
-    model = step_time_model_for(parts.shape, instance, degree, dtype, profile)
+    theory = theory_batch(
+        setup, profile, input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
+    )
+    model = step_time_model_for(setup, profile)
     limits = scheduler_limits(parts.config, scenario)
     context = lengths.input_tokens + lengths.output_tokens // 2
     copies = len(parts.executors)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import Speculation
-from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import CapacityError, InputError
@@ -104,67 +105,51 @@ def open_simulated_engine(
     profile           instead of the one that the settings name
     """
     refuse_impossible("simulated", settings)
-    copy = _copy(model, instance_type, settings, profile or find_profile(settings.profile))
-    derived = scheduler_config_for(
-        copy.shape,
-        copy.instance,
-        copy.degree,
-        copy.dtype,
-        copy.profile,
-        settings.max_model_len or max_total_tokens,
-        speculation=copy.speculation,
-    )
-    config = scheduler_config(settings, derived)
-    step_time = copy.step_time(copy.shape)
-    draft = None if copy.speculation is None else copy.speculation.draft
-    draft_time = None if draft is None else copy.step_time(draft)
+    profile = profile or find_profile(settings.profile)
+    setup, profile = _planned(model, instance_type, settings, profile)
+    total_tokens = settings.max_model_len or max_total_tokens
+    config = scheduler_config(settings, scheduler_config_for(setup, profile, total_tokens))
+    step_time = step_time_model_for(setup, profile)
+    draft = None if setup.speculation is None else setup.speculation.draft
+    draft_time = None
+    if draft is not None:
+        draft_time = step_time_model_for(replace(setup, shape=draft), profile)
     return EngineParts(
         executors=tuple(
             _simulated_executor(step_time, draft_time, settings, config.block_size)
             for _ in range(settings.replicas)
         ),
         config=config,
-        shape=copy.shape,
+        shape=setup.shape,
         tokenizer=None,
         facts={
             "kind": "simulated",
-            "model": copy.shape.name,
-            "instance": copy.instance.instance_type,
-            "accelerator": copy.instance.accelerator.name,
-            "tensor_parallel": copy.degree,
+            "model": setup.shape.name,
+            "instance": setup.instance.instance_type,
+            "accelerator": setup.instance.accelerator.name,
+            "tensor_parallel": setup.tensor_parallel,
             **replica_facts(settings),
-            "dtype": copy.dtype,
-            "profile": copy.profile.label,
-            "profile_provenance": copy.profile.provenance,
+            "dtype": setup.dtype,
+            "profile": profile.label,
+            "profile_provenance": profile.provenance,
             "scheduler": config_facts(config),
             **speculation_facts(settings),
         },
-        profile=copy.profile,
-        notes=_notes(copy, settings, config),
-        drafter=drafter_for(settings, copy.shape, draft, simulated=True),
-        tensor_parallel=copy.degree,
+        profile=profile,
+        notes=_notes(setup, profile, settings, config),
+        drafter=drafter_for(settings, setup.shape, draft, simulated=True),
+        tensor_parallel=setup.tensor_parallel,
         router=settings.router,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A model on some devices of an instance, and the profile that times its steps."""
+def _planned(
+    model: str, instance_type: str, settings: EngineSection, profile: EngineProfile
+) -> tuple[Setup, EngineProfile]:
+    """One copy, and the profile with the stated memory.
 
-    shape: ModelShape
-    instance: Instance
-    degree: int
-    dtype: str
-    profile: EngineProfile
-    speculation: Speculation | None
-
-    def step_time(self, shape: ModelShape) -> StepTime:
-        """The step times of this model, or of its draft, on the copy's devices."""
-        return step_time_model_for(shape, self.instance, self.degree, self.dtype, self.profile)
-
-
-def _copy(model: str, instance_type: str, settings: EngineSection, profile: EngineProfile) -> _Copy:
-    """Raises InputError and CapacityError where the settings do not fit model and instance."""
+    Raises InputError and CapacityError where the settings do not fit model and instance.
+    """
     if settings.memory_share is not None:
         profile = replace(profile, memory_share=settings.memory_share)
     if settings.block_size is not None:
@@ -178,7 +163,8 @@ def _copy(model: str, instance_type: str, settings: EngineSection, profile: Engi
             f"has {devices}: lower --replicas or --tp"
         )
     dtype = planned_dtype(model, settings.dtype)
-    return _Copy(shape, instance, degree, dtype, profile, _speculation(settings, shape))
+    spoken = _speculation(settings, shape)
+    return Setup(shape, instance, degree, dtype, speculation=spoken), profile
 
 
 def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | None:
@@ -198,18 +184,20 @@ def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | No
     return Speculation(settings.draft_tokens, settings.draft_acceptance, draft)
 
 
-def _notes(copy: _Copy, settings: EngineSection, config: SchedulerConfig) -> tuple[str, ...]:
+def _notes(
+    setup: Setup, profile: EngineProfile, settings: EngineSection, config: SchedulerConfig
+) -> tuple[str, ...]:
     copies = settings.replicas
-    accelerator = copy.instance.accelerator.name
+    accelerator = setup.instance.accelerator.name
     return (
-        f"{copy.shape.name} on {copy.instance.instance_type} ({accelerator}), TP "
-        f"{copy.degree}, {copy.dtype}: predicted step times, {copy.profile.provenance}",
+        f"{setup.shape.name} on {setup.instance.instance_type} ({accelerator}), TP "
+        f"{setup.tensor_parallel}, {setup.dtype}: predicted step times, {profile.provenance}",
         f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
         f"sequences at once{' a replica' if copies > 1 else ''}",
         *((replica_note(copies, settings.router),) if copies > 1 else ()),
         *speculation_notes(settings),
         *idle_in_engine("simulated", settings),
-        *(f"warning: {text}" for text in copy.profile.warnings_for(accelerator=accelerator)),
+        *(f"warning: {text}" for text in profile.warnings_for(accelerator=accelerator)),
     )
 
 

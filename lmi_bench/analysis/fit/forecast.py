@@ -193,14 +193,11 @@ def _simulated_line(
     router: Router,
 ) -> Mapping[str, Any]:
     """The simulated level as the line that a sweep would write."""
-    common = (setup.shape, setup.instance, setup.tensor_parallel, setup.dtype, profile)
     spoken = setup.speculation
-    config = scheduler_config_for(
-        *common, total_tokens, kv_dtype=setup.kv_dtype, speculation=spoken
-    )
+    config = scheduler_config_for(setup.setup, profile, total_tokens)
     if setup.cached_tokens:
         config = replace(config, prefix_caching=True)
-    model = planned_model_for(*common, kv_dtype=setup.kv_dtype, speculation=spoken)
+    model = planned_model_for(setup.setup, profile)
     return summarise_level(
         simulate_level(
             spec,

@@ -30,6 +30,7 @@ from lmi_bench.analysis.level.cells import Cell
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.units import bytes_to_gib
 
 _SHOWN = tuple(
@@ -386,14 +387,16 @@ def _memory(
     """Where a device's memory goes, in GiB, and how many sequences run of those that could."""
     workload = copy.plan.workload
     plan = memory_plan_for(
-        workload.shape,
-        layout.instance,
-        layout.tensor_parallel,
-        workload.dtype,
+        Setup(
+            workload.shape,
+            layout.instance,
+            layout.tensor_parallel,
+            workload.dtype,
+            kv_dtype=workload.kv_dtype,
+        ),
         layout.setting.profile(request.profile),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
-        kv_dtype=workload.kv_dtype,
     )
     return {
         "device_gib": bytes_to_gib(layout.instance.accelerator.memory_bytes),

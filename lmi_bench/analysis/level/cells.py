@@ -29,13 +29,14 @@ from lmi_bench.analysis.level.fast import (
 )
 from lmi_bench.analysis.level.layouts import Workload, slots_of
 from lmi_bench.analysis.model.capacity import (
+    kv_bytes_of,
     memory_plan_for,
     planned_model_for,
     scheduler_config_for,
 )
 from lmi_bench.analysis.model.engine_defaults import as_set
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.catalog.instances import Instance
@@ -112,6 +113,18 @@ class Cell:
                 "in the prefix cache: its last one is always computed"
             )
 
+    @property
+    def setup(self) -> Setup:
+        """What was served on what."""
+        return Setup(
+            self.shape,
+            self.instance,
+            self.tensor_parallel,
+            self.dtype,
+            self.kv_dtype,
+            self.speculation,
+        )
+
     def measured(self, metric: Metric) -> float | None:
         """A figure as measured, with the middle of what a rounding took away put back."""
         value: float | None = getattr(self, metric)
@@ -165,45 +178,20 @@ def profile_of(profile: EngineProfile, cell: Cell) -> EngineProfile:
     """The profile with the scheduler that it has for the cell's model and machine."""
     if not profile.defaults:
         return profile
-    cache_tokens = _cache_tokens(
-        cell.shape,
-        cell.instance,
-        cell.tensor_parallel,
-        cell.dtype,
-        cell.kv_dtype,
-        _Memory.of(profile),
-    )
+    cache_tokens = _cache_tokens(cell.setup, _Memory.of(profile))
     return as_set(profile, cell.shape, cell.instance.accelerator, cache_tokens)
 
 
 def model_of(profile: EngineProfile, cell: Cell) -> PricedSteps:
     """The step-time model of one copy."""
-    return planned_model_for(
-        cell.shape,
-        cell.instance,
-        cell.tensor_parallel,
-        cell.dtype,
-        profile,
-        kv_dtype=cell.kv_dtype,
-        speculation=cell.speculation,
-    )
+    return planned_model_for(cell.setup, profile)
 
 
 def slots_for(profile: EngineProfile, cell: Cell) -> int:
     """Sequences that one copy lets run together. Raises CapacityError where none fits."""
     if cell.max_sequences is not None:
         return cell.max_sequences
-    return _slots(
-        cell.shape,
-        cell.instance,
-        cell.tensor_parallel,
-        cell.dtype,
-        cell.kv_dtype,
-        cell.speculation,
-        cell.input_tokens,
-        cell.output_tokens,
-        _Memory.of(profile),
-    )
+    return _slots(cell.setup, cell.input_tokens, cell.output_tokens, _Memory.of(profile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,56 +223,16 @@ class _Memory:
 
 
 @lru_cache(maxsize=4096)
-def _cache_tokens(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    kv_dtype: str | None,
-    memory: _Memory,
-) -> float:
+def _cache_tokens(setup: Setup, memory: _Memory) -> float:
     """Tokens that the cache of one copy holds; 0 where the weights alone are too large."""
-    plan = memory_plan_for(
-        shape,
-        instance,
-        tensor_parallel,
-        dtype,
-        memory.profile,
-        input_tokens=1,
-        output_tokens=1,
-        kv_dtype=kv_dtype,
-    )
-    return max(0.0, plan.kv_budget_bytes) / mean_kv_bytes_per_token(
-        shape,
-        shape.max_positions,
-        bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
-        tensor_parallel=tensor_parallel,
-    )
+    plan = memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
+    return max(0.0, plan.kv_budget_bytes) / kv_bytes_of(setup, setup.shape.max_positions)
 
 
 @lru_cache(maxsize=4096)
-def _slots(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    kv_dtype: str | None,
-    speculation: Speculation | None,
-    input_tokens: int,
-    output_tokens: int,
-    memory: _Memory,
-) -> int:
-    config = scheduler_config_for(
-        shape,
-        instance,
-        tensor_parallel,
-        dtype,
-        memory.profile,
-        input_tokens + output_tokens,
-        kv_dtype=kv_dtype,
-        speculation=speculation,
-    )
-    return slots_of(config, Workload(shape, dtype, input_tokens, output_tokens))
+def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: _Memory) -> int:
+    config = scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
+    return slots_of(config, Workload(setup.shape, setup.dtype, input_tokens, output_tokens))
 
 
 def predict_cell(

@@ -11,6 +11,7 @@ from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_confi
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
@@ -177,16 +178,16 @@ def plan_copy(
         raise InputError(problem)
     workload = workload.under(setting)
     profile = setting.profile(as_set(profile, workload.shape, layout.instance.accelerator))
-    common = (
+    setup = Setup(
         workload.shape,
         layout.instance,
-        layout.tensor_parallel,
+        degree,
         workload.dtype,
-        profile,
+        workload.kv_dtype,
+        workload.speculation,
     )
-    more: dict[str, Any] = {"kv_dtype": workload.kv_dtype, "speculation": workload.speculation}
-    model = planned_model_for(*common, **more)
-    config = scheduler_config_for(*common, workload.most_tokens, **more)
+    model = planned_model_for(setup, profile)
+    config = scheduler_config_for(setup, profile, workload.most_tokens)
     if setting.max_prefill_tokens is not None:
         config = _with_prefill_tokens(config, setting.max_prefill_tokens, workload.longest_prompt)
     return CopyPlan(

@@ -6,15 +6,15 @@ Used by simulated targets and by the recommender alike, so both plan with one en
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
 from lmi_bench.analysis.model.memory import MemoryPlan, plan_memory
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size
-from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import Stored
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
 from lmi_bench.analysis.model.weights import weight_bytes, weight_format, widening_ops_per_param
@@ -23,89 +23,43 @@ from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.models.shape import ModelShape
 
 
 def memory_plan_for(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    profile: EngineProfile,
-    *,
-    input_tokens: int,
-    output_tokens: int,
-    kv_dtype: str | None = None,
+    setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> MemoryPlan:
     """One rank's memory under the engine's share and reserve."""
     return plan_memory(
-        shape,
-        memory_bytes=instance.accelerator.memory_bytes * profile.memory_share,
+        setup.shape,
+        memory_bytes=setup.instance.accelerator.memory_bytes * profile.memory_share,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
+        dtype=setup.dtype,
+        tensor_parallel=setup.tensor_parallel,
         reserve_bytes=profile.reserve_bytes,
-        kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+        kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
     )
 
 
 def scheduler_config_for(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    profile: EngineProfile,
-    max_total_tokens: int,
-    *,
-    kv_dtype: str | None = None,
-    speculation: Speculation | None = None,
+    setup: Setup, profile: EngineProfile, max_total_tokens: int
 ) -> SchedulerConfig:
     """The scheduler of one copy of the model, for requests of at most `max_total_tokens`.
 
     max_total_tokens  input + output of the longest request; models with a sliding window hold
                       more tokens the longer their requests are
-    kv_dtype          of the cache; None: as the weights, 16 bits beside narrower ones
-    speculation       whose draft model takes memory for weights and a cache of its own
 
     Raises CapacityError, with the numbers, where not one such request fits, and InputError where
     the machine cannot be split that way.
     """
-    check_degree(instance, tensor_parallel)
+    shape, instance = setup.shape, setup.instance
+    check_degree(instance, setup.tensor_parallel)
     if max_total_tokens > shape.max_positions:
         raise CapacityError(
             f"{shape.name} takes at most {shape.max_positions:,} tokens, input and output "
             f"together; the requests have {max_total_tokens:,}: shorten them"
         )
-    plan = memory_plan_for(
-        shape,
-        instance,
-        tensor_parallel,
-        dtype,
-        profile,
-        input_tokens=max_total_tokens - 1,
-        output_tokens=1,
-        kv_dtype=kv_dtype,
-    )
-    if plan.problem is not None:
-        raise CapacityError(f"{instance.instance_type}: {plan.problem}")
-    cached: dict[str, Any] = {
-        "bytes_per_value": kv_bytes_per_value(dtype, kv_dtype),
-        "tensor_parallel": tensor_parallel,
-    }
-    bytes_per_token = mean_kv_bytes_per_token(shape, max_total_tokens, **cached)
-    budget_bytes = plan.kv_budget_bytes
-    draft = None if speculation is None else speculation.draft
-    if draft is not None:
-        budget_bytes -= weight_bytes(draft, dtype) / tensor_parallel
-        bytes_per_token += mean_kv_bytes_per_token(draft, max_total_tokens, **cached)
-        if budget_bytes < bytes_per_token * max_total_tokens:
-            raise CapacityError(
-                f"{instance.instance_type}: {shape.name} with the draft {draft.name} leaves "
-                f"{bytes_to_gib(budget_bytes):.2f} GiB of a device, which hold no sequence of "
-                f"{max_total_tokens:,} tokens: more devices or a smaller draft"
-            )
-    cache_tokens = budget_bytes / bytes_per_token
+    cache_tokens = _cache_tokens(setup, profile, max_total_tokens)
     profile = as_set(profile, shape, instance.accelerator, cache_tokens)
     return SchedulerConfig(
         num_blocks=max(
@@ -125,6 +79,37 @@ def scheduler_config_for(
     )
 
 
+def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> float:
+    """Tokens that the cache holds beside the weights, and beside a draft's weights and cache."""
+    shape, instance = setup.shape, setup.instance
+    plan = memory_plan_for(setup, profile, input_tokens=max_total_tokens - 1, output_tokens=1)
+    if plan.problem is not None:
+        raise CapacityError(f"{instance.instance_type}: {plan.problem}")
+    bytes_per_token = kv_bytes_of(setup, max_total_tokens)
+    draft = None if setup.speculation is None else setup.speculation.draft
+    if draft is None:
+        return plan.kv_budget_bytes / bytes_per_token
+    budget_bytes = plan.kv_budget_bytes - weight_bytes(draft, setup.dtype) / setup.tensor_parallel
+    bytes_per_token += kv_bytes_of(replace(setup, shape=draft), max_total_tokens)
+    if budget_bytes < bytes_per_token * max_total_tokens:
+        raise CapacityError(
+            f"{instance.instance_type}: {shape.name} with the draft {draft.name} leaves "
+            f"{bytes_to_gib(budget_bytes):.2f} GiB of a device, which hold no sequence of "
+            f"{max_total_tokens:,} tokens: more devices or a smaller draft"
+        )
+    return budget_bytes / bytes_per_token
+
+
+def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
+    """Bytes of cache on each device for a token, on average over so long a context."""
+    return mean_kv_bytes_per_token(
+        setup.shape,
+        context_tokens,
+        bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+        tensor_parallel=setup.tensor_parallel,
+    )
+
+
 def check_degree(instance: Instance, tensor_parallel: int) -> None:
     """Raises InputError if the machine does not have that many accelerators."""
     if not 1 <= tensor_parallel <= instance.num_accelerators:
@@ -135,23 +120,14 @@ def check_degree(instance: Instance, tensor_parallel: int) -> None:
         )
 
 
-def step_time_model_for(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    profile: EngineProfile,
-    *,
-    kv_dtype: str | None = None,
-) -> StepTimeModel:
-    """The step-time model of one copy of the model with weights in `dtype`.
-
-    kv_dtype  of the cache; None: as the weights, 16 bits beside narrower ones
+def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
+    """The step-time model of one copy, without speculation.
 
     Raises InputError where the machine or its data sheet does not allow it.
     """
-    check_degree(instance, tensor_parallel)
-    accelerator = instance.accelerator
+    shape, dtype = setup.shape, setup.dtype
+    check_degree(setup.instance, setup.tensor_parallel)
+    accelerator = setup.instance.accelerator
     if accelerator.vendor not in profile.vendors:
         raise InputError(
             f"{profile.label} does not run on {accelerator.name} ({accelerator.vendor}): "
@@ -162,12 +138,12 @@ def step_time_model_for(
     return StepTimeModel(
         shape,
         accelerator,
-        tensor_parallel,
-        instance.link,
+        setup.tensor_parallel,
+        setup.instance.link,
         profile,
         Stored(
             bytes_per_param=weight_bytes(shape, dtype) / shape.params_total,
-            kv_bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
+            kv_bytes_per_value=kv_bytes_per_value(dtype, setup.kv_dtype),
             compute_dtype=compute_dtype,
             widening_ops_per_param=widening_ops,
         ),
@@ -181,33 +157,23 @@ def _compute_dtype(accelerator: Accelerator, dtype: str) -> str:
     return "float16" if widened else wanted
 
 
-def planned_model_for(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    profile: EngineProfile,
-    *,
-    kv_dtype: str | None = None,
-    speculation: Speculation | None = None,
-) -> PricedSteps:
+def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
     """`step_time_model_for`, of an engine that may speculate; its draft runs on the same devices.
 
     Raises InputError likewise, and where draft and model have different vocabularies.
     """
-    common = (instance, tensor_parallel, dtype, profile)
-    target = step_time_model_for(shape, *common, kv_dtype=kv_dtype)
+    target, speculation = step_time_model_for(setup, profile), setup.speculation
     if speculation is None:
         return target
     draft = speculation.draft
     if draft is None:
         return SpeculativeModel(target, None, speculation)
-    if draft.vocab_size != shape.vocab_size:
+    if draft.vocab_size != setup.shape.vocab_size:
         raise InputError(
-            f"draft {draft.name} has {draft.vocab_size:,} token ids, {shape.name} "
-            f"{shape.vocab_size:,}: a draft's token ids must mean the same"
+            f"draft {draft.name} has {draft.vocab_size:,} token ids, {setup.shape.name} "
+            f"{setup.shape.vocab_size:,}: a draft's token ids must mean the same"
         )
-    guessing = step_time_model_for(draft, *common, kv_dtype=kv_dtype)
+    guessing = step_time_model_for(replace(setup, shape=draft), profile)
     return SpeculativeModel(target, guessing, speculation)
 
 
@@ -235,48 +201,26 @@ class TheoryBatch:
 
 
 def theory_batch(
-    shape: ModelShape,
-    instance: Instance,
-    tensor_parallel: int,
-    dtype: str,
-    *,
-    input_tokens: int,
-    output_tokens: int,
-    profile: EngineProfile,
-    kv_dtype: str | None = None,
+    setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> TheoryBatch:
     """B_max and B*(L) of one copy from data sheets, L = input + output / 2.
 
     Raises InputError where the device's bandwidth or peak is unknown.
     """
-    accelerator = instance.accelerator
+    shape, dtype, accelerator = setup.shape, setup.dtype, setup.instance.accelerator
+    devices = setup.tensor_parallel
     peak = accelerator.peak_flop_per_s(_compute_dtype(accelerator, dtype))
     bandwidth = accelerator.bandwidth_bytes_per_s
     if peak is None or bandwidth is None:
         raise InputError(f"no source states the bandwidth and {dtype} peak of {accelerator.name}")
-    plan = memory_plan_for(
-        shape,
-        instance,
-        tensor_parallel,
-        dtype,
-        profile,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        kv_dtype=kv_dtype,
-    )
+    plan = memory_plan_for(setup, profile, input_tokens=input_tokens, output_tokens=output_tokens)
     context = input_tokens + output_tokens / 2
-    cache_bytes = mean_kv_bytes_per_token(
-        shape,
-        context,
-        bytes_per_value=kv_bytes_per_value(dtype, kv_dtype),
-        tensor_parallel=tensor_parallel,
-    )
     b_star = critical_batch_size(
         weight_bytes=weight_bytes(shape, dtype),
         params_active=shape.params_active,
-        bandwidth_bytes_per_s=tensor_parallel * bandwidth,
-        flop_per_s=tensor_parallel * peak,
+        bandwidth_bytes_per_s=devices * bandwidth,
+        flop_per_s=devices * peak,
         mean_context_tokens=context,
-        kv_bytes_per_token=tensor_parallel * cache_bytes,
+        kv_bytes_per_token=devices * kv_bytes_of(setup, context),
     )
     return TheoryBatch(plan.sequences_guaranteed, b_star)

@@ -21,6 +21,7 @@ from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -36,8 +37,8 @@ SHAPE, INSTANCE = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
 
 def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
     """What a sweep of an engine of that profile leaves behind."""
-    config = scheduler_config_for(SHAPE, INSTANCE, 1, "float16", profile, 512)
-    model = step_time_model_for(SHAPE, INSTANCE, 1, "float16", profile)
+    config = scheduler_config_for(Setup(SHAPE, INSTANCE, 1, "float16"), profile, 512)
+    model = step_time_model_for(Setup(SHAPE, INSTANCE, 1, "float16"), profile)
     lines = [
         summarise_level(
             simulate_level(

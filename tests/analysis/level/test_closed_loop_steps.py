@@ -11,6 +11,7 @@ from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError
@@ -33,9 +34,9 @@ CASES = [
 def test_a_trace_gives_the_scheduler_s_times(case):
     profile, name, machine, tp, users, isl, osl = case
     shape, instance = find_model(name), find_instance(machine)
-    config = scheduler_config_for(shape, instance, tp, "float16", profile, isl + osl)
+    config = scheduler_config_for(Setup(shape, instance, tp, "float16"), profile, isl + osl)
     config = replace(config, max_rolling_batch_prefill_tokens=profile.max_prefill_tokens)
-    model = step_time_model_for(shape, instance, tp, "float16", profile)
+    model = step_time_model_for(Setup(shape, instance, tp, "float16"), profile)
     level = simulate_level(
         LevelSpec(0, Load(concurrency=users), num_requests=3 * users),
         lambda i: PlannedRequest(i, 0.0, isl, osl),
@@ -66,7 +67,7 @@ def test_a_trace_gives_the_scheduler_s_times(case):
 def test_arrays_price_what_single_steps_cost(name):
     """Dense with GQA, experts, sliding windows, latent attention: one sum, taken in two ways."""
     shape, instance = find_model(name), find_instance("ml.p5.48xlarge")
-    model = step_time_model_for(shape, instance, 8, "float16", VLLM_0_12)
+    model = step_time_model_for(Setup(shape, instance, 8, "float16"), VLLM_0_12)
     trace = trace_closed_loop(CopyLimits(3000, 20, 16, 2048, True), 24, 48)
     price = model.pricer()
     times_s = model.step_times_s(trace.columns)

@@ -11,6 +11,7 @@ from lmi_bench.analysis.level.fast import Chance, CopyLimits, even_arrivals, run
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
@@ -19,13 +20,13 @@ from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 
 def setting(profile, name, machine, isl, osl):
     shape, instance = find_model(name), find_instance(machine)
-    config = scheduler_config_for(shape, instance, 1, "float16", profile, isl + osl)
+    config = scheduler_config_for(Setup(shape, instance, 1, "float16"), profile, isl + osl)
     config = replace(
         config,
         max_rolling_batch_prefill_tokens=profile.max_prefill_tokens,
         max_rolling_batch_size=24,
     )
-    model = step_time_model_for(shape, instance, 1, "float16", profile)
+    model = step_time_model_for(Setup(shape, instance, 1, "float16"), profile)
     limits = CopyLimits(isl, osl, 24, profile.max_prefill_tokens, profile.chunked_prefill)
     return config, model, limits
 

@@ -11,6 +11,7 @@ from lmi_bench.analysis.model.capacity import (
     step_time_model_for,
     theory_batch,
 )
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -23,7 +24,7 @@ from lmi_bench.engine.scheduling.config import KvLayout
 
 def config(model="llama-2-7b", instance="ml.g5.2xlarge", tp=1, total=512, dtype="float16"):
     return scheduler_config_for(
-        find_model(model), find_instance(instance), tp, dtype, TGI_2023, total
+        Setup(find_model(model), find_instance(instance), tp, dtype), TGI_2023, total
     )
 
 
@@ -58,13 +59,10 @@ def test_requests_beyond_the_positions_of_the_model_are_refused():
 def test_the_theory_knee_of_llama_2_7b_is_its_cache():
     """It never turns compute-bound at 384 tokens, so B_max = 7.72 GB / 0.25 GiB = 28."""
     theory = theory_batch(
-        find_model("llama-2-7b"),
-        find_instance("ml.g5.2xlarge"),
-        1,
-        "float16",
+        Setup(find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), 1, "float16"),
+        TGI_2023,
         input_tokens=256,
         output_tokens=256,
-        profile=TGI_2023,
     )
     assert theory.b_star is None
     assert theory.b_max == int((0.95 * 22888 * 2**20 - 2 * 6738415616 - 1.6e9) // 2**28)
@@ -74,13 +72,10 @@ def test_the_theory_knee_of_llama_2_7b_is_its_cache():
 def test_grouped_queries_and_much_memory_make_compute_the_theory_knee():
     """Llama 3 8B on A100-80 at 150 tokens: (16.06e9 / 2.039e12) / (16.06e9 / 312e12 - 9.6e-6)."""
     theory = theory_batch(
-        find_model("llama-3-8b"),
-        find_instance("ml.p4de.24xlarge"),
-        1,
-        "float16",
+        Setup(find_model("llama-3-8b"), find_instance("ml.p4de.24xlarge"), 1, "float16"),
+        TGI_2023,
         input_tokens=100,
         output_tokens=100,
-        profile=TGI_2023,
     )
     by_hand = (16.0605e9 / 2.039e12) / (16.0605e9 / 312e12 - 150 * 131072 / 2.039e12)
     assert theory.b_star == pytest.approx(by_hand, rel=1e-3)
@@ -90,7 +85,7 @@ def test_grouped_queries_and_much_memory_make_compute_the_theory_knee():
 def test_the_simulated_sweep_of_a_published_instance_is_close_to_it():
     """g5.2xlarge, 256 / 256, concurrency 1 to 64: each level within 25 %, median within 10 %."""
     shape, instance = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
-    model = step_time_model_for(shape, instance, 1, "float16", TGI_2023)
+    model = step_time_model_for(Setup(shape, instance, 1, "float16"), TGI_2023)
     rows = [row for row in jumpstart_concurrency() if row.table == "instance_comparison"]
     errors = []
     latency = {}

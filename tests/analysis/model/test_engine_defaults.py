@@ -24,6 +24,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
 from lmi_bench.analysis.model.capacity import scheduler_config_for
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -119,7 +120,9 @@ def level(shape, users, *, requests=10, input_tokens=1024):
 def served(profile, cell):
     """Mean first token of the engine's own scheduler in virtual time, all users at once."""
     config = scheduler_config_for(
-        cell.shape, cell.instance, 1, cell.dtype, profile, cell.input_tokens + cell.output_tokens
+        Setup(cell.shape, cell.instance, 1, cell.dtype),
+        profile,
+        cell.input_tokens + cell.output_tokens,
     )
     run = simulate_level(
         LevelSpec(0, Load(concurrency=cell.concurrency), num_requests=cell.num_requests),

@@ -137,7 +137,7 @@ def test_guesses_that_always_hold_give_all_tokens_of_a_step_at_once():
     """4 guesses that hold and the token after them: 5 tokens an event, 64 in 13 events."""
     setting = EngineSetting(speculation=Speculation(4, 1.0))
     level = simulate_copy(plan(setting), LevelSpec(0, Load(concurrency=1), num_requests=1))
-    counts = level.records[0].token_counts
+    counts = level.records[0].exchange.token_counts
     assert sum(counts) == 64
     assert max(counts) == 5
 

@@ -7,6 +7,7 @@ import pytest
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.capacity import step_time_model_for
 from lmi_bench.analysis.model.hardware_probe import available_memory_bytes, probe_local_instance
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -34,10 +35,10 @@ def test_the_bundled_engine_can_be_planned_on_it_and_a_gpu_engine_cannot(local):
     shape = find_model("demo-15m")
     step = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=10)
     for dtype in ("bfloat16", "float32"):
-        model = step_time_model_for(shape, local, 1, dtype, BUNDLED_CPU_PRIOR)
+        model = step_time_model_for(Setup(shape, local, 1, dtype), BUNDLED_CPU_PRIOR)
         assert 0 < model.step_time_s(step) < 10
     with pytest.raises(InputError, match="does not run on local"):
-        step_time_model_for(shape, local, 1, "float16", TGI_2023)
+        step_time_model_for(Setup(shape, local, 1, "float16"), TGI_2023)
 
 
 def test_the_memory_is_what_the_kernel_and_the_container_leave(tmp_path):

@@ -12,6 +12,7 @@ from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_V0_PRIOR
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.weights import weight_bytes
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -27,7 +28,7 @@ H100 = find_instance("ml.p5.48xlarge")
 
 
 def parts(dtype, step, *, instance=A100, profile=TGI_2023, **more):
-    return step_time_model_for(MODEL, instance, 1, dtype, profile, **more).explain(step)
+    return step_time_model_for(Setup(MODEL, instance, 1, dtype, **more), profile).explain(step)
 
 
 def prompt(tokens):
@@ -63,9 +64,10 @@ def test_an_unknown_cache_format_names_the_known_ones():
 
 
 def test_an_fp8_cache_holds_twice_the_sequences_and_is_read_in_half_the_time():
-    common = (MODEL, A10G, 1, "float16", TGI_2023, 512)
-    assert scheduler_config_for(*common, kv_dtype="float8").num_blocks == pytest.approx(
-        2 * scheduler_config_for(*common).num_blocks, abs=1
+    wide = Setup(MODEL, A10G, 1, "float16")
+    narrow = replace(wide, kv_dtype="float8")
+    assert scheduler_config_for(narrow, TGI_2023, 512).num_blocks == pytest.approx(
+        2 * scheduler_config_for(wide, TGI_2023, 512).num_blocks, abs=1
     )
     wide, narrow = parts("float16", decode(8)), parts("float16", decode(8), kv_dtype="float8")
     assert narrow.kv_s == pytest.approx(wide.kv_s / 2)
@@ -121,7 +123,7 @@ def test_fp8_weights_need_no_widening_where_the_device_multiplies_them():
 def test_four_bit_weights_over_several_ranks_keep_an_eager_host_busy(ranks, more_s):
     """GPTQ in TGI of 2023: 0.4 ms a layer more, of 32 layers."""
     wide, four = (
-        step_time_model_for(MODEL, A100, ranks, dtype, TGI_2023).explain(decode(1))
+        step_time_model_for(Setup(MODEL, A100, ranks, dtype), TGI_2023).explain(decode(1))
         for dtype in ("float16", "int4")
     )
     assert four.host_s - wide.host_s == pytest.approx(more_s)
@@ -148,7 +150,7 @@ def test_many_rows_are_multiplied_densely_by_weights_widened_before():
 @pytest.mark.parametrize("kv_dtype", [None, "float8"])
 @pytest.mark.parametrize("profile", [TGI_2023, VLLM_V0_PRIOR], ids=["on the way", "before"])
 def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
-    model = step_time_model_for(MODEL, A100, 1, dtype, profile, kv_dtype=kv_dtype)
+    model = step_time_model_for(Setup(MODEL, A100, 1, dtype, kv_dtype=kv_dtype), profile)
     columns = trace_closed_loop(CopyLimits(300, 20, 5, 2048, True), 7, 14).columns
     price = model.pricer()
     steps = zip(*columns.counts, strict=True)

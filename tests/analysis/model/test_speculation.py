@@ -14,6 +14,7 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
     step_time_model_for,
 )
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -39,7 +40,9 @@ A10G = find_instance("ml.g5.2xlarge")
 
 
 def model_for(speculation, instance=A10G):
-    return planned_model_for(MODEL, instance, 1, "float16", TGI_2023, speculation=speculation)
+    return planned_model_for(
+        Setup(MODEL, instance, 1, "float16", speculation=speculation), TGI_2023
+    )
 
 
 def decode(rows, context=400):
@@ -66,14 +69,14 @@ def test_the_acceptance_behind_counts_is_found_again():
 
 
 def test_guesses_that_never_hold_only_cost():
-    plain = step_time_model_for(MODEL, A10G, 1, "float16", TGI_2023)
+    plain = step_time_model_for(Setup(MODEL, A10G, 1, "float16"), TGI_2023)
     assert model_for(Speculation(4, 0.0)).step_time_s(decode(1)) > plain.step_time_s(decode(1))
 
 
 def test_a_free_guess_that_holds_divides_a_memory_bound_step():
     """A lone sequence reads the same weights for five rows as for one: a fifth of a step each,
     but for the rows' own arithmetic and cache."""
-    plain = step_time_model_for(MODEL, A10G, 1, "float16", TGI_2023)
+    plain = step_time_model_for(Setup(MODEL, A10G, 1, "float16"), TGI_2023)
     sure = model_for(Speculation(4, 1.0))
     ratio = plain.step_time_s(decode(1)) / sure.step_time_s(decode(1))
     assert 4.8 < ratio <= 5.0
@@ -84,8 +87,10 @@ def test_speculation_stops_paying_where_arithmetic_binds():
     five rows a sequence take five times as long for 3.36 tokens."""
     free_host = replace(TGI_2023.parameters, host_per_sequence_s=0.0, host_per_layer_s=0.0)
     profile = replace(TGI_2023, parameters=free_host)
-    plain = step_time_model_for(MODEL, A100, 1, "float16", profile)
-    drafted = planned_model_for(MODEL, A100, 1, "float16", profile, speculation=Speculation(4, 0.8))
+    plain = step_time_model_for(Setup(MODEL, A100, 1, "float16"), profile)
+    drafted = planned_model_for(
+        Setup(MODEL, A100, 1, "float16", speculation=Speculation(4, 0.8)), profile
+    )
     assert drafted.step_time_s(decode(1, 10)) < plain.step_time_s(decode(1, 10))
     assert drafted.step_time_s(decode(2000, 10)) > plain.step_time_s(decode(2000, 10))
 
@@ -93,8 +98,8 @@ def test_speculation_stops_paying_where_arithmetic_binds():
 def test_a_draft_model_costs_its_steps():
     """(k draft steps + one verifying step) / tokens of a step."""
     spec = Speculation(3, 0.7, DRAFT)
-    model, target = model_for(spec), step_time_model_for(MODEL, A10G, 1, "float16", TGI_2023)
-    guess = step_time_model_for(DRAFT, A10G, 1, "float16", TGI_2023)
+    model, target = model_for(spec), step_time_model_for(Setup(MODEL, A10G, 1, "float16"), TGI_2023)
+    guess = step_time_model_for(Setup(DRAFT, A10G, 1, "float16"), TGI_2023)
     verify = StepShape(decode_sequences=2, decode_tokens=8, decode_context_tokens=806)
     expected = 3 * guess.step_time_s(decode(2)) + target.step_time_s(verify)
     tokens = 1 + 0.7 + 0.49 + 0.343
@@ -105,12 +110,14 @@ def test_a_draft_model_costs_its_steps():
 
 
 def test_a_draft_takes_memory_for_weights_and_cache():
-    common = (MODEL, A10G, 1, "float16", TGI_2023, 512)
-    alone = scheduler_config_for(*common).num_blocks
-    beside = scheduler_config_for(*common, speculation=Speculation(4, 0.8, DRAFT)).num_blocks
+    plain = Setup(MODEL, A10G, 1, "float16")
+    drafted = replace(plain, speculation=Speculation(4, 0.8, DRAFT))
+    alone = scheduler_config_for(plain, TGI_2023, 512).num_blocks
+    beside = scheduler_config_for(drafted, TGI_2023, 512).num_blocks
     assert beside < 0.75 * alone
+    own = replace(plain, speculation=Speculation(4, 0.8, MODEL))
     with pytest.raises(CapacityError, match="with the draft"):
-        scheduler_config_for(*common, speculation=Speculation(4, 0.8, MODEL))
+        scheduler_config_for(own, TGI_2023, 512)
 
 
 def test_a_draft_of_another_vocabulary_is_refused():
@@ -125,7 +132,7 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
     plain = Cell(
         MODEL, A100, 1, "float16", 200, 240, concurrency=8, num_requests=120, speculation=spec
     )
-    config = scheduler_config_for(MODEL, A100, 1, "float16", TGI_2023, 440, speculation=spec)
+    config = scheduler_config_for(Setup(MODEL, A100, 1, "float16", speculation=spec), TGI_2023, 440)
     level = simulate_level(
         LevelSpec(0, Load(concurrency=8), num_requests=120),
         lambda index: PlannedRequest(index, 0.0, 200, 240),

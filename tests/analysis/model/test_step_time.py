@@ -12,6 +12,7 @@ from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_202
 from lmi_bench.analysis.model.capacity import step_time_model_for
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import StepParameters
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_costs import all_reduce_factor
 from lmi_bench.analysis.model.step_time import StepColumns, StepTimeModel
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
@@ -201,22 +202,22 @@ def test_ranks_without_a_link_are_refused():
 def test_an_unknown_bandwidth_is_refused_not_guessed():
     instance = find_instance("ml.g7.2xlarge")
     with pytest.raises(InputError, match=r"no source states the memory bandwidth of RTX-PRO-4500"):
-        step_time_model_for(find_model("llama-2-7b"), instance, 1, "float16", TGI_2023)
+        step_time_model_for(Setup(find_model("llama-2-7b"), instance, 1, "float16"), TGI_2023)
 
 
 def test_a_device_that_the_engine_does_not_run_on_is_refused():
     with pytest.raises(InputError, match="does not run on Inferentia2"):
         step_time_model_for(
-            find_model("llama-2-7b"), find_instance("ml.inf2.xlarge"), 1, "float16", TGI_2023
+            Setup(find_model("llama-2-7b"), find_instance("ml.inf2.xlarge"), 1, "float16"), TGI_2023
         )
 
 
 def test_fewer_bits_a_weight_read_faster():
     instance, shape = find_instance("ml.g5.2xlarge"), find_model("llama-3-8b")
-    half = step_time_model_for(shape, instance, 1, "float16", TGI_2023).explain(ONE_DECODE)
-    quarter = step_time_model_for(shape, instance, 1, "int4", TGI_2023).explain(ONE_DECODE)
+    half = step_time_model_for(Setup(shape, instance, 1, "float16"), TGI_2023).explain(ONE_DECODE)
+    quarter = step_time_model_for(Setup(shape, instance, 1, "int4"), TGI_2023).explain(ONE_DECODE)
     unhindered = replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_share=1.0))
-    ideal = step_time_model_for(shape, instance, 1, "int4", unhindered).explain(ONE_DECODE)
+    ideal = step_time_model_for(Setup(shape, instance, 1, "int4"), unhindered).explain(ONE_DECODE)
     assert ideal.weights_s < 0.4 * half.weights_s
     # a third of the bytes, at 0.45 ** 0.7 of the rate
     assert quarter.weights_s == pytest.approx(0.36 / 0.57 * half.weights_s, rel=0.05)
@@ -263,9 +264,9 @@ def some_step(chance):
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: f"{setup[0]} {setup[3]} TP {setup[2]}")
 def test_parts_numbers_counts_and_arrays_give_one_time(setup):
     """200 random steps; a plain decode step is priced by a short cut, the others by the sum."""
-    name, machine, *rest = setup
+    name, machine, degree, dtype, profile = setup
     instance = find_instance(machine) if machine else PROCESSORS.instance()
-    step_model = step_time_model_for(find_model(name), instance, *rest)
+    step_model = step_time_model_for(Setup(find_model(name), instance, degree, dtype), profile)
     chance = Random(name)
     steps = [some_step(chance) for _ in range(200)]
     names = [item.name for item in fields(StepColumns) if item.name != "repeat"]
