@@ -14,9 +14,10 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.jobs.matrix_plan import Cell, read_matrix
+from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult
-from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
+from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.targets.access import Access
 
 MATRIX_FILE, REPORT_FILE = "matrix.json", "report.html"
@@ -61,25 +62,25 @@ class MatrixResult:
 
 
 def run_matrix(
-    path: Path,
-    overrides: Mapping[str, Any],
-    options: SweepOptions,
+    settings: SweepSettings,
     listener: Listener = SILENT,
     on_cell: OnCell = lambda _name, _result: None,
-    *,
-    out: Path | None,
-    resume: bool,
 ) -> MatrixResult:
     """Run every cell that is not finished; a cell that fails does not keep the others from running.
 
-    overrides  settings by their dotted names, laid over each cell's scenario
-    Raises InputError where the file cannot be used or the folder exists and is not to be resumed.
+    The settings are laid over each cell's scenario. Raises InputError where the file cannot be
+    used or the folder exists and is not to be resumed.
     """
-    cells = read_matrix(path)
-    if options.trace is not None:
+    path, run, overrides = settings.target.matrix, settings.run, settings.overrides()
+    if path is None:
+        raise InputError("--matrix FILE names the targets and payloads: give it")
+    if settings.target.scenario is not None or settings.target.target is not None:
+        raise InputError("--matrix names its targets: leave SCENARIO and --target out")
+    if run.step_trace is not None:
         raise InputError("--step-trace is for one engine: leave it out with --matrix")
-    folder = out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
-    if folder.exists() and not resume:
+    cells, options = read_matrix(path), read_options(settings)
+    folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
+    if folder.exists() and not run.resume:
         raise InputError(
             f"{folder} exists: name another folder with --out, or continue it with --resume"
         )

@@ -13,12 +13,12 @@ from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.scenario import AUTO, is_endpoint
+from lmi_bench.core.scenario import AUTO, is_endpoint, parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs.saved_recommendation import load_recommendation
 from lmi_bench.jobs.settings.verify import VerifySettings
 from lmi_bench.jobs.sweep.result import SweepResult
-from lmi_bench.jobs.sweep.run import SweepOptions, sweep
+from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
 from lmi_bench.jobs.verify_profile import Learned, check_learnable, known_profile, update
 from lmi_bench.targets.access import Access
 
@@ -74,9 +74,9 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
         check_learnable(plan, candidate, share * copies)
         profile = known_profile(plan, path)
     folder = settings.out or Path("runs") / f"verify-{settings.recommendation.stem}"
-    result = sweep(
-        None,
-        _overrides(settings, plan, candidate, share, listener),
+    overrides = _overrides(settings, plan, candidate, share, listener)
+    result = sweep_scenario(
+        parse_scenario({}).with_overrides(overrides),
         SweepOptions(access=Access(settings.api_key)),
         listener,
         out=folder,

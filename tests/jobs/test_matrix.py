@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,24 @@ import yaml
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs.matrix import run_matrix
 from lmi_bench.jobs.matrix_plan import read_matrix
-from lmi_bench.jobs.sweep.limits import Budget
-from lmi_bench.jobs.sweep.run import SweepOptions
+from lmi_bench.jobs.settings.sweep import (
+    LimitSettings,
+    RunSettings,
+    SweepSettings,
+    TargetSettings,
+)
 from tests.jobs.hearing import Hearing
 
 SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}
 SHORT = {"name": "short", "workload": {"input_tokens": 16, "output_tokens": 4}}
 LONG = {"name": "long", "workload": {"input_tokens": 64, "output_tokens": 8}}
 QUICK = {"load": {"concurrency": [1, 2]}}
+
+
+def of(path: Path, out: Path, *, resume: bool = False) -> SweepSettings:
+    return SweepSettings(
+        target=TargetSettings(matrix=path), run=RunSettings(out=out, resume=resume)
+    )
 
 
 def matrix_file(tmp_path: Path, targets: list, payloads: list, defaults: dict = QUICK) -> Path:
@@ -89,7 +100,7 @@ def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path):
     """Two cells are finished; one lost its end, as if killed. It alone runs again."""
     out = tmp_path / "out"
     path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT, LONG])
-    assert not run_matrix(path, {}, SweepOptions(), out=out, resume=False).failed
+    assert not run_matrix(of(path, out)).failed
     assert states(out) == {"a--short": "finished", "a--long": "finished"}
     whole = {name: (out / name / "levels.jsonl").read_bytes() for name in states(out)}
     (out / "a--long" / "knees.json").unlink()
@@ -97,9 +108,9 @@ def test_a_matrix_resumes_at_the_cell_that_was_cut_off(tmp_path):
     (out / "a--long" / "levels.jsonl").write_bytes(first_line)
 
     with pytest.raises(InputError, match="--resume"):
-        run_matrix(path, {}, SweepOptions(), out=out, resume=False)
+        run_matrix(of(path, out))
     heard = Hearing()
-    run_matrix(path, {}, SweepOptions(), heard, out=out, resume=True)
+    run_matrix(of(path, out, resume=True), heard)
     assert "cell 1/2: short on a: finished already" in heard.notes
     assert any("1 level(s) are finished" in text for text in heard.notes)
     assert (out / "a--short" / "levels.jsonl").read_bytes() == whole["a--short"]
@@ -115,7 +126,7 @@ def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path):
     out = tmp_path / "out"
     path = matrix_file(tmp_path, ["http://127.0.0.1:9", {"name": "a", **SIMULATED}], [SHORT])
     heard = Hearing()
-    outcome = run_matrix(path, {}, SweepOptions(), heard, out=out, resume=False)
+    outcome = run_matrix(of(path, out), heard)
     assert outcome.failed
     assert states(out) == {"http-127.0.0.1-9--short": "failed", "a--short": "finished"}
     assert outcome.cells[0].error.startswith("nothing answers at http://127.0.0.1:9")
@@ -127,8 +138,7 @@ def test_the_money_is_that_of_all_cells_together(tmp_path):
     out = tmp_path / "out"
     target = {"name": "a", **SIMULATED, "price_per_hour": 1e9}
     path = matrix_file(tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1]}})
-    options = SweepOptions(budget=Budget(max_usd=1e-9))
-    outcome = run_matrix(path, {}, options, out=out, resume=False)
+    outcome = run_matrix(replace(of(path, out), limits=LimitSettings(max_spend=1e-9)))
     assert "is spent" in outcome.cells[1].error
     assert states(out)["a--long"] == "failed"
 
@@ -146,7 +156,7 @@ def test_a_matrix_sweeps_the_degrees_of_one_machine(tmp_path):
     for cell in read_matrix(path):
         found[cell.title] = cell.fields["engine"]["tensor_parallel"]
     assert found == {f"short on tp{n}": n for n in (1, 2, 4, 8)}
-    assert not run_matrix(path, {}, SweepOptions(), out=tmp_path / "out", resume=False).failed
+    assert not run_matrix(of(path, tmp_path / "out")).failed
     runs = sorted((tmp_path / "out").glob("*/levels.jsonl"))
     assert len(runs) == 4
     assert all(json.loads(run.read_text())["throughput_tokens_per_s"] > 0 for run in runs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import get_args
+from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -251,17 +252,11 @@ def sent_by(bench):
 
 def test_options_are_named_as_the_command_line_has_them():
     for group in (StepOptions, CompiledOptions, DraftOptions, BatchingOptions):
-        for name, annotation in group.__annotations__.items():
-            mark = next((each for each in _marks(group, name) if isinstance(each, Option)), None)
-            assert mark is not None, annotation
+        hints = get_type_hints(group, include_extras=True)
+        for name in (field.name for field in fields(group)):
+            (mark,) = (each for each in get_args(hints[name]) if isinstance(each, Option))
             stated = (mark.names or ("--" + name.replace("_", "-"),))[0].partition("/")[0]
             assert option_of(f"engine.{name}") == stated
-
-
-def _marks(group, name):
-    from typing import get_type_hints
-
-    return get_args(get_type_hints(group, include_extras=True)[name])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -53,18 +53,27 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
-def _parameters(group: type[Any], marks: dict[str, Option]) -> Iterator[inspect.Parameter]:
-    """One parameter a field, in the order of the fields."""
+def _parameters(
+    group: type[Any], marks: dict[str, Option], common: Sequence[str] | None = None
+) -> Iterator[inspect.Parameter]:
+    """One parameter a field, in the order of the fields.
+
+    common  fields that plain help lists, where a group around this one names them as COMMON
+    """
+    common = vars(group).get("COMMON", common)
     hints = get_type_hints(group, include_extras=True)
     heading = vars(group).get("GROUP")
     for field in fields(group):
         hint = hints[field.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            yield from _parameters(hint, marks)
+            yield from _parameters(hint, marks, common)
             continue
         if get_origin(hint) is not Annotated:
             continue  # no option: set by the command itself, or by a caller from Python
+        annotation = _as_typer(field.name, hint, marks, heading)
+        if common is not None and field.name not in common:
+            marks[field.name] = replace(marks[field.name], rare=True)
         default = field.default
         if default is MISSING:
             made = field.default_factory
@@ -73,7 +82,7 @@ def _parameters(group: type[Any], marks: dict[str, Option]) -> Iterator[inspect.
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
-            annotation=_as_typer(field.name, hint, marks, heading),
+            annotation=annotation,
         )
 
 

@@ -27,6 +27,7 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput
 from lmi_bench.jobs.gate import read_failures, read_share
+from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, with_levels_found
 from lmi_bench.jobs.sweep.limits import (
     AUTO_S,
@@ -50,7 +51,7 @@ from lmi_bench.jobs.sweep.watch import (
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
-from lmi_bench.targets.access import NO_ACCESS, Access
+from lmi_bench.targets.access import NO_ACCESS, Access, read_headers
 from lmi_bench.targets.applies import kind_of, refuse_idle, stated_names
 from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.open import open_bench
@@ -83,22 +84,33 @@ class SweepOptions:
 DEFAULT_OPTIONS = SweepOptions()
 
 
-def sweep(
-    scenario_or_url: str | None,
-    overrides: Mapping[str, Any],
-    options: SweepOptions = DEFAULT_OPTIONS,
-    listener: Listener = SILENT,
-    *,
-    out: Path | None,
-    resume: bool = False,
-) -> SweepResult:
-    """Run a sweep from options; raises InputError before anything is written.
+def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
+    """Run a sweep as options state it; raises InputError before anything is written."""
+    overrides = settings.overrides()
+    scenario = read_scenario(settings.target.scenario, overrides)
+    stated = [*stated_names(overrides), *settings.beside_scenario()]
+    refuse_idle(kind_of(scenario.target), stated, scenario.engine)
+    options, run = read_options(settings), settings.run
+    return sweep_scenario(scenario, options, listener, out=run.out, resume=run.resume)
 
-    overrides  settings by their dotted names in a scenario; None leaves one out
-    """
-    scenario = read_scenario(scenario_or_url, overrides)
-    refuse_idle(kind_of(scenario.target), stated_names(overrides), scenario.engine)
-    return sweep_scenario(scenario, options, listener, out=out, resume=resume)
+
+def read_options(settings: SweepSettings) -> SweepOptions:
+    """What the options say beside the scenario; raises InputError for what cannot be read."""
+    limits, client, max_errors = settings.limits, settings.client, settings.limits.max_errors
+    goodput = " ".join(limits.goodput)
+    wait_s = client.cloudwatch_wait
+    return SweepOptions(
+        access=Access(settings.target.api_key, read_headers(settings.target.header)),
+        budget=Budget(limits.price_per_hour, limits.instance, limits.max_spend),
+        slo=SloOptions(
+            tuple(parse_goodput(goodput)) if goodput else (), read_failures(limits.failures)
+        ),
+        client=Client(read_workers(client.workers), client.metrics_url),
+        trace=settings.run.step_trace,
+        cloudwatch_wait_s=DEFAULT_WAIT_S if wait_s is None else wait_s,
+        max_time=limits.max_time,
+        max_error_share=None if max_errors == "none" else read_share("--max-errors", max_errors),
+    )
 
 
 def sweep_scenario(
@@ -199,16 +211,6 @@ def _time_notes(time_box: TimeBox, rule: LevelRule) -> tuple[str, ...]:
     return (f"levels that would end after {limit} are left out",)
 
 
-def read_slo_options(goodput: str, failures: str) -> SloOptions:
-    """Limits of a single request as `parse_goodput` reads them; failures: exclude or infinite."""
-    return SloOptions(tuple(parse_goodput(goodput)) if goodput else (), read_failures(failures))
-
-
-def read_max_errors(text: str) -> float | None:
-    """A share of failed requests from `10%` or `0.1`, or None from `none`."""
-    return None if text == "none" else read_share("--max-errors", text)
-
-
 def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:
     """The scenario of a file, a target or neither, with the flags laid over it."""
     overrides = dict(overrides)
@@ -232,14 +234,6 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 def _is_host_and_port(text: str) -> bool:
     """Whether an address may be meant whose http:// was left out."""
     return re.fullmatch(r"[\w.-]+:\d+(/.*)?", text) is not None and not Path(text).exists()
-
-
-def read_timeout(text: str) -> float | str:
-    """Seconds, or the word none, as a scenario takes them."""
-    try:
-        return text if text == "none" else float(text)
-    except ValueError:
-        raise InputError(f"--timeout: {text!r} is neither a number of seconds nor none") from None
 
 
 def _default_folder(scenario: Scenario) -> Path:

@@ -39,15 +39,6 @@ class Client:
 AUTO_CLIENT = Client()
 
 
-def read_workers(text: str) -> int | Literal["auto"]:
-    """A number of processes or auto; raises InputError where it is neither."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"--workers: write a number of processes or auto, got {text!r}")
-    return int(text)
-
-
 def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | None:
     """The worker processes; None where one process does it.
 
@@ -68,11 +59,6 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
 
     Raises InputError where an option does not fit the target.
     """
-    if client.workers not in (1, "auto") and bench.open_target is None:
-        raise InputError(
-            f"--workers {client.workers}: {bench.scenario.target} runs in this process; worker "
-            "processes are for endpoints"
-        )
     load = bench.scenario.load
     if client.workers not in (1, "auto") and (
         load.max_sessions is not None

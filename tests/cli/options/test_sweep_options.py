@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from lmi_bench.cli.options.load import LoadOptions, WorkloadOptions
+from lmi_bench.cli.main import app
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.settings.load import LoadSettings, WorkloadSettings
 
 
 def stated(**options):
-    return {k: v for k, v in LoadOptions(**options).fields().items() if v is not None}
+    return {k: v for k, v in LoadSettings(**options).fields().items() if v is not None}
 
 
 def test_a_rate_with_a_concurrency_is_a_rate_with_a_cap():
@@ -47,12 +50,28 @@ def test_what_cannot_be_meant_is_said(options, said):
 )
 def test_lengths_that_are_said_twice_are_refused_not_dropped(options):
     with pytest.raises(InputError, match="both state lengths"):
-        WorkloadOptions(**options).fields()
+        WorkloadSettings(**options).fields()
 
 
 def test_fixed_answers_go_with_drawn_prompts():
-    fields = WorkloadOptions(output_tokens=8, input_lengths="uniform(4,9)").fields()
+    fields = WorkloadSettings(output_tokens=8, input_lengths="uniform(4,9)").fields()
     assert (fields["workload.output_tokens"], fields["workload.input_lengths"]) == (
         8,
         "uniform(4,9)",
     )
+
+
+def test_plain_help_lists_at_most_forty_options_in_few_groups():
+    """All hundred under --help-all."""
+    runner = CliRunner(env={"COLUMNS": "200"})
+    few, all_ = (runner.invoke(app, ["sweep", flag]).output for flag in ("--help", "--help-all"))
+    count_few, count_all = (
+        len(re.findall(r"^. +\*? *--[a-z]", text, re.M)) for text in (few, all_)
+    )
+    assert count_few <= 40
+    assert count_all > 90
+    headings = re.findall(r"^.─ ([A-Z][\w: ]+) ─", few, re.M)
+    assert headings == [
+        *("Arguments", "Options", "Target", "Workload", "Conversations", "Load", "Limits", "Run"),
+        *("Engine: model", "Engine: batching"),
+    ]
