@@ -75,8 +75,8 @@ def measure(scenario: Scenario) -> dict[str, Any]:
         )
     )
     (line,) = result.levels
-    assert not line["errors"], line["errors_by_kind"]
-    return dict(line)
+    assert not line.errors, line.errors_by_kind
+    return line.to_json()
 
 
 def table(lines: dict[str, list[dict[str, Any]]]) -> str:

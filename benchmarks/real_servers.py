@@ -30,8 +30,9 @@ from pathlib import Path
 from real_engine import PORT, vllm_server
 
 from lmi_bench.core.host import host_facts
+from lmi_bench.core.level import Level
+from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
-from lmi_bench.interchange.imports.level import Load
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.targets.bundled import model_folder
 
@@ -57,9 +58,9 @@ main(options)
 """`vllm bench serve`, whose requests have a UUID in their header `x-request-id` instead of a name
 and a number: llama-cpp-python's server answers 400 to everything else."""
 METRICS = (
-    ("TTFT p50, ms", lambda line: line["ttft_ms"]["p50"]),
-    ("ITL p50, ms", lambda line: line["itl_ms"]["p50"]),
-    ("output tok/s", lambda line: line["throughput_tokens_per_s"]),
+    ("TTFT p50, ms", lambda line: line.of("ttft").p50),
+    ("ITL p50, ms", lambda line: line.of("itl").p50),
+    ("output tok/s", lambda line: line.throughput_tokens_per_s),
 )
 
 
@@ -138,7 +139,7 @@ def sweep(url: str) -> None:
     print("```\n" + done.stderr.strip() + "\n" + done.stdout.strip() + "\n```")
 
 
-def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
+def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> Level:
     """What `lmi-bench sweep` measured. Raises PeerFailed where that is nothing."""
     out = folder / "run"
     done = subprocess.run(
@@ -153,7 +154,7 @@ def ours(url: str, users: int, folder: Path, options: argparse.Namespace) -> dic
     return load_run(out).levels[0]
 
 
-def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> dict:
+def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> Level:
     """What `vllm bench serve` measured. Raises PeerFailed where that is nothing."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
@@ -176,7 +177,8 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> di
             f"{result['completed']} of {options.requests} requests answered; "
             f"{errors[0] if errors else 'no error is told'}"
         )
-    return read_results(folder / "v.json", Load(concurrency=users)).levels[0].line
+    line = read_results(folder / "v.json", Load(concurrency=users)).levels[0].line
+    return Level.from_json({"level": 0, "attempt": 1, **line})
 
 
 def last_line(text: str) -> str:

@@ -15,8 +15,7 @@ import argparse
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,10 +32,11 @@ from lmi_bench.analysis.results.slo_judgement import (
 )
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
-from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
@@ -72,10 +72,10 @@ def search(run: Run, slo: Slo, axis: LoadAxis = "concurrency") -> SloAnswer:
         rule = SloSearch(axis, (slo,), LevelSizes())
     else:
         rule = SloSearch(axis, (slo,), LevelSizes(), start=1.0, least=0.001, most=10_000.0)
-    lines: list[dict[str, Any]] = []
+    lines: list[Level] = []
     while (spec := rule.next_level(lines)) is not None:
         level = run(spec)
-        lines.append({**summarise_level(level), SEARCH_KEY: judge_level(level, [slo]).to_dict()})
+        lines.append(replace(summarise_level(level), search=judge_level(level, [slo])))
     return slo_answer(rule, lines)
 
 
@@ -88,7 +88,7 @@ def doubling(run: Run, slo: Slo, axis: LoadAxis = "concurrency") -> tuple[float,
         nonlocal seconds
         number = max(sizes.requests(axis, load) or 0, requests_needed([slo]))
         level = run(sizes.level(0, axis, load, number))
-        seconds += summarise_level(level)["wall_s"]
+        seconds += summarise_level(level).wall_s or 0.0
         return judge_level(level, [slo]).passed
 
     low, high = 0.0, 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.cli.console import Terminal, note, print_table, say
@@ -60,13 +59,13 @@ def _row(each: CellState) -> dict[str, str]:
         slos = [parse_slo(text) for text in run.manifest["scenario"].get("slo") or ()]
         met = highest_meeting(pooled.levels, pooled.records, slos) if slos else None
         if met is not None:
-            row["highest under SLO"] = level_name(met)
+            row["highest under SLO"] = met.name
     if curve.usable:
         best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
         row["best tok/s"] = number(best.throughput_tokens_per_s)
         row["at"] = load_name(curve.axis, best.load)
         row["ms/token there"] = number(best.latency_ms_per_token)
-    prices = [line.get("usd_per_1m_output_tokens") for line in pooled.levels]
+    prices = [line.usd_per_1m_output_tokens for line in pooled.levels]
     known = [price for price in prices if price is not None]
     if known:
         row["USD/1M out"] = number(min(known))

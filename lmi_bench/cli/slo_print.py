@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.slo_judgement import requests_needed
 from lmi_bench.analysis.results.slo_values import FailureRule
 from lmi_bench.cli.console import print_table, say
+from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo
@@ -41,7 +40,7 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: b
         say(why_missed(run, slos, options.failures))
     highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
     if highest is not None:
-        say(f"highest level that meets {', '.join(map(str, slos))}: {level_name(highest)}")
+        say(f"highest level that meets {', '.join(map(str, slos))}: {highest.name}")
 
 
 def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
@@ -64,9 +63,9 @@ def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
     )
 
 
-def _names(lines: Sequence[Mapping[str, Any]]) -> str:
+def _names(lines: Sequence[Level]) -> str:
     """`concurrency 1, 2, 4`: levels of one kind share the word."""
-    first, *others = map(level_name, lines)
+    first, *others = (line.name for line in lines)
     word, _, _ = first.partition(" ")
     return ", ".join((first, *(name.removeprefix(f"{word} ") for name in others)))
 

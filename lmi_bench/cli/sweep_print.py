@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
-from lmi_bench.analysis.results.checks import check_levels, level_name
+from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import Knee
 from lmi_bench.analysis.results.repeats import parse_until, unmet_until
 from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.cli.console import fail, note, print_table, say, warn
 from lmi_bench.cli.slo_print import print_slos
+from lmi_bench.core.level import Level
+from lmi_bench.core.load import load_name
 from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.report.formats import number
 from lmi_bench.report.slo_text import describe_answer, spread_rows
@@ -67,16 +69,16 @@ def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
         warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
 
 
-def _failures(levels: Sequence[Mapping[str, Any]]) -> str:
-    errors, requests = (sum(line[key] for line in levels) for key in ("errors", "requests"))
+def _failures(levels: Sequence[Level]) -> str:
+    errors, requests = sum(x.failed for x in levels), sum(x.sent for x in levels)
     return f"{errors:,} of {requests:,} requests failed"
 
 
-def _invalid_beside(answer: SloAnswer, levels: Sequence[Mapping[str, Any]]) -> list[str]:
+def _invalid_beside(answer: SloAnswer, levels: Sequence[Level]) -> list[str]:
     """Names of the levels on both sides of a search's answer that the generator could not hold."""
     beside = (answer.value, answer.first_breach)
-    lines = [line for line in levels if line.get(answer.load) in beside]
-    return list(dict.fromkeys(level_name(line) for line in lines if not line.get("valid", True)))
+    lines = [line for line in levels if line.load.on(answer.load) in beside]
+    return list(dict.fromkeys(line.name for line in lines if not line.valid))
 
 
 def _first_error(result: SweepResult) -> str:
@@ -88,31 +90,26 @@ def _first_error(result: SweepResult) -> str:
     return ""
 
 
-def _best_level(levels: list[dict[str, Any]], knees: list[Knee]) -> dict[str, Any]:
+def _best_level(levels: list[Level], knees: list[Knee]) -> Level:
     """The level to paste: that of the recommended knee, else the one with the most tokens/s."""
     knee = next((knee for knee in knees if knee.recommended), None)
     for line in levels:
-        if knee is not None and line.get(knee.axis) == knee.load:
+        if knee is not None and line.load.on(knee.axis) == knee.load:
             return line
-    return max(levels, key=lambda line: line.get("throughput_tokens_per_s") or 0.0)
+    return max(levels, key=lambda line: line.throughput_tokens_per_s or 0.0)
 
 
-def _print_levels(levels: list[dict[str, Any]]) -> None:
+def _print_levels(levels: list[Level]) -> None:
     print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
 
 
-def _load(line: Mapping[str, Any]) -> float:
-    """What a level asked for; levels that were picked as the sweep went were run in any order."""
-    return float(line.get("concurrency") or line.get("rate_per_s") or 0.0)
-
-
-def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
+def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     """Levels by rising load, knees, and what is to be doubted."""
-    levels = sorted(levels, key=_load)
+    levels = sorted(levels, key=lambda line: line.load.value)
     _print_levels(levels)
     print_table(
         "Knee by rule (* recommended)",
-        knee_rows([knee.to_dict() for knee in knees]),
+        knee_rows(knees),
         left=("rule", "cause", "change", "why"),
     )
     print_table(
@@ -134,35 +131,31 @@ def _print_measured(levels: list[dict[str, Any]], knees: list[Knee]) -> None:
         say(cost)
 
 
-def cost_at(lines: Sequence[Mapping[str, Any]], answer: SloAnswer) -> str | None:
+def cost_at(lines: Sequence[Level], answer: SloAnswer) -> str | None:
     """What output costs at the load of an answer, for people; None where nothing is priced."""
-    at = [line for line in lines if line.get(answer.load) == answer.value]
-    cost = at[-1].get("usd_per_1m_output_tokens") if at else None
-    if cost is None:
-        return None
-    return (
-        f"  there {cost:.2f} USD per 1M output tokens, "
-        f"{at[-1]['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
-        f"{at[-1]['price_usd_per_hour']:.2f} USD an hour"
-    )
+    at = [line for line in lines if line.load.on(answer.load) == answer.value]
+    return f"  there {_costs(at[-1])}" if at and _is_priced(at[-1]) else None
 
 
-def cheapest(lines: Sequence[Mapping[str, Any]]) -> str | None:
+def cheapest(lines: Sequence[Level]) -> str | None:
     """The level at which output costs least, for people; None where nothing is priced."""
-    priced = [
-        line for line in lines if line.get("usd_per_1m_output_tokens") is not None and line["valid"]
-    ]
+    priced = [line for line in lines if _is_priced(line) and line.valid]
     if not priced:
         return None
-    best = min(priced, key=lambda line: float(line["usd_per_1m_output_tokens"]))
-    load = (
-        f"concurrency {best['concurrency']}"
-        if best["concurrency"] is not None
-        else f"{best['rate_per_s']:g} req/s"
-    )
+    best = min(priced, key=lambda line: line.usd_per_1m_output_tokens or math.inf)
     return (
-        f"cheapest at {load}: {best['usd_per_1m_output_tokens']:.2f} USD per 1M output tokens, "
-        f"{best['usd_per_1m_total_tokens']:.2f} per 1M in and out, at "
-        f"{best['price_usd_per_hour']:.2f} USD an hour; the sweep took "
-        f"{number(lines[-1]['spent_usd'], 2)} USD"
+        f"cheapest at {load_name(best.load.axis, best.load.value)}: {_costs(best)}; the sweep took "
+        f"{number(lines[-1].spent_usd, 2)} USD"
+    )
+
+
+def _is_priced(level: Level) -> bool:
+    return level.usd_per_1m_output_tokens is not None
+
+
+def _costs(level: Level) -> str:
+    return (
+        f"{level.usd_per_1m_output_tokens:.2f} USD per 1M output tokens, "
+        f"{level.usd_per_1m_total_tokens:.2f} per 1M in and out, at "
+        f"{level.price_usd_per_hour:.2f} USD an hour"
     )

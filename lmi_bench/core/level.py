@@ -118,6 +118,12 @@ class GeneratorReport(JsonValue):
     itl_p50_error_bound_ms: float | None = None
     itl_p99_interval_ms: Sequence[float] | None = None
 
+    def p99_bound(self, metric: Literal["ttft", "itl"]) -> tuple[float | None, float | None]:
+        """By how much the metric's p99 may be off: ms, and a share of it; None: not known."""
+        if metric == "ttft":
+            return self.ttft_error_bound_ms, self.ttft_error_bound_frac
+        return self.itl_error_bound_ms, self.itl_error_bound_frac
+
 
 @dataclass(frozen=True, slots=True)
 class Gauge(JsonValue):

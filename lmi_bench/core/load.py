@@ -61,7 +61,7 @@ class Load:
         """Users, or requests per second."""
         value = self.rate_per_s if self.concurrency is None else self.concurrency
         assert value is not None  # checked when the load was made
-        return value
+        return float(value)
 
     def on(self, axis: str) -> float | None:
         """The value where the load is of this kind, else None."""

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ import orjson
 from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError, file_reason
 from lmi_bench.core.host import host_facts, installed_versions
+from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.request_line import record_of, request_line
@@ -42,7 +43,7 @@ class Run:
 
     path: Path
     manifest: dict[str, Any]
-    levels: list[dict[str, Any]]
+    levels: list[Level]
     records: list[tuple[RequestRecord, ...]]
     knees: list[dict[str, Any]] | None
     slo_answer: dict[str, Any] | None = None
@@ -76,13 +77,13 @@ def build_manifest(
 class RunStore:
     """The one writer of a run folder; use it as a context manager or `close` it.
 
-    levels  the finished levels' lines, in the order in which they ended
+    levels  the finished levels, in the order in which they ended
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any], secrets: Sequence[str]) -> None:
         self.path = path
         self.manifest = manifest
-        self.levels: list[dict[str, Any]] = []
+        self.levels: list[Level] = []
         self._secrets = tuple(secrets)
         self._attempts: dict[int, int] = {}
         self._lock_fd = lock_folder(path)
@@ -148,9 +149,10 @@ class RunStore:
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
                 drop_torn_tail(path / name)
-            store.levels = list(_read_lines(path / LEVELS))
-            for line in (*_read_lines(path / REQUESTS), *store.levels):
-                level, attempt = int(line["level"]), int(line["attempt"])
+            store.levels = _read_levels(path)
+            known = [(line["level"], line["attempt"]) for line in _read_lines(path / REQUESTS)]
+            known += [(each.index, each.attempt) for each in store.levels]
+            for level, attempt in known:
                 store._attempts[level] = max(attempt, store._attempts.get(level, 0))
             if command:
                 manifest.setdefault("commands", []).append(redact(list(command), secrets))
@@ -162,22 +164,21 @@ class RunStore:
         """The number of the next try at a level: 1, or one above what the files hold of it."""
         return self._attempts.get(level, 0) + 1
 
-    def append_level(self, records: Sequence[RequestRecord], level_line: Mapping[str, Any]) -> None:
+    def append_level(self, records: Sequence[RequestRecord], finished: Level) -> None:
         """Save a finished level: its requests first, then the line that makes them count.
 
-        level_line  holds at least `level` and `attempt`
         Raises LmiBenchError when the disk takes no more; the level is then not part of the run.
         """
-        level, attempt = int(level_line["level"]), int(level_line["attempt"])
+        level, attempt = finished.index, finished.attempt
         requests = b"".join(
             orjson.dumps(request_line(level, attempt, record, self._secrets), option=_ONE_LINE)
             for record in records
         )
-        line = redact(dict(level_line), self._secrets)
+        line = redact(finished.to_json(), self._secrets)
         with _writing(self.path, f"level {level + 1}", f"the levels before it are safe: {_GO_ON}"):
             append_and_sync(self.path / REQUESTS, requests)
             append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
-        self.levels.append(line)
+        self.levels.append(finished if line == finished.to_json() else Level.from_json(line))
         self._attempts[level] = max(attempt, self._attempts.get(level, 0))
 
     def write_knees(self, knees: Sequence[Mapping[str, Any]]) -> None:
@@ -235,14 +236,16 @@ def load_run(path: Path) -> Run:
     if not (path / MANIFEST).exists():
         raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
     manifest = _read_manifest(path)
-    levels = list(_read_lines(path / LEVELS))
-    by_level = {(line["level"], line["attempt"]): line for line in levels}
-    for content in _cloudwatch(path):
-        line = by_level.get((content["level"], content["attempt"]))
-        if line is not None:
-            line["server"] = {**(line.get("server") or {}), "cloudwatch": content}
+    levels = _read_levels(path)
+    seen = {(each["level"], each["attempt"]): each for each in _cloudwatch(path)}
+    for place, level in enumerate(levels):
+        content = seen.get((level.index, level.attempt))
+        if content is not None:
+            cloudwatch = CloudWatch.from_json(content, str(path / CLOUDWATCH))
+            server = replace(level.server or ServerMetrics(), cloudwatch=cloudwatch)
+            levels[place] = replace(level, server=server)
     records: dict[tuple[int, int], list[RequestRecord]] = {
-        (level["level"], level["attempt"]): [] for level in levels
+        (level.index, level.attempt): [] for level in levels
     }
     for line in _read_lines(path / REQUESTS):
         kept = records.get((line["level"], line["attempt"]))
@@ -254,7 +257,7 @@ def load_run(path: Path) -> Run:
         manifest=manifest,
         levels=levels,
         records=[
-            tuple(sorted(records[level["level"], level["attempt"]], key=lambda r: r.request_id))
+            tuple(sorted(records[level.index, level.attempt], key=lambda r: r.request_id))
             for level in levels
         ],
         knees=json.loads(knees_path.read_bytes()) if knees_path.exists() else None,
@@ -277,6 +280,14 @@ def is_stillborn(path: Path) -> bool:
     names = {entry.name for entry in path.iterdir()}
     known = {LOCK, REQUESTS, LEVELS, MANIFEST + ".new"}
     return LOCK in names and names <= known
+
+
+def _read_levels(path: Path) -> list[Level]:
+    file = path / LEVELS
+    return [
+        Level.from_json(line, f"{file}: line {number}")
+        for number, line in enumerate(_read_lines(file), start=1)
+    ]
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -29,11 +29,6 @@ def bytes_to_gib(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
-def format_count(value: int) -> str:
-    """A count as people read it: 12,345."""
-    return f"{value:,}"
-
-
 def plural(number: int, noun: str) -> str:
     """A counted noun.
 

@@ -73,7 +73,7 @@ def _write_parquet(run: Run, folder: Path) -> list[Path]:
 def _write_json(run: Run, folder: Path) -> list[Path]:
     content: dict[str, Any] = {
         "manifest": run.manifest,
-        "levels": run.levels,
+        "levels": [level.to_json() for level in run.levels],
         "knees": run.knees,
         "slo_answer": run.slo_answer,
     }

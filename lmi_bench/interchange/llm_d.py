@@ -15,18 +15,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench import __version__
+from lmi_bench.core.level import Level, Metric, Statistics
 from lmi_bench.core.run_store import Run
 from lmi_bench.interchange.tables import hardware, mean_lengths
 
 REPORT_VERSION = "0.2"
 _STATISTICS = {"mean": "mean", "std": "stddev", "min": "min", "p50": "p50", "p90": "p90",
                "p95": "p95", "p99": "p99", "max": "max"}  # fmt: skip
-_LATENCIES = {
-    "time_to_first_token": ("ttft_ms", "ms"),
-    "normalized_time_per_output_token": ("latency_ms_per_token", "ms/token"),
-    "time_per_output_token": ("tpot_ms", "ms/token"),
-    "inter_token_latency": ("itl_ms", "ms/token"),
-    "request_latency": ("e2e_ms", "ms"),
+_LATENCIES: Mapping[str, tuple[Metric, str]] = {
+    "time_to_first_token": ("ttft", "ms"),
+    "normalized_time_per_output_token": ("latency_per_token", "ms/token"),
+    "time_per_output_token": ("tpot", "ms/token"),
+    "inter_token_latency": ("itl", "ms/token"),
+    "request_latency": ("e2e", "ms"),
 }
 
 
@@ -35,16 +36,16 @@ def llm_d_reports(run: Run) -> list[dict[str, Any]]:
     return [_report(run, line, stage) for stage, line in enumerate(run.levels)]
 
 
-def _report(run: Run, line: Mapping[str, Any], stage: int) -> dict[str, Any]:
+def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
     scenario = run.manifest.get("scenario") or {}
     experiment = _digest({"hash": run.manifest.get("scenario_hash"), "folder": run.path.name})
     stack = _stack(run)
     return {
         "version": REPORT_VERSION,
         "run": {
-            "uid": _digest([experiment, line.get("level"), line.get("attempt")]),
+            "uid": _digest([experiment, line.index, line.attempt]),
             "eid": experiment,
-            "time": {"duration": f"PT{float(line.get('wall_s') or 0):.6f}S"},
+            "time": {"duration": f"PT{(line.wall_s or 0.0):.6f}S"},
         },
         "scenario": {
             **({"stack": stack} if stack else {}),
@@ -80,9 +81,7 @@ def _stack(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _load(
-    run: Run, line: Mapping[str, Any], scenario: Mapping[str, Any], stage: int
-) -> dict[str, Any]:
+def _load(run: Run, line: Level, scenario: Mapping[str, Any], stage: int) -> dict[str, Any]:
     """The load section; left out where the prompt length is unknown, which the schema asks for."""
     workload = scenario.get("workload") or {}
     input_tokens, output_tokens = mean_lengths(line)
@@ -98,10 +97,10 @@ def _load(
     }
     if output_tokens is not None and output_tokens >= 1:
         standardized["output_seq_len"] = _length(output_tokens, fixed=fixed)
-    if line.get("rate_per_s") is not None:
-        standardized["rate_qps"] = line["rate_per_s"]
-    if line.get("concurrency") is not None:
-        standardized["concurrency"] = int(line["concurrency"])
+    if line.load.rate_per_s is not None:
+        standardized["rate_qps"] = line.load.rate_per_s
+    if line.load.concurrency is not None:
+        standardized["concurrency"] = line.load.concurrency
     metadata = {"cfg_id": _digest(scenario), "description": str(scenario.get("name") or "")}
     native = {"config": dict(scenario)}
     return {"load": {"metadata": metadata, "standardized": standardized, "native": native}}
@@ -111,21 +110,21 @@ def _length(tokens: float, *, fixed: bool) -> dict[str, Any]:
     return {"distribution": "fixed" if fixed else "other", "value": tokens}
 
 
-def _aggregate(line: Mapping[str, Any]) -> dict[str, Any]:
-    requests: dict[str, Any] = {"total": line.get("requests") or 0}
-    if line.get("errors") is not None:
-        requests["failures"] = line["errors"]
+def _aggregate(line: Level) -> dict[str, Any]:
+    requests: dict[str, Any] = {"total": line.sent}
+    if line.errors is not None:
+        requests["failures"] = line.errors
     for name, mean in zip(("input_length", "output_length"), mean_lengths(line), strict=True):
         if mean is not None:
             requests[name] = {"units": "count", "mean": mean}
     latency = {
         name: found
-        for name, (key, units) in _LATENCIES.items()
-        if (found := _statistics(line.get(key), units)) is not None
+        for name, (metric, units) in _LATENCIES.items()
+        if (found := _statistics(line.of(metric), units)) is not None
     }
     total, output = (
-        line.get("total_throughput_tokens_per_s"),
-        line.get("throughput_tokens_per_s"),
+        line.total_throughput_tokens_per_s,
+        line.throughput_tokens_per_s,
     )
     rates = {
         "input_token_rate": (
@@ -134,7 +133,7 @@ def _aggregate(line: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "output_token_rate": (output, "tokens/s"),
         "total_token_rate": (total, "tokens/s"),
-        "request_rate": (line.get("request_throughput_per_s"), "queries/s"),
+        "request_rate": (line.request_throughput_per_s, "queries/s"),
     }
     throughput = {
         name: {"units": units, "mean": value}
@@ -144,14 +143,14 @@ def _aggregate(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"requests": requests, "latency": latency, "throughput": throughput}
 
 
-def _statistics(found: Mapping[str, Any] | None, units: str) -> dict[str, Any] | None:
+def _statistics(found: Statistics, units: str) -> dict[str, Any] | None:
     """The schema asks for a mean; a metric without one is left out."""
-    if not found or found.get("mean") is None:
+    if found.mean is None:
         return None
     kept = {
-        theirs: float(found[ours])
+        theirs: float(value)
         for ours, theirs in _STATISTICS.items()
-        if found.get(ours) is not None and math.isfinite(found[ours])
+        if (value := found.value(ours)) is not None and math.isfinite(value)
     }
     return {"units": units, **kept}
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from lmi_bench.analysis.results.latency import LATENCY_KEYS, STATISTICS, request_latency
+from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import LATENCY_KEY, STATISTICS, Level, Metric
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import s_to_ms
 
@@ -32,7 +33,10 @@ PUBLISHED_COLUMNS = (
     "latency_ms_per_token",
     "table",
 )
-_CUT = ("timeout", "errors", "interrupted", "decided")
+_METRICS: tuple[Metric, ...] = (
+    "ttft", "ttft_from_sent", "dispatch_delay", "itl", "tpot", "e2e", "e2e_from_sent",
+    "latency_per_token",
+)  # fmt: skip
 
 
 def level_table(run: Run) -> pd.DataFrame:
@@ -47,16 +51,16 @@ def request_table(run: Run) -> pd.DataFrame:
     """A row a request that was sent; times are seconds since its level's start."""
     rows = []
     for line, records in zip(run.levels, run.records, strict=True):
-        open_loop = line.get("concurrency") is None
+        open_loop = line.load.is_open
         for record in records:
             latency = request_latency(record, open_loop=open_loop) if record.ok else None
             times = record.token_times_s
             rows.append(
                 {
-                    "level": line["level"],
-                    "attempt": line["attempt"],
-                    "concurrency": line.get("concurrency"),
-                    "rate_per_s": line.get("rate_per_s"),
+                    "level": line.index,
+                    "attempt": line.attempt,
+                    "concurrency": line.load.concurrency,
+                    "rate_per_s": line.load.rate_per_s,
                     "request_id": record.request_id,
                     "status": record.status,
                     "finish_reason": record.exchange.finish_reason,
@@ -101,19 +105,18 @@ def hardware(run: Run) -> dict[str, Any]:
     }
 
 
-def mean_lengths(line: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def mean_lengths(line: Level) -> tuple[float | None, float | None]:
     """Mean prompt and output length of a level's completed requests, in tokens."""
-    completed = (line.get("requests") or 0) - (line.get("errors") or 0)
-    if completed <= 0:
+    if line.completed <= 0:
         return None, None
-    tokens = (line.get("input_tokens"), line.get("output_tokens"))
-    mean = [None if total is None else total / completed for total in tokens]
+    tokens = (line.input_tokens, line.output_tokens)
+    mean = [None if total is None else total / line.completed for total in tokens]
     return mean[0], mean[1]
 
 
-def _level_row(run: Run, line: Mapping[str, Any]) -> dict[str, Any]:
+def _level_row(run: Run, line: Level) -> dict[str, Any]:
     input_tokens, output_tokens = mean_lengths(line)
-    whole = line.get("stopped_by") not in _CUT
+    whole = not line.is_cut_short
     row: dict[str, Any] = {
         **hardware(run),
         "total_tokens": None
@@ -121,34 +124,29 @@ def _level_row(run: Run, line: Mapping[str, Any]) -> dict[str, Any]:
         else input_tokens + output_tokens,
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
-        "concurrency": line.get("concurrency"),
-        "throughput_tokens_per_s": line.get("throughput_tokens_per_s") if whole else None,
-        "latency_ms_per_token": _statistic(line, "latency_ms_per_token", "p90") if whole else None,
+        "concurrency": line.load.concurrency,
+        "throughput_tokens_per_s": line.throughput_tokens_per_s if whole else None,
+        "latency_ms_per_token": line.of("latency_per_token").p90 if whole else None,
         "table": run.manifest.get("imported_from") or "lmi-bench",
         "run": run.path.name,
-        "level": line.get("level"),
-        "attempt": line.get("attempt"),
-        "rate_per_s": line.get("rate_per_s"),
-        "valid": line.get("valid"),
-        "stopped_by": line.get("stopped_by"),
-        "requests": line.get("requests"),
-        "errors": line.get("errors"),
-        "wall_s": line.get("wall_s"),
-        "total_throughput_tokens_per_s": line.get("total_throughput_tokens_per_s"),
-        "request_throughput_per_s": line.get("request_throughput_per_s"),
-        "steady_throughput_tokens_per_s": (line.get("steady") or {}).get("throughput_tokens_per_s"),
-        "mean_concurrency": line.get("mean_concurrency"),
+        "level": line.index,
+        "attempt": line.attempt,
+        "rate_per_s": line.load.rate_per_s,
+        "valid": line.valid,
+        "stopped_by": line.stopped_by,
+        "requests": line.requests,
+        "errors": line.errors,
+        "wall_s": line.wall_s,
+        "total_throughput_tokens_per_s": line.total_throughput_tokens_per_s,
+        "request_throughput_per_s": line.request_throughput_per_s,
+        "steady_throughput_tokens_per_s": line.steady.throughput_tokens_per_s,
+        "mean_concurrency": line.mean_concurrency,
     }
-    for key in LATENCY_KEYS:
-        metric, unit = key.split("_ms", 1)
+    for metric in _METRICS:
+        name, unit = LATENCY_KEY[metric].split("_ms", 1)
         for statistic in STATISTICS:
-            row[f"{metric}_{statistic}_ms{unit}"] = _statistic(line, key, statistic)
+            row[f"{name}_{statistic}_ms{unit}"] = line.of(metric).value(statistic)
     return row
-
-
-def _statistic(line: Mapping[str, Any], key: str, statistic: str) -> float | None:
-    value = (line.get(key) or {}).get(statistic)
-    return None if value is None else float(value)
 
 
 def _ms(value_s: float | None) -> float | None:

@@ -157,7 +157,7 @@ def _state(folder: Path) -> str:
 
 
 def _spent_usd(run: Run | None) -> float:
-    return float((run.levels[-1].get("spent_usd") or 0.0) if run and run.levels else 0.0)
+    return (run.levels[-1].spent_usd or 0.0) if run and run.levels else 0.0
 
 
 def _write_state(folder: Path, path: Path, states: Sequence[CellState]) -> None:

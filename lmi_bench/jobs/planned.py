@@ -68,7 +68,7 @@ def _measured(folder: Path) -> tuple[float, int]:
         )
     drafted = accepted = 0
     for line in run.levels:
-        done: Any = line.get("engine") or {}
+        done: Any = line.engine or {}
         drafted += int(done.get("drafted_tokens") or 0)
         accepted += int(done.get("accepted_tokens") or 0)
     count = int(settings["draft_tokens"])

@@ -9,9 +9,10 @@ from typing import Any
 
 from lmi_bench.analysis.fleet.availability import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
-from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import AUTO, is_endpoint, parse_scenario
 from lmi_bench.core.slo import parse_slo

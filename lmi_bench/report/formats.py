@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from lmi_bench.core.level import Statistics
 from lmi_bench.report.values import Cell
 
 MISSING = "–"
@@ -81,16 +82,14 @@ def minute(created_at: str) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def statistic_cell(statistics: Mapping[str, Any] | None, name: str) -> Cell:
-    """One statistic of a metric in a level's line; the reason as a hint where it is missing."""
-    statistics = statistics or {}
-    value = statistics.get(name)
+def statistic_cell(statistics: Statistics, name: str) -> Cell:
+    """One statistic of a level's metric; the reason as a hint where it is missing."""
+    value = statistics.value(name)
     if value is not None:
-        hint = f"{value:.6g} ms, n = {statistics['n']}" if "n" in statistics else f"{value:.6g} ms"
-        return Cell(number(float(value)), hint)
-    reason = (statistics.get("unsupported") or {}).get(name)
+        return Cell(number(value), f"{value:.6g} ms, n = {statistics.n}")
+    reason = statistics.why_missing(name)
     if reason:
-        return Cell(NOT_SUPPORTED, str(reason), "na")
+        return Cell(NOT_SUPPORTED, reason, "na")
     return Cell(MISSING, "not measured", "na")
 
 

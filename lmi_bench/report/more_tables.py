@@ -6,14 +6,16 @@ server's own metrics, energy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lmi_bench.core.level import Level, ServerMetrics, Sessions
 from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
 from lmi_bench.report.run_tables import Lines, load_cell, load_column
 from lmi_bench.report.values import Cell, Column, Headline, Row, Table
 
-_Shown = tuple[Column, Callable[[Mapping[str, Any]], Cell]]
+_Shown = tuple[Column, Callable[[Level], Cell]]
 _SHAPES = {
     "smooth": "the SLO is passed gradually",
     "cliff": "a cliff: one step of the load breaks it by far",
@@ -45,23 +47,25 @@ def search_headline(answer: Mapping[str, Any] | None) -> Headline | None:
 
 def search_table(axis: str, lines: Lines) -> Table | None:
     """The loads that a search tried, in the order in which it did."""
-    tried = sorted((line for line in lines if line.get("search")), key=lambda line: line["level"])
+    tried = [
+        (line, line.search)
+        for line in sorted(lines, key=lambda line: line.index)
+        if line.search is not None
+    ]
     if not tried:
         return None
     rows = []
-    for place, line in enumerate(tried, start=1):
-        verdict = line["search"]
-        ratio = verdict.get("ratio")
-        passed = bool(verdict.get("passed"))
+    for place, (line, verdict) in enumerate(tried, start=1):
+        endless, passed = not math.isfinite(verdict.ratio), verdict.passed
         rows.append(
             Row(
                 (
                     Cell(str(place)),
                     load_cell(axis, line),
-                    Cell(f"{count(line.get('requests'))} of {count(verdict.get('planned'))}"),
-                    Cell(number(line.get("wall_s"))),
-                    Cell("endless" if ratio is None else number(ratio)),
-                    Cell(str(verdict.get("binding") or MISSING)),
+                    Cell(f"{count(line.requests)} of {count(verdict.planned)}"),
+                    Cell(number(line.wall_s)),
+                    Cell("endless" if endless else number(verdict.ratio)),
+                    Cell(verdict.binding or MISSING),
                     Cell("met" if passed else "missed", "", "good" if passed else "bad"),
                 )
             )
@@ -83,18 +87,17 @@ def spread_table(axis: str, lines: Lines) -> Table | None:
     """Each metric over the attempts of levels that ran several times."""
     rows = []
     for line in lines:
-        for metric, found in (line.get("spread") or {}).items():
-            low, high = found.get("low"), found.get("high")
-            interval = MISSING if low is None else f"{number(low)} to {number(high)}"
+        for metric, found in line.spread.items():
+            interval = f"{number(found.low)} to {number(found.high)}"
             rows.append(
                 Row(
                     (
                         load_cell(axis, line),
                         Cell(_metric_title(metric)),
-                        Cell(count(line.get("attempts"))),
-                        Cell(number(found.get("mean"))),
-                        Cell(interval),
-                        Cell(share(found.get("cv"))),
+                        Cell(count(line.attempts)),
+                        Cell(number(found.mean)),
+                        Cell(MISSING if found.low is None else interval),
+                        Cell(share(found.cv)),
                     )
                 )
             )
@@ -117,23 +120,23 @@ def spread_table(axis: str, lines: Lines) -> Table | None:
 
 def steady_table(axis: str, lines: Lines) -> Table | None:
     """The steady window of each level beside the whole of it."""
-    if not any((line.get("steady") or {}).get("start_s") is not None for line in lines):
+    if not any(line.steady.start_s is not None for line in lines):
         return None
 
-    def of(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-        return lambda line: Cell(number((line.get("steady") or {}).get(key)))
+    def of(key: str) -> Callable[[Level], Cell]:
+        return lambda line: Cell(number(getattr(line.steady, key)))
 
-    def change(line: Mapping[str, Any]) -> Cell:
-        whole = line.get("throughput_tokens_per_s")
-        steady = (line.get("steady") or {}).get("throughput_tokens_per_s")
+    def change(line: Level) -> Cell:
+        whole = line.throughput_tokens_per_s
+        steady = line.steady.throughput_tokens_per_s
         if not whole or steady is None:
-            return Cell(MISSING, str((line.get("steady") or {}).get("reason") or ""), "na")
+            return Cell(MISSING, line.steady.reason or "", "na")
         return Cell(f"{(steady / whole - 1) * 100:+.1f} %")
 
     shown: list[_Shown] = [
         (
             Column("Whole level, tok/s"),
-            lambda line: Cell(number(line.get("throughput_tokens_per_s"))),
+            lambda line: Cell(number(line.throughput_tokens_per_s)),
         ),
         (Column("tok/s", "Steady window"), of("throughput_tokens_per_s")),
         (Column("95 % low", "Steady window"), of("low")),
@@ -142,7 +145,7 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
         (Column("to, s", "Steady window"), of("end_s")),
         (
             Column("of the level", "Steady window"),
-            lambda line: Cell(share((line.get("steady") or {}).get("share"))),
+            lambda line: Cell(share(line.steady.share)),
         ),
         (Column("Difference"), change),
     ]
@@ -154,37 +157,36 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
 
 def sessions_table(axis: str, lines: Lines) -> Table | None:
     """Conversations: what first and later turns waited for."""
-    if not any(line.get("sessions") for line in lines):
+    if not any(line.sessions for line in lines):
         return None
 
-    def of(line: Mapping[str, Any]) -> Mapping[str, Any]:
-        return line.get("sessions") or {}
+    def of(line: Level) -> Sessions:
+        return line.sessions or Sessions()
+
+    def of_turns(key: str, name: str) -> Callable[[Level], Cell]:
+        return lambda line: statistic_cell(getattr(of(line), key), name)
 
     shown: list[_Shown] = [
-        (Column("begun", "Conversations"), lambda line: Cell(count(of(line).get("started")))),
-        (Column("failed", "Conversations"), lambda line: Cell(count(of(line).get("failed")))),
-        (Column("turns", "Conversations"), lambda line: Cell(number(of(line).get("turns_mean")))),
+        (Column("begun", "Conversations"), lambda line: Cell(count(of(line).started))),
+        (Column("failed", "Conversations"), lambda line: Cell(count(of(line).failed))),
+        (Column("turns", "Conversations"), lambda line: Cell(number(of(line).turns_mean))),
     ]
     for key, title in (("first_turn", "first turn"), ("later_turns", "later turns")):
         shown += [
-            (Column(name, f"TTFT {title}, ms"), _statistic(f"ttft_{key}_ms", name))
+            (Column(name, f"TTFT {title}, ms"), of_turns(f"ttft_{key}_ms", name))
             for name in ("mean", "p50", "p90")
         ]
     return _table("Conversations", axis, lines, shown)
 
 
-def _statistic(key: str, name: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda line: statistic_cell((line.get("sessions") or {}).get(key), name)
-
-
 def engine_table(axis: str, lines: Lines) -> Table | None:
     """What the engine in the same process did."""
-    if not any(line.get("engine") for line in lines):
+    if not any(line.engine for line in lines):
         return None
 
-    def of(key: str, shown: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], Cell]:
-        def cell(line: Mapping[str, Any]) -> Cell:
-            value = (line.get("engine") or {}).get(key)
+    def of(key: str, shown: Callable[[Any], str]) -> Callable[[Level], Cell]:
+        def cell(line: Level) -> Cell:
+            value = (line.engine or {}).get(key)
             return Cell(MISSING if value is None else shown(value))
 
         return cell
@@ -204,14 +206,14 @@ def engine_table(axis: str, lines: Lines) -> Table | None:
     shown += [
         (Column(title), of(key, text))
         for key, title, text in optional
-        if any((line.get("engine") or {}).get(key) is not None for line in lines)
+        if any((line.engine or {}).get(key) is not None for line in lines)
     ]
     return _table("The engine's slots and cache", axis, lines, shown)
 
 
 def server_table(axis: str, lines: Lines) -> Table | None:
     """The server's own metrics beside the client's."""
-    servers = [line.get("server") or {} for line in lines]
+    servers = [line.server or ServerMetrics() for line in lines]
     known = [
         (key, title, group, text)
         for key, title, group, text in _SERVER_COLUMNS
@@ -220,9 +222,9 @@ def server_table(axis: str, lines: Lines) -> Table | None:
     if not known:
         return None
 
-    def of(key: str, text: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], Cell]:
-        def cell(line: Mapping[str, Any]) -> Cell:
-            value = _dig(line.get("server") or {}, key)
+    def of(key: str, text: Callable[[Any], str]) -> Callable[[Level], Cell]:
+        def cell(line: Level) -> Cell:
+            value = _dig(line.server, key)
             return Cell(MISSING if value is None else text(value))
 
         return cell
@@ -230,7 +232,7 @@ def server_table(axis: str, lines: Lines) -> Table | None:
     shown: list[_Shown] = [
         (Column(title, group), of(key, text)) for key, title, group, text in known
     ]
-    sources = next((server["sources"] for server in servers if server.get("sources")), ())
+    sources = next((server.sources for server in servers if server.sources), ())
     return _table(
         "The server's own view",
         axis,
@@ -242,20 +244,20 @@ def server_table(axis: str, lines: Lines) -> Table | None:
 
 def power_table(axis: str, lines: Lines) -> Table | None:
     """Energy of the accelerators, where they could be read."""
-    if not any((line.get("server") or {}).get("power") for line in lines):
+    if not any(_dig(line.server, "power") for line in lines):
         return None
 
-    def of(key: str, text: Callable[[Any], str]) -> Callable[[Mapping[str, Any]], Cell]:
-        def cell(line: Mapping[str, Any]) -> Cell:
-            value = ((line.get("server") or {}).get("power") or {}).get(key)
+    def of(key: str, text: Callable[[Any], str]) -> Callable[[Level], Cell]:
+        def cell(line: Level) -> Cell:
+            value = _dig(line.server, f"power.{key}")
             return Cell(MISSING if value is None else text(value))
 
         return cell
 
-    def verdict(line: Mapping[str, Any]) -> Cell:
-        power = (line.get("server") or {}).get("power") or {}
-        if power.get("valid"):
-            return Cell(f"valid, by {power.get('source')}", "", "good")
+    def verdict(line: Level) -> Cell:
+        power = None if line.server is None else line.server.power
+        if power is not None and power.valid:
+            return Cell(f"valid, by {power.source}", "", "good")
         return Cell("too short to tell", "the level gave too few readings", "warn")
 
     shown: list[_Shown] = [
@@ -299,10 +301,10 @@ def _metric_title(metric: str) -> str:
     return f"{name.upper()} {statistic}, ms"
 
 
-def _dig(mapping: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = mapping
+def _dig(value: Any, dotted: str) -> Any:
+    """An attribute of an attribute; None where one of them is None."""
     for name in dotted.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+        value = None if value is None else getattr(value, name)
     return value
 
 

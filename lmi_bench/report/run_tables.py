@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
-from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.goodput import check_slo, goodput
+from lmi_bench.analysis.results.knee import Knee
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.results.latency import ANSWER_KEY, STATISTICS
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric, SteadyWindow
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, s_to_ms
@@ -30,27 +30,27 @@ RULE_TITLES: Mapping[str, str] = {
     "theory": "Theory",
 }
 
-_METRICS = (
-    ("ttft_ms", "TTFT, ms"),
-    (ANSWER_KEY, "TTFT of the answer, ms"),
-    ("ttft_from_sent_ms", "TTFT from sent, ms"),
-    ("dispatch_delay_ms", "Dispatch delay, ms"),
-    ("itl_ms", "ITL, ms"),
-    ("tpot_ms", "TPOT, ms"),
-    ("e2e_ms", "E2E latency, ms"),
-    ("e2e_from_sent_ms", "E2E latency from sent, ms"),
-    ("latency_ms_per_token", "Latency, ms/token"),
-    ("connect_ms", "Connect, ms"),
-    ("tls_ms", "TLS handshake, ms"),
+_METRICS: tuple[tuple[Metric, str], ...] = (
+    ("ttft", "TTFT, ms"),
+    ("ttft_answer", "TTFT of the answer, ms"),
+    ("ttft_from_sent", "TTFT from sent, ms"),
+    ("dispatch_delay", "Dispatch delay, ms"),
+    ("itl", "ITL, ms"),
+    ("tpot", "TPOT, ms"),
+    ("e2e", "E2E latency, ms"),
+    ("e2e_from_sent", "E2E latency from sent, ms"),
+    ("latency_per_token", "Latency, ms/token"),
+    ("connect", "Connect, ms"),
+    ("tls", "TLS handshake, ms"),
 )
 
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[Level]
 
 
-def load_cell(axis: str, line: Mapping[str, Any]) -> Cell:
+def load_cell(axis: str, line: Level) -> Cell:
     """The level's load, as the first cell of a row."""
-    value = line.get(axis)
-    return Cell(f"{value:g}" if value is not None else MISSING, level_name(line))
+    value = line.load.on(axis)
+    return Cell(f"{value:g}" if value is not None else MISSING, line.name)
 
 
 def load_column(axis: str) -> Column:
@@ -60,7 +60,7 @@ def load_column(axis: str) -> Column:
 
 def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
-    priced = any(line.get("usd_per_1m_output_tokens") is not None for line in lines)
+    priced = any(line.usd_per_1m_output_tokens is not None for line in lines)
     cost = (Column("output", "USD per 1M tokens"), Column("in and out", "USD per 1M tokens"))
     columns = (
         load_column(axis),
@@ -79,27 +79,26 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     )
     rows = []
     for line in lines:
-        steady = line.get("steady") or {}
         state = _state(line)
         rows.append(
             Row(
                 (
                     load_cell(axis, line),
-                    Cell(number(line.get("throughput_tokens_per_s"))),
-                    _steady_cell(steady),
-                    statistic_cell(line.get("latency_ms_per_token"), "mean"),
-                    statistic_cell(line.get("latency_ms_per_token"), "p90"),
-                    statistic_cell(line.get("ttft_ms"), "mean"),
-                    statistic_cell(line.get("ttft_ms"), "p90"),
-                    statistic_cell(line.get("itl_ms"), "p50"),
-                    statistic_cell(line.get("itl_ms"), "p99"),
-                    Cell(count(line.get("requests"))),
+                    Cell(number(line.throughput_tokens_per_s)),
+                    _steady_cell(line.steady),
+                    statistic_cell(line.of("latency_per_token"), "mean"),
+                    statistic_cell(line.of("latency_per_token"), "p90"),
+                    statistic_cell(line.of("ttft"), "mean"),
+                    statistic_cell(line.of("ttft"), "p90"),
+                    statistic_cell(line.of("itl"), "p50"),
+                    statistic_cell(line.of("itl"), "p99"),
+                    Cell(count(line.requests)),
                     _errors_cell(line),
                     *(_cost_cells(line) if priced else ()),
                     state,
                 ),
                 tone="bad" if state.tone == "bad" else "",
-                strong=marked is not None and line.get(axis) == marked,
+                strong=marked is not None and line.load.on(axis) == marked,
             )
         )
     note = "n/a: too few samples for that percentile (hover for the numbers)."
@@ -108,38 +107,38 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
     return Table("Levels", columns, tuple(rows), note)
 
 
-def _cost_cells(line: Mapping[str, Any]) -> tuple[Cell, Cell]:
+def _cost_cells(line: Level) -> tuple[Cell, Cell]:
     """What a million tokens cost at this level's own throughput."""
     hint = "at the level's whole throughput, by the price of the target"
-    output, total = (line.get(f"usd_per_1m_{kind}_tokens") for kind in ("output", "total"))
+    output, total = line.usd_per_1m_output_tokens, line.usd_per_1m_total_tokens
     return Cell(number(output), hint), Cell(number(total), hint)
 
 
-def _steady_cell(steady: Mapping[str, Any]) -> Cell:
-    value = steady.get("throughput_tokens_per_s")
+def _steady_cell(steady: SteadyWindow) -> Cell:
+    value = steady.throughput_tokens_per_s
     if value is None:
-        return Cell(MISSING, str(steady.get("reason") or "not measured"), "na")
-    hint = f"{share(steady.get('share'))} of the level"
-    if steady.get("low") is not None:
-        hint += f", 95 % interval {number(steady['low'])} to {number(steady['high'])}"
+        return Cell(MISSING, steady.reason or "not measured", "na")
+    hint = f"{share(steady.share)} of the level"
+    if steady.low is not None:
+        hint += f", 95 % interval {number(steady.low)} to {number(steady.high)}"
     return Cell(number(value), hint)
 
 
-def _errors_cell(line: Mapping[str, Any]) -> Cell:
-    errors = line.get("errors") or 0
-    examples = line.get("error_examples") or {}
+def _errors_cell(line: Level) -> Cell:
+    errors = line.failed
+    examples = line.error_examples or {}
     kinds = ", ".join(
         f"{n} {kind}" + (f" ({examples[kind][0]})" if examples.get(kind) else "")
-        for kind, n in (line.get("errors_by_kind") or {}).items()
+        for kind, n in line.errors_by_kind.items()
     )
     return Cell(count(errors), kinds, "bad" if errors else "")
 
 
-def _state(line: Mapping[str, Any]) -> Cell:
-    if not line.get("valid", True):
-        return Cell("invalid", str(line.get("invalid_reason") or "no reason given"), "bad")
-    if line.get("stopped_by"):
-        return Cell(f"stopped: {line['stopped_by']}", "the level ended before its time", "warn")
+def _state(line: Level) -> Cell:
+    if not line.valid:
+        return Cell("invalid", line.invalid_reason or "no reason given", "bad")
+    if line.stopped_by:
+        return Cell(f"stopped: {line.stopped_by}", "the level ended before its time", "warn")
     return Cell("valid", "", "good")
 
 
@@ -147,15 +146,15 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     """Every statistic of every latency, one table a metric."""
     columns = (load_column(axis), *(Column(name) for name in STATISTICS), Column("n"))
     tables = []
-    for key, title in _METRICS:
-        if not any((line.get(key) or {"n": 0}).get("n", 1) for line in lines):
+    for metric, title in _METRICS:
+        if not any(line.of(metric).n for line in lines):
             continue
         rows = tuple(
             Row(
                 (
                     load_cell(axis, line),
-                    *(statistic_cell(line.get(key), name) for name in STATISTICS),
-                    Cell(count((line.get(key) or {}).get("n"))),
+                    *(statistic_cell(line.of(metric), name) for name in STATISTICS),
+                    Cell(count(line.of(metric).n)),
                 )
             )
             for line in lines
@@ -175,44 +174,36 @@ def _rates_table(axis: str, lines: Lines) -> Table:
         ("input_tokens", "Input tokens"),
         ("output_tokens", "Output tokens"),
     )
-    if any(line.get("reasoning_tokens") for line in lines):
+    if any(line.reasoning_tokens for line in lines):
         keys = (*keys, ("reasoning_tokens", "Reasoning tokens"))
     rows = tuple(
-        Row((load_cell(axis, line), *(Cell(number(line.get(key))) for key, _ in keys)))
+        Row((load_cell(axis, line), *(Cell(number(getattr(line, key))) for key, _ in keys)))
         for line in lines
     )
     columns = (load_column(axis), *(Column(title) for _, title in keys))
     return Table("Rates, counts and Little's law", columns, rows)
 
 
-def knees_table(axis: str, knees: Lines) -> Table:
+def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
     """Each rule's knee, its interval, its cause and what moves it."""
     rows = []
     told: set[str] = set()
     for knee in knees:
-        value = knee.get(axis)
-        change = str(knee.get("change") or MISSING)
+        load = knee.load if knee.axis == axis else None
+        change = knee.change or MISSING
         repeated = change in told and change != MISSING
         told.add(change)
-        low, high = knee.get("low"), knee.get("high")
-        interval = (
-            MISSING
-            if low is None or high is None
-            else f"{format_figure(low)} to {format_figure(high)}"
-        )
-        rule = str(knee.get("rule"))
-        cause = str(knee.get("cause") or "unknown")
         rows.append(
             Row(
                 (
-                    Cell(RULE_TITLES.get(rule, rule), "recommended" if _chosen(knee) else ""),
-                    Cell(MISSING if value is None else format_figure(value)),
-                    Cell(interval),
-                    Cell(CAUSE_TITLES.get(cause, cause) if value is not None else MISSING),
+                    Cell(rule_title(knee), "recommended" if knee.recommended else ""),
+                    Cell(MISSING if load is None else format_figure(load)),
+                    Cell(knee_interval(knee)),
+                    Cell(CAUSE_TITLES.get(knee.cause, knee.cause) if load is not None else MISSING),
                     Cell("as above", change) if repeated else Cell(change),
-                    Cell(str(knee.get("why") or "")),
+                    Cell(knee.why),
                 ),
-                strong=_chosen(knee),
+                strong=knee.recommended,
             )
         )
     unit = "Concurrent requests" if axis == "concurrency" else "Request rate, req/s"
@@ -233,8 +224,16 @@ def knees_table(axis: str, knees: Lines) -> Table:
     )
 
 
-def _chosen(knee: Mapping[str, Any]) -> bool:
-    return bool(knee.get("recommended"))
+def rule_title(knee: Knee) -> str:
+    """A rule for people; a file of another version may hold one more."""
+    return RULE_TITLES.get(knee.rule, knee.rule)
+
+
+def knee_interval(knee: Knee) -> str:
+    """The interval of a knee's load."""
+    if knee.low is None or knee.high is None:
+        return MISSING
+    return f"{format_figure(knee.low)} to {format_figure(knee.high)}"
 
 
 def slo_table(
@@ -258,7 +257,7 @@ def slo_table(
     rows = []
     for index, line in enumerate(lines):
         kept = records[index] if records is not None and index < len(records) else ()
-        open_loop = line.get("concurrency") is None
+        open_loop = line.load.is_open
         cells = [load_cell(axis, line)]
         for slo in slos:
             cells += [_verdict_cell(line, slo), _goodput_cells(kept, [slo], open_loop)[0]]
@@ -290,7 +289,7 @@ def _readable(texts: Sequence[str]) -> list[Slo]:
     return slos
 
 
-def _verdict_cell(line: Mapping[str, Any], slo: Slo) -> Cell:
+def _verdict_cell(line: Level, slo: Slo) -> Cell:
     result = check_slo(line, slo)
     if result.verdict == "unsupported":
         return Cell("n/a", result.reason, "na")
@@ -305,19 +304,19 @@ def generator_table(axis: str, lines: Lines) -> Table:
     """What the load generator says of itself, level by level."""
     rows = []
     for line in lines:
-        check = line.get("generator") or {}
-        valid = line.get("valid", True)
-        reason = str(line.get("invalid_reason") or "")
+        check = line.generator
+        valid = line.valid
+        reason = line.invalid_reason or ""
         rows.append(
             Row(
                 (
                     load_cell(axis, line),
-                    Cell(_ms(check.get("dispatch_delay_p50_s"))),
-                    Cell(_ms(check.get("dispatch_delay_p99_s"))),
-                    Cell(_ms(check.get("dispatch_delay_max_s"))),
-                    Cell(_ms(check.get("loop_lag_p99_s"))),
-                    Cell(_ms(check.get("receive_delay_p99_s"))),
-                    Cell(share(check.get("cpu_share"))),
+                    Cell(_ms(check.dispatch_delay_p50_s)),
+                    Cell(_ms(check.dispatch_delay_p99_s)),
+                    Cell(_ms(check.dispatch_delay_max_s)),
+                    Cell(_ms(check.loop_lag_p99_s)),
+                    Cell(_ms(check.receive_delay_p99_s)),
+                    Cell(share(check.cpu_share)),
                     _bound_cell(check, "ttft"),
                     _bound_cell(check, "itl"),
                     _load_reached_cell(check),
@@ -341,7 +340,7 @@ def generator_table(axis: str, lines: Lines) -> Table:
         Column("Clock of events, who read", numeric=False),
         Column("Verdict", numeric=False),
     )
-    workers = max(((line.get("generator") or {}).get("workers") or 1 for line in lines), default=1)
+    workers = max((line.generator.workers or 1 for line in lines), default=1)
     note = (
         "Own error: bounds of what reading late, sending late and the clocks can have done; "
         "queueing in the network and in the server before a request is read is outside them."
@@ -357,22 +356,21 @@ def _blamed(reason: str) -> str:
     return f"invalid: {blamed}" if why else "invalid"
 
 
-def _clock_and_receiver(check: Mapping[str, Any]) -> list[str]:
-    receiver = check.get("receiver")
-    stated = (check.get("timestamps"), f"{receiver} receiver" if receiver else None)
-    return [str(part) for part in stated if part]
+def _clock_and_receiver(check: GeneratorReport) -> list[str]:
+    stated = (check.timestamps, f"{check.receiver} receiver" if check.receiver else None)
+    return [part for part in stated if part]
 
 
-def _bound_cell(check: Mapping[str, Any], name: str) -> Cell:
+def _bound_cell(check: GeneratorReport, name: Literal["ttft", "itl"]) -> Cell:
     """By how much the generator itself may have moved a quantile; an unknown bound is no zero."""
-    bound_ms = check.get(f"{name}_error_bound_ms")
+    bound_ms, bound_frac = check.p99_bound(name)
     if bound_ms is None:
         return Cell(MISSING, "not known for this target", "na")
-    return Cell(number(bound_ms), f"{share(check.get(f'{name}_error_bound_frac'))} of it")
+    return Cell(number(bound_ms), f"{share(bound_frac)} of it")
 
 
-def _load_reached_cell(check: Mapping[str, Any]) -> Cell:
-    asked, achieved = check.get("asked_load"), check.get("achieved_load")
+def _load_reached_cell(check: GeneratorReport) -> Cell:
+    asked, achieved = check.asked_load, check.achieved_load
     if not asked or achieved is None:
         return Cell(MISSING, "too few requests to tell", "na")
     return Cell(share(achieved / asked), f"{number(achieved)} of {number(asked)}")

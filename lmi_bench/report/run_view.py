@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmi_bench.analysis.results.checks import check_levels
-from lmi_bench.analysis.results.knee import find_knees
+from lmi_bench.analysis.results.knee import Knee, find_knees
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.results.latency import QUANTILES
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
 from lmi_bench.report.formats import load_name, minute, number, plain
@@ -26,16 +26,16 @@ from lmi_bench.report.more_tables import (
     steady_table,
 )
 from lmi_bench.report.run_tables import (
-    RULE_TITLES,
     generator_table,
     knees_table,
     levels_table,
+    rule_title,
     slo_table,
     statistics_tables,
 )
 from lmi_bench.report.values import Curve, Headline, KneeMark, RunView
 
-CHART_METRICS = ("latency_ms_per_token", "ttft_ms", "itl_ms", "e2e_ms")
+CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
 class RunLike(Protocol):
@@ -46,7 +46,7 @@ class RunLike(Protocol):
     @property
     def manifest(self) -> dict[str, Any]: ...
     @property
-    def levels(self) -> list[dict[str, Any]]: ...
+    def levels(self) -> list[Level]: ...
     @property
     def records(self) -> Sequence[tuple[RequestRecord, ...]]: ...
     @property
@@ -61,12 +61,14 @@ def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
     records = pooled_records or None
     curve = sweep_curve(pooled, records)
     axis = curve.axis
-    lines = sorted(pooled, key=lambda line: (line.get(axis) or 0, line.get("attempt") or 0))
-    knees = run.knees
-    if knees is None:
-        knees = [knee.to_dict() for knee in find_knees(pooled, records=records)]
-    chosen = next((knee for knee in knees if knee.get("recommended")), None)
-    marked = chosen.get(axis) if chosen else None
+    lines = sorted(pooled, key=lambda line: (line.load.on(axis) or 0, line.attempt))
+    knees = (
+        find_knees(pooled, records=records)
+        if run.knees is None
+        else [Knee.from_dict(content) for content in run.knees]
+    )
+    chosen = next((knee for knee in knees if knee.recommended), None)
+    marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario = _mapping(run.manifest.get("scenario"))
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
     found = search_headline(run.slo_answer)
@@ -163,7 +165,7 @@ def _target_text(manifest: Mapping[str, Any]) -> str:
     return str(target or "")
 
 
-def _headlines(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> tuple[Headline, ...]:
+def _headlines(curve: SweepCurve, knees: Sequence[Knee]) -> tuple[Headline, ...]:
     """Knee, best throughput, fastest answer: what to read first."""
     return tuple(
         headline
@@ -172,11 +174,11 @@ def _headlines(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> tuple[H
     )
 
 
-def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Headline | None:
-    knee = next((knee for knee in knees if knee.get("recommended")), None)
-    if knee is None or knee.get(curve.axis) is None:
+def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:
+    knee = next((knee for knee in knees if knee.recommended), None)
+    if knee is None or knee.load is None or knee.axis != curve.axis:
         return None
-    load = float(knee[curve.axis])
+    load = knee.load
     here = next((point for point in curve.points if point.load == load), None)
     unit = "concurrent requests" if curve.axis == "concurrency" else "req/s"
     detail = f"by the {_rule_name(knee)} rule"
@@ -185,7 +187,7 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Hea
             f"{number(here.throughput_tokens_per_s)} tok/s at "
             f"{number(here.latency_ms_per_token)} ms/token, {detail}"
         )
-    low, high = knee.get("low"), knee.get("high")
+    low, high = knee.low, knee.high
     if low is not None and high is not None and low != high:
         detail += f", interval {low:g} to {high:g}"
     reached = curve.beyond(load) is not None
@@ -197,35 +199,33 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Mapping[str, Any]]) -> Hea
     return Headline("Knee", f"{load:g}" if reached else f"≥ {load:g}", unit, detail)
 
 
-def _what_binds(
-    chosen: Mapping[str, Any], knees: Sequence[Mapping[str, Any]], axis: str, load: float
-) -> str:
+def _what_binds(chosen: Knee, knees: Sequence[Knee], axis: str, load: float) -> str:
     """Why the curve bends at the chosen knee, or at the last one of another rule before it."""
     known = [
         knee
         for knee in knees
-        if knee.get(axis) is not None
-        and float(knee[axis]) <= load
-        and str(knee.get("cause") or "unknown") != "unknown"
+        if knee.load is not None
+        and knee.axis == axis
+        and knee.load <= load
+        and knee.cause != "unknown"
     ]
     if chosen in known:
         return f"What binds beyond it: {_cause(chosen)}"
     if not known:
         return ""
-    nearest = max(known, key=lambda knee: float(knee[axis]))
-    since = f"from {nearest[axis]:g} on ({_rule_name(nearest)} rule)"
+    nearest = max(known, key=lambda knee: knee.load or 0.0)
+    since = f"from {nearest.load:g} on ({_rule_name(nearest)} rule)"
     return f"What binds {since}: {_cause(nearest)}"
 
 
-def _rule_name(knee: Mapping[str, Any]) -> str:
+def _rule_name(knee: Knee) -> str:
     """The rule within a sentence; Kneedle is a name."""
-    title = RULE_TITLES.get(str(knee["rule"]), str(knee["rule"]))
-    return title if knee["rule"] == "kneedle" else title.lower()
+    title = rule_title(knee)
+    return title if knee.rule == "kneedle" else title.lower()
 
 
-def _cause(knee: Mapping[str, Any]) -> str:
-    cause = str(knee["cause"])
-    return CAUSE_TITLES.get(cause, cause)
+def _cause(knee: Knee) -> str:
+    return CAUSE_TITLES.get(knee.cause, knee.cause)
 
 
 def _extremes(curve: SweepCurve) -> list[Headline]:
@@ -237,13 +237,11 @@ def _extremes(curve: SweepCurve) -> list[Headline]:
         f"at {load_name(curve.axis, best.load)}, "
         f"{number(best.latency_ms_per_token)} ms/token ({best.latency_is})"
     )
-    if (usd := best.line.get("usd_per_1m_output_tokens")) is not None:
+    if (usd := best.line.usd_per_1m_output_tokens) is not None:
         detail += f"; {usd:,.2f} USD for 1M output tokens"
     headlines = [Headline("Best throughput", number(best.throughput_tokens_per_s), "tok/s", detail)]
     first = usable[0]
-    ttft = (first.line.get("ttft_ms") or {}).get("p50") or (first.line.get("ttft_ms") or {}).get(
-        "mean"
-    )
+    ttft = first.line.of("ttft").p50 or first.line.of("ttft").mean
     if ttft is not None:
         pace = number(first.latency_ms_per_token)
         headlines.append(
@@ -260,20 +258,20 @@ def _extremes(curve: SweepCurve) -> list[Headline]:
 def _curve(
     label: str,
     curve: SweepCurve,
-    knees: Sequence[Mapping[str, Any]],
+    knees: Sequence[Knee],
     *,
     simulated: bool,
 ) -> Curve:
     points = curve.points
     latencies: dict[tuple[str, str], tuple[float | None, ...]] = {
-        (metric, name): tuple((point.line.get(metric) or {}).get(name) for point in points)
+        (LATENCY_KEY[metric], name): tuple(point.line.of(metric).value(name) for point in points)
         for metric in CHART_METRICS
         for name in ("mean", *QUANTILES)
     }
     for metric in CHART_METRICS:
-        latencies[metric, "upper"] = tuple(
-            statistics.get("p90") if statistics.get("p90") is not None else statistics.get("max")
-            for statistics in ((point.line.get(metric) or {}) for point in points)
+        latencies[LATENCY_KEY[metric], "upper"] = tuple(
+            each.max if each.p90 is None else each.p90
+            for each in (point.line.of(metric) for point in points)
         )
     return Curve(
         label=label,
@@ -284,14 +282,9 @@ def _curve(
         throughput_tokens_per_s=tuple(point.throughput_tokens_per_s for point in points),
         latencies=latencies,
         knees=tuple(
-            KneeMark(
-                str(knee.get("rule")),
-                RULE_TITLES.get(str(knee.get("rule")), str(knee.get("rule"))),
-                float(knee[curve.axis]),
-                bool(knee.get("recommended")),
-            )
+            KneeMark(knee.rule, rule_title(knee), knee.load, knee.recommended)
             for knee in knees
-            if knee.get(curve.axis) is not None
+            if knee.load is not None and knee.axis == curve.axis
         ),
     )
 

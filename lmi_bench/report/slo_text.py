@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.gate import level_measured_ms
 from lmi_bench.analysis.results.goodput import goodput
 from lmi_bench.analysis.results.slo_values import FailureRule
 from lmi_bench.analysis.search.slo_boundary import SloAnswer
+from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, load_name, number, share
@@ -40,7 +39,7 @@ def describe_answer(answer: SloAnswer) -> str:
 
 
 def goodput_rows(
-    levels: Sequence[Mapping[str, Any]],
+    levels: Sequence[Level],
     records: Sequence[Sequence[RequestRecord]],
     slos: Sequence[Slo],
     limits: Sequence[Slo],
@@ -53,10 +52,10 @@ def goodput_rows(
     """
     rows = []
     for line, kept in zip(levels, records, strict=True):
-        open_loop = line.get("concurrency") is None
+        open_loop = line.load.is_open
         good = goodput(kept, limits or slos, open_loop=open_loop)
         row = {
-            "level": level_name(line),
+            "level": line.name,
             "goodput req/s": number(good.per_s),
             "good": share(good.share),
         }
@@ -69,26 +68,26 @@ def goodput_rows(
     return rows
 
 
-def spread_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def spread_rows(levels: Sequence[Level]) -> list[dict[str, str]]:
     """A row a level and metric of levels that ran several times; none where each ran once."""
     return [
         {
-            "level": level_name(line),
-            "attempts": str(line["attempts"]),
+            "level": line.name,
+            "attempts": str(line.attempts),
             "metric": f"{metric}, {'tok/s' if metric == 'throughput' else 'ms'}",
-            "mean": number(found["mean"]),
+            "mean": number(found.mean),
             "interval": MISSING
-            if found["low"] is None
-            else f"{number(found['low'])} to {number(found['high'])}",
-            "cv": share(found["cv"]),
+            if found.low is None
+            else f"{number(found.low)} to {number(found.high)}",
+            "cv": share(found.cv),
         }
         for line in levels
-        for metric, found in (line.get("spread") or {}).items()
+        for metric, found in line.spread.items()
     ]
 
 
 def meets_all(
-    line: Mapping[str, Any],
+    line: Level,
     records: Sequence[RequestRecord],
     slos: Sequence[Slo],
     *,
@@ -100,7 +99,7 @@ def meets_all(
 
 
 def misses_any(
-    line: Mapping[str, Any],
+    line: Level,
     records: Sequence[RequestRecord],
     slos: Sequence[Slo],
     *,
@@ -111,13 +110,13 @@ def misses_any(
 
 
 def _verdicts(
-    line: Mapping[str, Any],
+    line: Level,
     records: Sequence[RequestRecord],
     slos: Sequence[Slo],
     failures: FailureRule,
 ) -> list[bool | None]:
     """Of each SLO whether the level meets it; None where its requests cannot say."""
-    open_loop = line.get("concurrency") is None
+    open_loop = line.load.is_open
     measured = [
         level_measured_ms(records, slo, open_loop=open_loop, failures=failures)[0] for slo in slos
     ]
@@ -128,30 +127,26 @@ def _verdicts(
 
 
 def highest_meeting(
-    levels: Sequence[Mapping[str, Any]],
+    levels: Sequence[Level],
     records: Sequence[Sequence[RequestRecord]],
     slos: Sequence[Slo],
     *,
     failures: FailureRule = "exclude",
-) -> Mapping[str, Any] | None:
+) -> Level | None:
     """The valid level of the highest load that is known to meet the SLOs, below the first that is
     known to miss one; what lies lower and cannot say is no breach, since latency rises with load.
     """
     best = None
-    for line, kept in sorted(zip(levels, records, strict=True), key=lambda pair: load_of(pair[0])):
-        if not line.get("valid", True):
+    for line, kept in sorted(
+        zip(levels, records, strict=True), key=lambda pair: pair[0].load.value
+    ):
+        if not line.valid:
             continue
         if misses_any(line, kept, slos, failures=failures):
             break
         if meets_all(line, kept, slos, failures=failures):
             best = line
     return best
-
-
-def load_of(line: Mapping[str, Any]) -> float:
-    """Users or requests a second of a level; 0 where neither is known."""
-    users = line.get("concurrency")
-    return float(line.get("rate_per_s") or 0.0 if users is None else users)
 
 
 def _verdict(measured: float | None, slo: Slo) -> str:

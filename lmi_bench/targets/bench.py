@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
+from lmi_bench.core.level import Level
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -23,7 +24,7 @@ class Bench:
 
     scenario    as it will run: nothing in it is left to be found
     run         runs a coroutine over the target on the clock that the target needs
-    knee_facts  what is known of the server, for the levels' lines given
+    knee_facts  what is known of the server, for the levels given
     usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
     secrets     values that must never reach a file
     open_target, metrics_url, metrics_headers  of a server elsewhere: a connection of one's own to
@@ -36,7 +37,7 @@ class Bench:
     facts: dict[str, Any]
     prompts: Callable[[str], Prompts]
     run: Callable[[Main], Any]
-    knee_facts: Callable[[Sequence[Mapping[str, Any]]], KneeFacts]
+    knee_facts: Callable[[Sequence[Level]], KneeFacts]
     notes: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     spacing_s: float = 0.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.catalog.instances import find_instance
+from lmi_bench.core.level import Level
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -33,7 +33,7 @@ def simulated_limits(
     scenario: Scenario,
     instance_type: str,
     parts: EngineParts,
-    levels: Sequence[Mapping[str, Any]],
+    levels: Sequence[Level],
 ) -> KneeFacts:
     """Limits of the simulated engine, and the part of its step model that binds at each level."""
     from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
@@ -57,13 +57,12 @@ def simulated_limits(
     copies = len(parts.executors)
     binding = {}
     for line in levels:
-        load = line["concurrency"] if line["concurrency"] is not None else line["rate_per_s"]
-        running = round((line.get("mean_concurrency") or 0) / copies)
+        running = round((line.mean_concurrency or 0) / copies)
         batch = max(1, min(running, int(limits.b_max_expected or running)))
         shape = StepShape(
             decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
         )
-        binding[load] = model.explain(shape).binding
+        binding[line.load.value] = model.explain(shape).binding
     one = replace(
         limits,
         b_star=float("inf") if theory.b_star is None else theory.b_star,

@@ -11,6 +11,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
+from tests.levels import level_of
 
 SLOS = (parse_slo("ttft_p90<=1s"),)
 
@@ -26,7 +27,7 @@ def run_of(*levels):
         )
         for _, n, ttft_s in levels
     ]
-    lines = [{"level": i, "concurrency": users} for i, (users, _, _) in enumerate(levels)]
+    lines = [level_of(level=i, concurrency=users) for i, (users, _, _) in enumerate(levels)]
     return Run(Path("run"), {}, lines, records, None)
 
 

@@ -16,9 +16,11 @@ import pytest
 from lmi_bench.core.durable import LOCK
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import RunStore, build_manifest, load_run
 from lmi_bench.core.scenario import Scenario
+from tests.levels import level_of
 
 RECORD = RequestRecord(
     request_id=0,
@@ -35,8 +37,8 @@ def _manifest(scenario: Scenario | None = None, **extra: object) -> dict:
     )
 
 
-def _level(level: int, attempt: int = 1, **extra: object) -> dict:
-    return {"level": level, "attempt": attempt, "stopped_by": None, **extra}
+def _level(level: int, attempt: int = 1, **extra: object) -> Level:
+    return level_of(level=level, attempt=attempt, stopped_by=None, **extra)
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):
@@ -116,13 +118,13 @@ def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_
         file.write(b'{"level":1,"att')
     assert load_run(path).records == [(RECORD,)]
     with RunStore.resume(path, Scenario().hash()) as store:
-        assert [line["level"] for line in store.levels] == [0]
+        assert [line.index for line in store.levels] == [0]
         assert store.next_attempt(1) == 2  # attempt 1 left requests that must never count
         store.append_level([RECORD], _level(1, attempt=2))
     for name, content in finished.items():
         assert (path / name).read_bytes().startswith(content)
     run = load_run(path)
-    assert [(line["level"], line["attempt"]) for line in run.levels] == [(0, 1), (1, 2)]
+    assert [(line.index, line.attempt) for line in run.levels] == [(0, 1), (1, 2)]
     assert [len(records) for records in run.records] == [1, 1]
 
 
@@ -132,6 +134,8 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
     script = textwrap.dedent(
         f"""
         from pathlib import Path
+        from lmi_bench.core.level import Level
+        from lmi_bench.core.load import Load
         from lmi_bench.core.run_store import RunStore
         from lmi_bench.core.exchange import Exchange
         from lmi_bench.core.records import RequestRecord
@@ -139,7 +143,7 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         level = 0
         while True:
             records = [RequestRecord(i, 0.0, Exchange(0.0, (0.1,) * 50)) for i in range(200)]
-            store.append_level(records, {{"level": level, "attempt": 1, "stopped_by": None}})
+            store.append_level(records, Level(level, 1, Load(1)))
             print(level, flush=True)
             level += 1
         """
@@ -162,7 +166,7 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         assert finished >= len(told)
         store.append_level([RECORD], _level(finished, store.next_attempt(finished)))
     run = load_run(path)
-    assert [line["level"] for line in run.levels] == list(range(finished + 1))
+    assert [line.index for line in run.levels] == list(range(finished + 1))
     assert [len(records) for records in run.records] == [200] * finished + [1]
     assert (path / "levels.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
 
@@ -178,7 +182,7 @@ def test_a_full_disk_says_what_to_do_and_keeps_the_levels_before(tmp_path):
         (path / "requests.jsonl").symlink_to("/dev/full")
         with pytest.raises(LmiBenchError, match=r"cannot write level 2 .*--resume"):
             store.append_level([RECORD], _level(1))
-        assert [line["level"] for line in store.levels] == [0]
+        assert [line.index for line in store.levels] == [0]
     (path / "requests.jsonl").unlink()
     (path / "requests.jsonl").write_bytes(saved)
     assert len(load_run(path).levels) == 1

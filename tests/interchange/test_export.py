@@ -78,7 +78,7 @@ def test_tables_read_back_as_they_were_written(run, tmp_path, export_format):
 
 def test_json_holds_the_lines_as_they_are(run, tmp_path):
     (path,) = export_run(run, "json", tmp_path / "out")
-    assert json.loads(path.read_text())["levels"] == run.levels
+    assert json.loads(path.read_text())["levels"] == [level.to_json() for level in run.levels]
 
 
 def test_an_llm_d_report_names_its_units_and_comes_back_as_it_was(run, tmp_path):
@@ -96,8 +96,8 @@ def test_an_llm_d_report_names_its_units_and_comes_back_as_it_was(run, tmp_path)
     }  # fmt: skip
     (back,) = read_results(paths[0]).levels
     for key in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "latency_ms_per_token"):
-        assert back.line[key]["mean"] == pytest.approx(run.levels[0][key]["mean"])
-    assert back.line["throughput_tokens_per_s"] == run.levels[0]["throughput_tokens_per_s"]
+        assert back.line[key]["mean"] == pytest.approx(run.levels[0].to_json()[key]["mean"])
+    assert back.line["throughput_tokens_per_s"] == run.levels[0].throughput_tokens_per_s
     assert back.line["concurrency"] == 1
 
 

@@ -64,7 +64,7 @@ def test_every_sample_becomes_a_run_that_can_be_read_back(tmp_path):
         assert write_imported(parts, folder, command=["lmi-bench", "import"]) == 1
         run = load_run(folder)
         assert run.manifest["imported_from"] == parts[0].tool
-        assert run.levels[0]["imported_from"] == parts[0].tool
+        assert run.levels[0].imported_from == parts[0].tool
 
 
 def test_vllm_keeps_its_names_because_its_formulas_are_ours():

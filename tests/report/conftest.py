@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -21,7 +22,7 @@ class FakeRun:
 
     path: Path
     manifest: dict[str, Any]
-    levels: list[dict[str, Any]]
+    levels: list[Level]
     records: list[tuple[RequestRecord, ...]] = field(default_factory=list)
     knees: list[dict[str, Any]] | None = None
     slo_answer: dict[str, Any] | None = None

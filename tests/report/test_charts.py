@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
 from lmi_bench.report.view import build_view
 
@@ -41,14 +43,14 @@ def test_the_curve_is_latency_over_throughput_in_order_of_load(sweep):
     (first, *_) = build_charts(build_view([sweep]))
     trace = first.figure["data"][0]
     assert trace["text"] == ["1", "2", "4", "8", "16", "32", "64"]
-    assert trace["x"] == [line["throughput_tokens_per_s"] for line in sweep.levels]
-    assert trace["y"][-1] == sweep.levels[-1]["latency_ms_per_token"]["p90"]
+    assert trace["x"] == [line.throughput_tokens_per_s for line in sweep.levels]
+    assert trace["y"][-1] == sweep.levels[-1].of("latency_per_token").p90
 
 
 def test_knees_are_marked_at_their_level(sweep):
     (first, *_) = build_charts(build_view([sweep]))
     knees = [trace for trace in first.figure["data"][1:] if "Recommended" in trace["name"]]
-    assert [trace["x"][0] for trace in knees] == [sweep.levels[4]["throughput_tokens_per_s"]]
+    assert [trace["x"][0] for trace in knees] == [sweep.levels[4].throughput_tokens_per_s]
 
 
 def test_the_limit_is_drawn_only_where_it_would_not_flatten_the_curve(runs_of):
@@ -64,7 +66,7 @@ def test_an_unsupported_percentile_is_a_gap_not_a_zero(sweep):
     charts = {chart.anchor: chart for chart in build_charts(build_view([sweep]))}
     p90 = next(t for t in charts["chart-ttft-ms"].figure["data"] if t["name"] == "p90")
     assert p90["y"][0] is None
-    assert p90["y"][-1] == pytest.approx(sweep.levels[-1]["ttft_ms"]["p90"])
+    assert p90["y"][-1] == pytest.approx(sweep.levels[-1].of("ttft").p90)
 
 
 def test_runs_keep_their_colour_in_every_chart_and_predictions_are_dashed(sweep, runs_of):
@@ -80,8 +82,9 @@ def test_runs_keep_their_colour_in_every_chart_and_predictions_are_dashed(sweep,
 
 def test_concurrencies_and_rates_get_charts_of_their_own(sweep, runs_of):
     rates = runs_of("rates", loads=(1, 2))
-    for line in rates.levels:
-        line |= {"rate_per_s": 1.0 * line["concurrency"], "concurrency": None}
+    rates.levels[:] = [
+        replace(line, load=Load(rate_per_s=line.load.value)) for line in rates.levels
+    ]
     anchors = [chart.anchor for chart in build_charts(build_view([sweep, rates]))]
     assert len(anchors) == len(set(anchors)) == 9
 

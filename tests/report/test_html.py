@@ -6,10 +6,12 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
 from lmi_bench.report.html import render_html
 from lmi_bench.report.view import build_view
@@ -134,7 +136,7 @@ def test_hostile_names_stay_text(runs_of, recommendation):
     run = runs_of(HOSTILE, loads=(1, 2), more={"model": HOSTILE, "target": HOSTILE,
                                                "slo": [HOSTILE]})  # fmt: skip
     run.manifest["host"][HOSTILE] = HOSTILE
-    run.levels[1] |= {"valid": False, "invalid_reason": HOSTILE}
+    run.levels[1] = replace(run.levels[1], valid=False, invalid_reason=HOSTILE)
     recommendation["recommended"]["instance"] = HOSTILE
     recommendation["rejected"][0]["reason"] = HOSTILE
     recommendation[HOSTILE] = HOSTILE
@@ -167,16 +169,17 @@ def test_a_run_without_a_finished_level_works(runs_of):
 
 def test_levels_of_failures_work(runs_of):
     run = runs_of("failed", loads=(1, 2))
-    for line in run.levels:
-        line |= {
-            "errors": line["requests"],
-            "errors_by_kind": {"connect": line["requests"]},
-            "throughput_tokens_per_s": None,
-            "latency_ms_per_token": {},
-            "ttft_ms": {},
-            "itl_ms": {},
-            "mean_concurrency": None,
-        }
+    run.levels[:] = [
+        replace(
+            line,
+            errors=line.requests,
+            errors_by_kind={"connect": line.requests},
+            throughput_tokens_per_s=None,
+            latency={},
+            mean_concurrency=None,
+        )
+        for line in run.levels
+    ]
     run.records.clear()
     text = Page(render_html(build_view([run]))).text
     assert "3 of 3 requests failed (3 connect)" in text
@@ -184,8 +187,9 @@ def test_levels_of_failures_work(runs_of):
 
 def test_a_rate_sweep_is_shown_over_its_rates(runs_of):
     run = runs_of("rates", loads=(1, 2, 4))
-    for line in run.levels:
-        line |= {"rate_per_s": line["concurrency"] / 2, "concurrency": None}
+    run.levels[:] = [
+        replace(line, load=Load(rate_per_s=line.load.value / 2)) for line in run.levels
+    ]
     text = Page(render_html(build_view([run]))).text
     assert "Request rate, req/s" in text
     assert "0.5 req/s" in text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from lmi_bench.core.level import Spread
 from lmi_bench.report.formats import MISSING
 from lmi_bench.report.html import render_html
 from lmi_bench.report.more_tables import (
@@ -19,6 +22,7 @@ from lmi_bench.report.more_tables import (
 from lmi_bench.report.run_tables import generator_table, levels_table, statistics_tables
 from lmi_bench.report.text import render_markdown
 from lmi_bench.report.view import build_view
+from tests.levels import level_of
 from tests.report.conftest import FakeRun, manifest
 
 ANSWER = {
@@ -41,7 +45,7 @@ def texts(table):
 
 
 def line(**fields):
-    return {"level": 0, "attempt": 1, "concurrency": 8, "rate_per_s": None, **fields}
+    return level_of(**{"concurrency": 8, **fields})
 
 
 def test_a_search_says_load_interval_breach_binding_shape_and_seconds():
@@ -76,8 +80,8 @@ def test_the_steps_of_a_search_stand_in_the_order_in_which_they_were_taken():
 
 
 def test_repeats_show_each_metrics_interval():
-    spread = {"ttft_p90": {"mean": 100.0, "low": 95.0, "high": 105.0, "cv": 0.04}}
-    (row,) = texts(spread_table("concurrency", [line(attempts=3, spread=spread)]))
+    spread = {"ttft_p90": Spread(3, mean=100.0, low=95.0, high=105.0, cv=0.04)}
+    (row,) = texts(spread_table("concurrency", [replace(line(), attempts=3, spread=spread)]))
     assert row["Metric"] == "TTFT p90, ms"
     assert (row["Attempts"], row["Mean"]) == ("3", "100")
     assert (row["95 % interval"], row["Variation"]) == ("95 to 105", "4 %")
@@ -183,11 +187,11 @@ def test_a_run_without_it_has_no_such_table(table):
 
 def test_attempts_of_a_level_are_one_row_and_one_interval(sweep):
     """Two attempts at 16 users: the level pools 2 x 48 requests."""
-    place = next(i for i, level in enumerate(sweep.levels) if level["concurrency"] == 16)
+    place = next(i for i, level in enumerate(sweep.levels) if level.load.concurrency == 16)
     again = FakeRun(
         sweep.path,
         sweep.manifest,
-        [*sweep.levels, {**sweep.levels[place], "attempt": 2}],
+        [*sweep.levels, replace(sweep.levels[place], attempt=2)],
         [*sweep.records, sweep.records[place]],
     )
     view = build_view([again]).runs[0]
@@ -214,7 +218,7 @@ def test_the_page_and_the_markdown_hold_the_search_and_the_limits_of_a_good_requ
 
 def test_levels_of_a_priced_target_show_what_a_million_tokens_cost(sweep):
     """1.515 USD an hour at 475 tok/s: 1.515 / 3600 / 475 * 1e6 = 0.886 USD."""
-    priced = {**sweep.levels[0], "usd_per_1m_output_tokens": 0.886}
+    priced = replace(sweep.levels[0], usd_per_1m_output_tokens=0.886)
     table = levels_table("concurrency", [priced, sweep.levels[1]], None)
     groups = [column.group for column in table.columns]
     place = groups.index("USD per 1M tokens")

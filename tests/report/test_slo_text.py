@@ -8,6 +8,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.slo_text import highest_meeting
+from tests.levels import level_of
 
 SLOS = (parse_slo("ttft_mean<=1s"),)
 
@@ -22,7 +23,7 @@ SLOS = (parse_slo("ttft_mean<=1s"),)
     ],
 )
 def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, highest):
-    levels = [{"concurrency": n, "valid": v} for n, v in zip((4, 2, 1), valid[::-1], strict=True)]
+    levels = [level_of(concurrency=n, valid=v) for n, v in zip((4, 2, 1), valid[::-1], strict=True)]
     records = [
         [
             RequestRecord(
@@ -37,13 +38,13 @@ def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, 
         for t in ttft_s[::-1]
     ]
     found = highest_meeting(levels, records, SLOS)
-    assert (found and found["concurrency"]) == highest
+    assert (found and found.load.concurrency) == highest
 
 
 def test_a_level_with_too_few_requests_to_tell_is_no_breach():
     """p90 needs 29 requests: one user sent three, two sent six, four sent 30."""
     slos = (parse_slo("ttft_p90<=1s"),)
-    levels = [{"concurrency": n, "valid": True} for n in (1, 2, 4)]
+    levels = [level_of(concurrency=n) for n in (1, 2, 4)]
     records = [
         [
             RequestRecord(

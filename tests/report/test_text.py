@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lmi_bench.analysis.results.checks import level_name
-from lmi_bench.analysis.results.knee import find_knees
+from lmi_bench.analysis.results.knee import Knee, find_knees
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.report.figures import write_figures
 from lmi_bench.report.text import (
     engine_rows,
@@ -17,11 +19,12 @@ from lmi_bench.report.text import (
     replica_lines,
 )
 from lmi_bench.report.view import build_view
+from tests.levels import level_of
 
 
 def test_the_block_is_the_one_people_paste(level_statistics, golden):
     """Every line is as wide as the frame; the numbers are those of the line."""
-    line = {
+    keys = {
         "concurrency": 8,
         "requests": 50,
         "errors": 2,
@@ -37,6 +40,7 @@ def test_the_block_is_the_one_people_paste(level_statistics, golden):
     } | dict.fromkeys(
         ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "latency_ms_per_token"), level_statistics
     )
+    line = level_of(**keys)
     block = level_block(line)
     assert {len(row) for row in block.splitlines()} == {62}
     assert block + "\n" == golden("level_block.txt")
@@ -44,29 +48,33 @@ def test_the_block_is_the_one_people_paste(level_statistics, golden):
 
 def test_the_block_holds_what_gaps_alone_would_give_beside_the_measured_throughput():
     """Published price tables take concurrency / p50 ITL: 8 users at 39 ms are 205.1 tok/s."""
-    line = {"concurrency": 8, "itl_ms": {"p50": 39.0}, "throughput_tokens_per_s": 150.0}
+    line = level_of(concurrency=8, itl_ms={"p50": 39.0}, throughput_tokens_per_s=150.0)
     rows = {row.split(":")[0]: row.split()[-1] for row in level_block(line).splitlines()}
     assert rows["Concurrency / P50 ITL (tok/s)"] == "205.1"
     assert rows["Output token throughput (tok/s)"] == "150"
-    open_loop = {**line, "concurrency": None, "rate_per_s": 3.0}
+    open_loop = replace(line, load=Load(rate_per_s=3.0))
     assert "P50 ITL (tok/s)" not in level_block(open_loop)
 
 
 def test_the_block_of_an_open_loop_holds_both_clocks_and_what_lies_between(level_statistics):
     """TTFT from the due time hides nothing; from the send it is what the server took."""
-    line = {"concurrency": None, "rate_per_s": 10.0, "ttft_ms": {"mean": 1930.0}}
-    line |= {"ttft_from_sent_ms": {"mean": 506.0}, "dispatch_delay_ms": {"mean": 1424.0}}
+    line = level_of(
+        rate_per_s=10.0,
+        ttft_ms={"mean": 1930.0},
+        ttft_from_sent_ms={"mean": 506.0},
+        dispatch_delay_ms={"mean": 1424.0},
+    )
     rows = {row.split(":")[0]: row.split()[-1] for row in level_block(line).splitlines()}
     assert rows["Mean TTFT (ms)"] == "1,930"
     assert rows["Mean TTFT from sent (ms)"] == "506"
     assert rows["Mean delay (ms)"] == "1,424"
-    assert "from sent" not in level_block({**line, "concurrency": 4})
+    assert "from sent" not in level_block(replace(line, load=Load(concurrency=4)))
 
 
 def test_the_block_of_a_server_that_thinks_aloud_tells_answer_from_thought():
     """Five thoughts and three words of answer: 62.5 % of the output is reasoning."""
-    line = {"concurrency": 2, "ttft_ms": {"mean": 23.1}, "ttft_answer_ms": {"mean": 126.4}}
-    block = level_block({**line, "reasoning_token_share": 0.625})
+    line = level_of(concurrency=2, ttft_ms={"mean": 23.1}, ttft_answer_ms={"mean": 126.4})
+    block = level_block(replace(line, reasoning_token_share=0.625))
     rows = {row.split(":")[0]: row.split(":")[-1].strip() for row in block.splitlines()}
     assert rows["Mean TTFT (ms)"] == "23.1"
     assert rows["Mean TTFT of the answer (ms)"] == "126.4"
@@ -75,14 +83,9 @@ def test_the_block_of_a_server_that_thinks_aloud_tells_answer_from_thought():
 
 
 def test_a_rate_of_conversations_is_not_called_one_of_requests():
-    line = {"concurrency": None, "rate_per_s": 5.0, "sessions": {"started": 3}}
-    assert level_name(line) == "5 sessions/s"
+    line = level_of(rate_per_s=5.0, sessions={"started": 3})
+    assert line.name == "5 sessions/s"
     assert next(iter(level_rows([line])[0])) == "Sessions begun a second"
-
-
-def test_a_level_of_an_unknown_load_is_called_by_its_number_from_1():
-    assert level_name({"level": 0}) == "level 1"
-    assert level_name({}) == "level ?"
 
 
 def test_console_rows_all_have_the_same_keys(sweep):
@@ -96,7 +99,7 @@ def test_console_rows_all_have_the_same_keys(sweep):
 def test_knee_rows_take_knees_found_now_and_knees_read_from_a_file(sweep):
     knees = find_knees(sweep.levels)
     rows = knee_rows(knees)
-    assert rows == knee_rows([knee.to_dict() for knee in knees])
+    assert rows == knee_rows([Knee.from_dict(knee.to_dict()) for knee in knees])
     assert [row["rule"].endswith("*") for row in rows].count(True) == 1
 
 
@@ -145,9 +148,9 @@ def test_figures_of_no_run_are_refused(tmp_path, recommendation):
 def test_requests_of_each_replica_are_told_with_the_skew():
     server = {"requests_by_replica": {"http://a": 30.0, "http://b": None}, "skew": 1.5}
     lines = [
-        {"concurrency": 8, "server": server},
-        {"concurrency": 4, "requests_by_replica": {"0": 3, "1": 1}},
-        {"concurrency": 2},
+        level_of(concurrency=8, server=server),
+        level_of(concurrency=4, requests_by_replica={"0": 3, "1": 1}),
+        level_of(concurrency=2),
     ]
     assert replica_lines(lines) == [
         "requests by replica at concurrency 8: http://a: 30, http://b: –; busiest 1.50 times the "
@@ -159,9 +162,9 @@ def test_requests_of_each_replica_are_told_with_the_skew():
 def test_what_an_engine_did_has_a_column_where_any_level_has_it():
     quiet = {"peak_running": 2, "slot_waste_frac": 0.0, "cache_waste_frac": 0.25}
     levels = [
-        {"concurrency": 2, "engine": quiet | {"preemptions": 0}},
-        {"concurrency": 8, "engine": quiet | {"preemptions": 3, "prefix_hit_frac": 0.5}},
-        {"concurrency": 16},
+        level_of(concurrency=2, engine=quiet | {"preemptions": 0}),
+        level_of(concurrency=8, engine=quiet | {"preemptions": 3, "prefix_hit_frac": 0.5}),
+        level_of(concurrency=16),
     ]
     assert engine_rows(levels) == [
         {

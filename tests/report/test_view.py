@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Statistics
+from lmi_bench.core.load import Load
 from lmi_bench.report.formats import key_title, number, statistic_cell, usd
 from lmi_bench.report.view import build_view
 
@@ -17,10 +19,10 @@ def texts(table):
 
 
 def test_an_unsupported_percentile_is_not_available_with_its_reason(level_statistics):
-    cell = statistic_cell(level_statistics, "p99")
+    cell = statistic_cell(Statistics.from_json(level_statistics), "p99")
     assert (cell.text, cell.tone) == ("n/a", "na")
     assert cell.hint == "needs 299 samples, has 48"
-    assert statistic_cell(level_statistics, "p90").text == "45.5"
+    assert statistic_cell(Statistics.from_json(level_statistics), "p90").text == "45.5"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_the_knee_on_the_first_screen_says_what_binds(runs_of):
 
 def test_a_priced_sweep_says_what_its_best_level_costs(runs_of):
     run = runs_of("priced", loads=(1, 2))
-    run.levels[-1]["usd_per_1m_output_tokens"] = 12.3456
+    run.levels[-1] = replace(run.levels[-1], usd_per_1m_output_tokens=12.3456)
     best = next(each for each in build_view([run]).headlines if each.label == "Best throughput")
     assert best.detail.endswith("12.35 USD for 1M output tokens")
 
@@ -125,7 +127,7 @@ def test_saved_knees_are_shown_as_they_were_found(runs_of):
 
 def test_invalid_levels_are_flagged_and_warned_about(runs_of):
     run = runs_of("bad", loads=(1, 2))
-    run.levels[1] |= {"valid": False, "invalid_reason": "client: late"}
+    run.levels[1] = replace(run.levels[1], valid=False, invalid_reason="client: late")
     view = build_view([run]).runs[0]
     assert view.levels.rows[1].tone == "bad"
     assert view.levels.rows[1].cells[-1].hint == "client: late"
@@ -157,8 +159,9 @@ def test_a_prediction_is_compared_with_the_measurement_and_not_the_other_way_rou
 
 def test_runs_over_unlike_loads_are_not_compared(sweep, runs_of):
     rates = runs_of("rates", loads=(1, 2))
-    for line in rates.levels:
-        line |= {"rate_per_s": 1.0 * line["concurrency"], "concurrency": None}
+    rates.levels[:] = [
+        replace(line, load=Load(rate_per_s=line.load.value)) for line in rates.levels
+    ]
     assert build_view([sweep, rates]).comparison is None
 
 

@@ -211,7 +211,7 @@ def _simulated_line(
             draft_acceptance=0.0 if spoken is None else spoken.acceptance,
             shared_tokens=setup.cached_tokens,
         )
-    )
+    ).to_json()
 
 
 def _value(line: Mapping[str, Any], key: str) -> float | None:

@@ -17,6 +17,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import ms_to_s
 from lmi_bench.engine.scheduling.config import KvLayout
@@ -113,9 +114,9 @@ def cells_from_run(
         )
     cells = []
     for line, records in zip(run.levels, run.records, strict=True):
-        if not line["valid"] or line["errors"] or line["stopped_by"]:
+        if not line.valid or line.errors or line.stopped_by:
             continue
-        rate = None if line["concurrency"] is not None else float(line["rate_per_s"])
+        rate = line.load.rate_per_s
         cells.append(
             Cell(
                 shape=shape,
@@ -125,14 +126,14 @@ def cells_from_run(
                 kv_dtype=run_kv_dtype(run),
                 input_tokens=input_tokens,
                 output_tokens=_answered_tokens(line, output_tokens),
-                concurrency=int(line["concurrency"] or 0),
+                concurrency=line.load.concurrency or 0,
                 rate_per_s=rate,
                 arrivals_s=() if rate is None else tuple(record.due_s for record in records),
-                num_requests=int(line["requests"]),
-                throughput_tokens_per_s=line["throughput_tokens_per_s"],
-                latency_mean_s_per_token=_mean_s(line, "latency_ms_per_token"),
-                ttft_mean_s=_mean_s(line, "ttft_ms"),
-                tpot_mean_s=_mean_s(line, "tpot_ms"),
+                num_requests=line.sent,
+                throughput_tokens_per_s=line.throughput_tokens_per_s,
+                latency_mean_s_per_token=_mean_s(line, "latency_per_token"),
+                ttft_mean_s=_mean_s(line, "ttft"),
+                tpot_mean_s=_mean_s(line, "tpot"),
                 max_sequences=_max_sequences(run, input_tokens + output_tokens),
             )
         )
@@ -144,14 +145,14 @@ def cells_from_run(
     return cells
 
 
-def _answered_tokens(line: Mapping[str, Any], asked: int) -> int:
+def _answered_tokens(line: Level, asked: int) -> int:
     """Tokens of the level's answers: not all servers can be made to give as many as asked."""
-    answered = line.get("unplanned_lengths")
-    return asked if not answered else max(1, round(answered["output_tokens_mean"]))
+    answered = line.unplanned_lengths
+    return asked if not answered else max(1, round(answered.output_tokens_mean))
 
 
-def _mean_s(line: Mapping[str, Any], key: str) -> float | None:
-    mean_ms = line[key]["mean"]
+def _mean_s(line: Level, metric: str) -> float | None:
+    mean_ms = line.of(metric).mean
     return None if not mean_ms else ms_to_s(mean_ms)
 
 
@@ -182,7 +183,7 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
 
 def has_users(run: Run) -> bool:
     """Whether any level is a closed loop, so that a profile can be calibrated on the run."""
-    return any(line["concurrency"] is not None for line in run.levels)
+    return not all(line.load.is_open for line in run.levels)
 
 
 def calibrate_on_runs(

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, target_facts
 from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
-from lmi_bench.analysis.results.latency import QUANTILES, request_latency, samples_needed
+from lmi_bench.analysis.results.latency import request_latency, samples_needed
 from lmi_bench.analysis.results.slo_judgement import MISSED_BY
 from lmi_bench.analysis.results.slo_values import own_values_ms
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 
@@ -85,7 +86,7 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
     load = scenario.get("load") or {}
     if load.get("arrivals", "poisson") != "poisson" or scenario["workload"].get("trace"):
         return []
-    if all(line.get("rate_per_s") is None for line in run.levels):
+    if not any(line.load.is_open for line in run.levels):
         return []
     if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
         return []
@@ -94,12 +95,12 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
     return [
         MeasuredLoad(
             engine_key=key,
-            rate_per_s=line["rate_per_s"] / copies,
+            rate_per_s=line.load.value / copies,
             records=settled(records),
-            cut_short=line["stopped_by"] in MISSED_BY,
+            cut_short=line.stopped_by in MISSED_BY,
         )
         for line, records in zip(run.levels, run.records, strict=True)
-        if line.get("rate_per_s") is not None and line["valid"]
+        if line.load.is_open and line.valid
     ]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from lmi_bench.analysis.fit.uncertainty import Z80
 from lmi_bench.analysis.results.goodput import check_slo
-from lmi_bench.core.slo import LEVEL_KEY, STATISTICS, parse_slo
+from lmi_bench.core.level import Level
+from lmi_bench.core.slo import METRICS, STATISTICS, parse_slo
 
 _THROUGHPUT = "throughput_tokens_per_s"
 
@@ -51,14 +52,14 @@ class Verified:
 
 
 def compare_figures(
-    candidate: Mapping[str, Any], line: Mapping[str, Any], *, share: float
+    candidate: Mapping[str, Any], line: Level, *, share: float
 ) -> Iterator[Verified]:
     """The candidate's figures against a level's line.
 
     share  of the planned load that the target carried, above 0 and at most 1
     """
     yield _throughput(candidate.get(_THROUGHPUT) or {}, line, share)
-    for metric, level_key in LEVEL_KEY.items():
+    for metric in METRICS:
         for statistic in STATISTICS:
             figure = candidate.get(f"{metric}_{statistic}_ms")
             if isinstance(figure, Mapping):
@@ -67,24 +68,23 @@ def compare_figures(
                     figure.get("predicted"),
                     figure.get("low"),
                     figure.get("high"),
-                    (line.get(level_key) or {}).get(statistic),
+                    line.of(metric).value(statistic),
                 )
 
 
-def _throughput(figure: Mapping[str, Any], line: Mapping[str, Any], share: float) -> Verified:
+def _throughput(figure: Mapping[str, Any], line: Level, share: float) -> Verified:
     """In an open loop what arrives decides it, so its interval is that of a Poisson count."""
-    steady = line.get("steady") or {}
-    measured = steady.get(_THROUGHPUT) or line.get(_THROUGHPUT)
+    measured = line.steady.throughput_tokens_per_s or line.throughput_tokens_per_s
     predicted, low, high = (figure.get(key) for key in ("predicted", "low", "high"))
     if predicted is None or low is None or high is None:
         return Verified(_THROUGHPUT, None, None, None, measured)
-    if low == high and line.get("requests"):
-        half = Z80 * predicted / math.sqrt(line["requests"])
+    if low == high and line.requests:
+        half = Z80 * predicted / math.sqrt(line.requests)
         low, high = predicted - half, predicted + half
     return Verified(_THROUGHPUT, predicted * share, low * share, high * share, measured)
 
 
-def slo_verdicts(slos: list[str], line: Mapping[str, Any]) -> list[dict[str, Any]]:
+def slo_verdicts(slos: list[str], line: Level) -> list[dict[str, Any]]:
     """Each SLO on the measured level: pass, fail or unsupported."""
     results = [check_slo(line, parse_slo(text)) for text in slos]
     return [

@@ -6,10 +6,10 @@ that did not deliver their load, failures, token counts that disagree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
+from lmi_bench.core.level import Level
 
 # Clocks of events and sends agree to well under a percent; published sweeps repeat their
 # throughput within 8 % (p90).
@@ -24,39 +24,38 @@ FAILED_SHARE = 0.5
 """Share of failed requests above which a level says nothing of the rest."""
 
 
-def check_levels(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_levels(levels: Sequence[Level]) -> list[str]:
     """Warnings about a run's levels, in the order of the levels; empty if all is well."""
     warnings = [warning for line in levels for warning in check_level(line)]
     return warnings + _check_monotone(levels)
 
 
-def check_level(line: Mapping[str, Any]) -> list[str]:
+def check_level(line: Level) -> list[str]:
     """Warnings about one level."""
-    name = level_name(line)
+    name = line.name
     warnings = []
-    if not line.get("valid", True):
-        reason = line.get("invalid_reason") or "the load generator gave no reason"
+    if not line.valid:
+        reason = line.invalid_reason or "the load generator gave no reason"
         warnings.append(f"{name} is invalid: {reason}")
-    if line.get("stopped_by") not in (None, "decided"):  # a search decides on purpose
+    if line.stopped_by not in (None, "decided"):  # a search decides on purpose
         warnings.append(
-            f"{name} was cut short by {line['stopped_by']}: "
-            f"{line.get('requests', 0)} requests were sent"
+            f"{name} was cut short by {line.stopped_by}: {line.sent} requests were sent"
         )
-    if line.get("errors"):
-        examples = line.get("error_examples") or {}
+    if line.errors:
+        examples = line.error_examples or {}
         kinds = ", ".join(
             f"{n} {kind}" + (f": {examples[kind][0]}" if examples.get(kind) else "")
-            for kind, n in (line.get("errors_by_kind") or {}).items()
+            for kind, n in line.errors_by_kind.items()
         )
         warnings.append(
-            f"{name}: {line['errors']} of {line.get('requests', 0)} requests failed"
+            f"{name}: {line.errors} of {line.sent} requests failed"
             + (f" ({kinds})" if kinds else "")
             + "; they are in no latency"
         )
-    if line.get("attempts_left_out"):
-        left_out = line["attempts_left_out"]
+    if line.attempts_left_out:
+        left_out = line.attempts_left_out
         warnings.append(
-            f"{name}: {left_out} of {left_out + line.get('attempts', 1)} attempts were invalid "
+            f"{name}: {left_out} of {left_out + (line.attempts or 1)} attempts were invalid "
             "and are left out (the reasons are in levels.jsonl)"
         )
     warnings += _check_lengths(line, name)
@@ -64,49 +63,38 @@ def check_level(line: Mapping[str, Any]) -> list[str]:
     warnings += _check_held(line, name)
     warnings += _check_little(line, name)
     warnings += _check_single_request(line, name)
-    warnings += [f"{name}: {text}" for text in (line.get("server") or {}).get("warnings") or ()]
+    if line.server is not None:
+        warnings += [f"{name}: {text}" for text in line.server.warnings or ()]
     return warnings
 
 
-def has_failed(line: Mapping[str, Any]) -> bool:
+def has_failed(line: Level) -> bool:
     """Whether a level is no measurement: most of its requests failed, or too many to go on."""
-    errors, requests = line.get("errors") or 0, line.get("requests") or 0
-    return line.get("stopped_by") == "errors" or errors > FAILED_SHARE * requests
+    return line.stopped_by == "errors" or line.failed > FAILED_SHARE * line.sent
 
 
-def level_name(line: Mapping[str, Any]) -> str:
-    """How people name a level: `concurrency 8`, `2.5 req/s`, `2 sessions/s`."""
-    if line.get("concurrency") is not None:
-        return f"concurrency {line['concurrency']}"
-    rate, unit = line.get("rate_per_s"), "sessions/s" if line.get("sessions") else "req/s"
-    if rate is not None:
-        return f"{rate:g} {unit}"
-    number = line.get("level")  # the files count from 0, people from 1
-    return f"level {'?' if number is None else number + 1}"
-
-
-def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
+def _check_lengths(line: Level, name: str) -> list[str]:
     """Answers of other lengths than planned, and prompts that a cache knew before."""
     warnings = []
-    found = line.get("unplanned_lengths")
+    found = line.unplanned_lengths
     if found:
-        asked, got = found["asked_tokens_mean"], found["output_tokens_mean"]
+        asked, got = found.asked_tokens_mean, found.output_tokens_mean
         if abs(got - asked) > LENGTH_TOLERANCE * asked:
             what = "shorter" if got < asked else "longer"
             warnings.append(
-                f"{name}: {found['requests']} answers were not of the planned length: {got:.4g} "
+                f"{name}: {found.requests} answers were not of the planned length: {got:.4g} "
                 f"tokens on average instead of {asked:.4g}; {what} answers are another workload"
             )
-    counts = line.get("unequal_counts")
+    counts = line.unequal_counts
     if counts:
-        server, chunks = counts["server_tokens"], counts["chunk_tokens"]
+        server, chunks = counts.server_tokens, counts.chunk_tokens
         if abs(chunks - server) > LENGTH_TOLERANCE * server:
             warnings.append(
                 f"{name}: {server:,} tokens were counted ({_counted_by(line)}), {chunks:,} came as "
                 "chunks of their own: throughput and TPOT are by that count, ITL is between chunks"
             )
-    cached = line.get("cached_prompt_frac") or 0.0
-    if cached > PREFIX_HIT_TOLERANCE and not line.get("cached_prompt_expected"):
+    cached = line.cached_prompt_frac or 0.0
+    if cached > PREFIX_HIT_TOLERANCE and not line.cached_prompt_expected:
         warnings.append(
             f"{name}: {cached:.1%} of the prompt tokens came from the server's prefix cache: TTFT "
             "is lower than with prompts that it has not seen"
@@ -114,16 +102,16 @@ def _check_lengths(line: Mapping[str, Any], name: str) -> list[str]:
     return warnings
 
 
-def _counted_by(line: Mapping[str, Any]) -> str:
+def _counted_by(line: Level) -> str:
     """Who says how many tokens there were; a run of another tool or of old knows no better."""
-    counted = (line.get("generator") or {}).get("token_counts")
+    counted = line.generator.token_counts
     return f"by the {counted}" if counted else "by the server"
 
 
-def _check_ends(line: Mapping[str, Any], name: str) -> list[str]:
+def _check_ends(line: Level, name: str) -> list[str]:
     """Answers without a finish_reason beside others with one: a proxy may have ended them."""
-    unsaid = line.get("without_finish_reason") or 0
-    completed = (line.get("requests") or 0) - (line.get("errors") or 0)
+    unsaid = line.without_finish_reason or 0
+    completed = line.completed
     if not 0 < unsaid < completed:
         return []  # a server that never gives one has cut nothing
     return [
@@ -132,32 +120,32 @@ def _check_ends(line: Mapping[str, Any], name: str) -> list[str]:
     ]
 
 
-def _check_held(line: Mapping[str, Any], name: str) -> list[str]:
+def _check_held(line: Level, name: str) -> list[str]:
     """Requests that a cap made wait: the load that was asked for was not offered."""
-    held, check = line.get("held"), line.get("generator") or {}
-    asked, achieved = check.get("asked_load"), check.get("achieved_load")
-    if not held or line.get("rate_per_s") is None or not asked or achieved is None:
+    held = line.held
+    asked, achieved = line.generator.asked_load, line.generator.achieved_load
+    if not held or line.load.rate_per_s is None or not asked or achieved is None:
         return []
     if achieved >= asked * (1 - OFFERED_TOLERANCE):
         return []
     return [
-        f"{name}: the cap held {held['requests']} requests back, {held['mean_ms']:.0f} ms on "
+        f"{name}: the cap held {held.requests} requests back, {held.mean_ms:.0f} ms on "
         f"average: {achieved:.3g} of {asked:.3g} req/s were sent"
     ]
 
 
-def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
+def _check_little(line: Level, name: str) -> list[str]:
     """throughput * latency, in requests in flight, cannot exceed the concurrency asked for."""
-    asked, mean = line.get("concurrency"), line.get("mean_concurrency")
-    if asked is None or mean is None or line.get("sessions"):
+    asked, mean = line.load.concurrency, line.mean_concurrency
+    if asked is None or mean is None or line.sessions:
         return []
     if mean > asked * (1 + LITTLE_TOLERANCE):
         return [
             f"{name}: Little's law gives {mean:.3g} requests in flight, more than the {asked} that "
             "were asked for; times or counts are wrong"
         ]
-    few_requests = line.get("requests", 0) < 5 * asked
-    cut = line.get("stopped_by") or line.get("errors")
+    few_requests = line.sent < 5 * asked
+    cut = line.stopped_by or line.errors
     if mean < asked * _DELIVERED_SHARE and not cut:
         hint = (
             "use more requests a user"
@@ -171,12 +159,12 @@ def _check_little(line: Mapping[str, Any], name: str) -> list[str]:
     return []
 
 
-def _check_single_request(line: Mapping[str, Any], name: str) -> list[str]:
+def _check_single_request(line: Level, name: str) -> list[str]:
     """One user at a time: throughput = 1 / (mean latency per token), weighted by tokens."""
-    throughput, mean = line.get("throughput_tokens_per_s"), line.get("mean_concurrency")
-    if line.get("sessions"):
+    throughput, mean = line.throughput_tokens_per_s, line.mean_concurrency
+    if line.sessions:
         return []  # who thinks leaves the endpoint idle
-    if line.get("concurrency") != 1 or not throughput or not mean or line.get("errors"):
+    if line.load.concurrency != 1 or not throughput or not mean or line.errors:
         return []
     if mean < 1 - SINGLE_REQUEST_TOLERANCE:
         return [
@@ -186,7 +174,7 @@ def _check_single_request(line: Mapping[str, Any], name: str) -> list[str]:
     return []
 
 
-def _check_monotone(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+def _check_monotone(levels: Sequence[Level]) -> list[str]:
     """Throughput that falls by more than a repeat would: the server thrashes or is throttled."""
     curve = sweep_curve(levels)
     warnings = []

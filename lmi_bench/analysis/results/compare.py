@@ -19,16 +19,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.checks import level_name
-from lmi_bench.analysis.results.latency import (
-    QUANTILES,
-    request_latency,
-    samples_needed,
-    wall_time_s,
-)
+from lmi_bench.analysis.results.latency import request_latency, samples_needed, wall_time_s
 from lmi_bench.analysis.results.slo_values import own_values_ms, statistic_ms
 from lmi_bench.analysis.results.uncertainty import central_interval
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import QUANTILES
+from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 
@@ -165,9 +161,8 @@ def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
 def _sides(run: Run) -> dict[tuple[str, float], _Side]:
     grouped: dict[tuple[str, float], list[int]] = {}
     for index, line in enumerate(run.levels):
-        axis = "concurrency" if line.get("concurrency") is not None else "rate_per_s"
-        if line.get(axis) is not None and line.get("valid", True):
-            grouped.setdefault((axis, float(line[axis])), []).append(index)
+        if line.valid:
+            grouped.setdefault((line.load.axis, line.load.value), []).append(index)
     return {key: _side(run, key, indices) for key, indices in grouped.items()}
 
 
@@ -188,7 +183,7 @@ def _side(run: Run, key: tuple[str, float], indices: Sequence[int]) -> _Side:
 
 def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> list[Difference]:
     axis, load = key
-    name = level_name({axis: load if axis == "rate_per_s" else int(load)})
+    name = load_name(axis, load)
     rng = np.random.default_rng(seed)
     differences = [_compare_throughput(name, load, a, b, rng)]
     for metric in LATENCIES:

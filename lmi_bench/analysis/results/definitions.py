@@ -5,7 +5,6 @@ Peers give the same names to other formulas, so the formula is the definition an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -157,5 +156,3 @@ DEFINITIONS: tuple[Definition, ...] = (
         "lies below the true quantile more than once in twenty",
     ),
 )
-
-METRIC_FORMULAS: Mapping[str, str] = {each.key: each.formula for each in DEFINITIONS}

@@ -8,18 +8,17 @@ allowed share and by more than chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.analysis.results.goodput import check_slo
-from lmi_bench.analysis.results.latency import QUANTILES, samples_needed
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_values import FailureRule, request_values_ms, statistic_ms
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
@@ -94,18 +93,16 @@ def level_measured_ms(
     return statistic_ms(np.concatenate(values), slo.statistic), ""
 
 
-def _levels(
-    run: Run, loads: Sequence[float]
-) -> Sequence[tuple[Mapping[str, Any], Sequence[RequestRecord]]]:
+def _levels(run: Run, loads: Sequence[float]) -> Sequence[tuple[Level, Sequence[RequestRecord]]]:
     levels = list(zip(run.levels, run.records, strict=True))
     if not levels:
         raise InputError(f"{run.path} has no finished level: nothing can be gated")
     if not loads:
         return levels
-    kept = [pair for pair in levels if _load(pair[0]) in loads]
-    missing = sorted(set(loads) - {_load(line) for line, _ in kept})
+    kept = [pair for pair in levels if pair[0].load.value in loads]
+    missing = sorted(set(loads) - {line.load.value for line, _ in kept})
     if missing:
-        have = ", ".join(f"{_load(line):g}" for line, _ in levels)
+        have = ", ".join(f"{line.load.value:g}" for line, _ in levels)
         raise InputError(
             f"{run.path} has no level at {', '.join(f'{load:g}' for load in missing)}; "
             f"it has {have}"
@@ -113,16 +110,11 @@ def _levels(
     return kept
 
 
-def _load(line: Mapping[str, Any]) -> float:
-    value = line.get("concurrency")
-    return float(line.get("rate_per_s") or 0 if value is None else value)
-
-
 def _slo_case(
-    line: Mapping[str, Any], records: Sequence[RequestRecord], slo: Slo, failures: FailureRule
+    line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule
 ) -> GateCase:
     if records:
-        open_loop = line.get("concurrency") is None
+        open_loop = line.load.is_open
         measured, reason = level_measured_ms(records, slo, open_loop=open_loop, failures=failures)
     else:  # an imported level may have its statistics only
         result = check_slo(line, slo)
@@ -130,11 +122,11 @@ def _slo_case(
     limit = _ms(slo.limit_ms)
     name = f"{slo.metric}_{slo.statistic}"
     if measured is None:
-        return GateCase(level_name(line), name, "unknown", limit, False, f"cannot tell: {reason}")
+        return GateCase(line.name, name, "unknown", limit, False, f"cannot tell: {reason}")
     shown = _ms(measured)
     passed = measured <= slo.limit_ms
     detail = "" if passed else f"{shown} is over {limit}"
-    return GateCase(level_name(line), name, shown, limit, passed, detail)
+    return GateCase(line.name, name, shown, limit, passed, detail)
 
 
 def _ms(value: float) -> str:
@@ -148,11 +140,11 @@ def _figure(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _state_case(line: Mapping[str, Any]) -> list[GateCase]:
-    if line.get("valid", True):
+def _state_case(line: Level) -> list[GateCase]:
+    if line.valid:
         return []
-    reason = str(line.get("invalid_reason") or "the load was not delivered")
-    return [GateCase(level_name(line), "valid", "no", "yes", False, reason)]
+    reason = line.invalid_reason or "the load was not delivered"
+    return [GateCase(line.name, "valid", "no", "yes", False, reason)]
 
 
 def _regression_case(difference: Difference, allowed: float) -> GateCase:

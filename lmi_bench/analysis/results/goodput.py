@@ -6,18 +6,14 @@ gaps); a level by the statistic over its requests. A failed request meets nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from lmi_bench.analysis.results.latency import (
-    QUANTILES,
-    RequestLatency,
-    request_latency,
-    wall_time_s,
-)
+from lmi_bench.analysis.results.latency import RequestLatency, request_latency, wall_time_s
+from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
@@ -65,18 +61,18 @@ def goodput(records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop:
     return Goodput(good, len(records), good / wall_s if wall_s > 0 else None)
 
 
-def check_slo(line: Mapping[str, Any], slo: Slo) -> SloResult:
+def check_slo(line: Level, slo: Slo) -> SloResult:
     """Whether a level's line meets an SLO.
 
     `unsupported` where the level has too few requests for the quantile: neither a pass nor a fail
     can be claimed, unless even the fastest request is over the limit.
     """
-    statistics = line.get(slo.level_key) or {}
-    value = statistics.get(slo.statistic)
+    statistics = line.of(slo.metric)
+    value = statistics.value(slo.statistic)
     if value is not None:
         return SloResult(slo, "pass" if value <= slo.limit_ms else "fail", float(value))
-    least = statistics.get("min")
-    reason = (statistics.get("unsupported") or {}).get(slo.statistic, "no request has this latency")
+    least = statistics.min
+    reason = statistics.why_missing(slo.statistic) or "no request has this latency"
     if least is not None and least > slo.limit_ms:
         return SloResult(slo, "fail", None, f"even the least, {least:.4g} ms, is over; {reason}")
     return SloResult(slo, "unsupported", None, reason)

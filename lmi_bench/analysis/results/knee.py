@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
-from lmi_bench.analysis.results.kneedle import kneedle_index
 from lmi_bench.analysis.results.sweep_curve import (
     LevelPoint,
     SweepCurve,
@@ -31,6 +30,7 @@ from lmi_bench.analysis.results.uncertainty import (
     central_interval,
     resample_indices,
 )
+from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 
 KneeRule = Literal["latency_limit", "half_latency", "kneedle", "theory"]
@@ -66,8 +66,19 @@ class Knee:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Knee:
         """The value of an entry of knees.json."""
-        same = ("rule", "axis", "low", "high", "cause", "change", "why", "recommended")
-        return cls(load=content[content["axis"]], **{name: content[name] for name in same})
+        axis = content.get("axis") or "concurrency"
+        load = content.get(axis)
+        return cls(
+            rule=content["rule"],
+            axis=axis,
+            load=None if load is None else float(load),
+            low=content.get("low"),
+            high=content.get("high"),
+            cause=content.get("cause") or "unknown",
+            change=content.get("change") or "",
+            why=content.get("why") or "",
+            recommended=bool(content.get("recommended")),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of knees.json."""
@@ -92,7 +103,7 @@ class Knee:
 
 
 def find_knees(
-    levels: Sequence[Mapping[str, Any]],
+    levels: Sequence[Level],
     *,
     records: Sequence[Sequence[RequestRecord]] | None = None,
     facts: KneeFacts | None = None,
@@ -206,6 +217,30 @@ def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     low, upper_load = _neighbours(curve.usable, curve.usable.index(held[-1]))
     why += f"; {held[-1].concurrency:.3g} requests in flight here"
     return Knee("theory", curve.axis, held[-1].load, low, upper_load, cause, change, why)
+
+
+def kneedle_index(x: FloatArray, y: FloatArray) -> int | None:
+    """Index of the knee of a rising, concave curve; None if it has none.
+
+    difference = (y - y_0) / (y_max - y_0) - (x - x_0) / (x_n - x_0), the knee is its maximum
+
+    x  shape (n,), strictly increasing; y: shape (n,)
+    Source: Satopaa et al. 2011, "Finding a 'Kneedle' in a Haystack"; without smoothing, since a
+    sweep has a handful of points, each a mean over many requests.
+
+    A curve that never stands above its chord (throughput still grows as fast as the load), or
+    whose maximum is at an end, has no knee.
+    """
+    if len(x) < 3:
+        return None
+    rise = float(y.max() - y[0])
+    if rise <= 0:
+        return None
+    difference = (y - y[0]) / rise - (x - x[0]) / (x[-1] - x[0])
+    index = int(np.argmax(difference))
+    if index in (0, len(x) - 1) or difference[index] <= 1e-9:
+        return None
+    return index
 
 
 def _latencies(points: Sequence[LevelPoint]) -> FloatArray:

@@ -131,11 +131,13 @@ def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
 
 def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
     """What the server's own metrics say of the next level: requests waited, and for what."""
-    server = beyond.line.get("server") or {}
-    waiting = (server.get("waiting") or {}).get("mean") or 0.0
-    running = (server.get("running") or {}).get("max")
-    full = (server.get("kv_usage_frac") or {}).get("max") or 0.0
-    if server.get("preemptions") or (waiting >= _WAITING and full >= _FULL_CACHE):
+    server = beyond.line.server
+    if server is None:
+        return None
+    waiting = (server.waiting.mean if server.waiting else None) or 0.0
+    running = server.running.max if server.running else None
+    full = (server.kv_usage_frac.max if server.kv_usage_frac else None) or 0.0
+    if server.preemptions or (waiting >= _WAITING and full >= _FULL_CACHE):
         return "kv_memory", f"{_CHANGES['kv_memory']} (its metrics: {full:.0%} in use)"
     if waiting < _WAITING or not running:
         return None
@@ -148,13 +150,13 @@ def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
 
 def _client_to_blame(point: LevelPoint) -> bool:
     """Whether the generator says that it, and not the server, missed the load."""
-    if point.line.get("valid", True):
+    if point.line.valid:
         return False
-    reason = str(point.line.get("invalid_reason") or "").lower()
+    reason = (point.line.invalid_reason or "").lower()
     return reason.startswith(("client", "generator"))
 
 
 def _refused(point: LevelPoint) -> int:
     """Requests that the server turned away because of a limit of its own."""
-    errors = point.line.get("errors_by_kind") or {}
-    return int(errors.get("overloaded", 0)) + int(errors.get("throttled", 0))
+    errors = point.line.errors_by_kind
+    return errors.get("overloaded", 0) + errors.get("throttled", 0)

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.window import steady_window
+from lmi_bench.core.level import (
+    QUANTILES,
+    GeneratorReport,
+    Held,
+    Level,
+    Metric,
+    ServerMetrics,
+    Sessions,
+    Statistics,
+    UnequalCounts,
+    UnplannedLengths,
+)
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.units import MS_PER_S
-
-QUANTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
-LATENCY_KEYS = (
-    "ttft_ms",
-    "ttft_from_sent_ms",
-    "dispatch_delay_ms",
-    "itl_ms",
-    "tpot_ms",
-    "e2e_ms",
-    "e2e_from_sent_ms",
-    "latency_ms_per_token",
-)
-ANSWER_KEY = "ttft_answer_ms"
-"""Beside them in a level where requests reasoned before they answered."""
 
 MAX_UNSURE_SHARE = 0.01
 """Share of the tokens whose times late reads hide, above which an ITL p99 is only an interval."""
@@ -115,33 +111,36 @@ def samples_needed(quantile: float) -> int:
     return math.ceil(math.log(0.05) / math.log(quantile))
 
 
-def summarise_ms(values_s: Sequence[float] | FloatArray) -> dict[str, Any]:
-    """Mean, quantiles, min, max and standard deviation of seconds, in milliseconds.
+def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
+    """Statistics of seconds, in milliseconds; a quantile that n does not support is None.
 
     values_s  shape (n,), seconds
-    returns   a value for each of STATISTICS, `n`, and `unsupported`: the reason for each quantile
-              that is None because n is too small. The standard deviation is the population's.
+    The standard deviation is the population's.
     """
     values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
     n = int(values.size)
-    summary: dict[str, Any] = dict.fromkeys(STATISTICS)
-    summary["n"] = n
-    unsupported: dict[str, str] = {}
-    summary["unsupported"] = unsupported
-    if n:
-        summary |= {
-            "mean": float(values.mean()),
-            "min": float(values.min()),
-            "max": float(values.max()),
-            "std": float(values.std()),
-        }
-    for name, quantile in QUANTILES.items():
-        needed = samples_needed(quantile)
-        if n < needed:
-            unsupported[name] = f"needs {needed} samples, has {n}"
-        else:
-            summary[name] = float(np.quantile(values, quantile))
-    return summary
+    needed = {name: samples_needed(quantile) for name, quantile in QUANTILES.items()}
+    unsupported = {
+        name: f"needs {least} samples, has {n}" for name, least in needed.items() if n < least
+    }
+    if not n:
+        return Statistics(n=0, unsupported=unsupported)
+    p50, p90, p95, p99 = (
+        None if name in unsupported else float(np.quantile(values, quantile))
+        for name, quantile in QUANTILES.items()
+    )
+    return Statistics(
+        mean=float(values.mean()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        min=float(values.min()),
+        max=float(values.max()),
+        std=float(values.std()),
+        n=n,
+        unsupported=unsupported,
+    )
 
 
 def wall_time_s(records: Iterable[RequestRecord]) -> float:
@@ -175,14 +174,12 @@ def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
     return dict(sorted(examples.items()))
 
 
-def summarise_level(run: LevelRun) -> dict[str, Any]:
-    """The level's line of levels.jsonl: plain numbers, ms and tok/s, ready for JSON."""
+def summarise_level(run: LevelRun) -> Level:
+    """What a level that ran measured."""
     spec = run.spec
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
-    open_loop = spec.concurrency is None
-    latencies = [request_latency(record, open_loop=open_loop) for record in completed]
-    gaps = [each.itl_s for each in latencies if each.itl_s.size]
+    latencies = [request_latency(record, open_loop=spec.load.is_open) for record in completed]
     e2e_s = _present(each.e2e_s for each in latencies)
 
     wall_s = wall_time_s(run.records)
@@ -193,63 +190,68 @@ def summarise_level(run: LevelRun) -> dict[str, Any]:
         return amount / wall_s if wall_s > 0 else None
 
     mean_concurrency = per_second(math.fsum(e2e_s))
-    itl_ms = summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS)
-    _withdraw_hidden_p99(itl_ms, run.check)
-    answers_s = _present(each.ttft_answer_s for each in latencies)
-    line = {
-        "level": spec.index,
-        "attempt": run.attempt,
-        "concurrency": spec.concurrency,
-        "rate_per_s": spec.rate_per_s,
-        "requests": len(run.records),
-        "errors": len(failed),
-        "errors_by_kind": dict(sorted(Counter(record.status for record in failed).items())),
-        **({"error_examples": _error_examples(failed)} if failed else {}),
-        "output_tokens": output_tokens,
-        "input_tokens": input_tokens,
-        "wall_s": wall_s,
-        "throughput_tokens_per_s": per_second(output_tokens),
-        "total_throughput_tokens_per_s": per_second(input_tokens + output_tokens),
-        "request_throughput_per_s": per_second(len(completed)),
-        "steady": steady_window(completed).to_dict(),
-        "valid": run.check.valid,
-        "invalid_reason": run.check.reason if not run.check.valid else None,
-        "stopped_by": run.stopped_by,
-        "ttft_ms": summarise_ms(_present(each.ttft_s for each in latencies)),
-        "ttft_from_sent_ms": summarise_ms(_present(each.ttft_from_sent_s for each in latencies)),
-        **_of_reasoning(completed, answers_s),
-        "dispatch_delay_ms": summarise_ms([each.dispatch_delay_s for each in latencies]),
-        "itl_ms": itl_ms,
-        "tpot_ms": summarise_ms(_present(each.tpot_s for each in latencies)),
-        "e2e_ms": summarise_ms(e2e_s),
-        "e2e_from_sent_ms": summarise_ms(_present(each.e2e_from_sent_s for each in latencies)),
-        "latency_ms_per_token": summarise_ms(
-            _present(each.latency_s_per_token for each in latencies)
-        ),
-        "mean_concurrency": mean_concurrency,
-        "little_law_ratio": _little_law_ratio(run, mean_concurrency, e2e_s),
-        "retries": sum(record.exchange.retries for record in run.records),
-        "connect_ms": summarise_ms(run.connect_s),
-        "tls_ms": summarise_ms(run.tls_s),
-        "generator": _generator(run.check),
-        **({} if run.server is None else {"server": dict(run.server)}),
-    }
-    if run.engine is not None:  # of a target in this process; an endpoint does not say
-        line["engine"] = dict(run.engine)
-    line |= _of_lengths(completed)
-    if unsaid := _without_reason(run.check, completed):
-        line["without_finish_reason"] = unsaid
-    if spec.load.sessions:
-        line["sessions"] = summarise_sessions(run)
-    if spec.max_in_flight is not None:
-        line["max_in_flight"] = spec.max_in_flight
+    reasoning = sum(record.exchange.reasoning_tokens for record in completed)
     held_s = [record.exchange.held_s for record in run.records if record.exchange.held_s]
-    if held_s:
-        line["held"] = {"requests": len(held_s), "mean_ms": float(np.mean(held_s)) * MS_PER_S}
     by_replica = Counter(r.exchange.replica for r in run.records if r.exchange.replica is not None)
-    if by_replica:
-        line["requests_by_replica"] = {str(n): by_replica[n] for n in sorted(by_replica)}
-    return line
+    return Level(
+        index=spec.index,
+        attempt=run.attempt,
+        load=spec.load,
+        requests=len(run.records),
+        errors=len(failed),
+        errors_by_kind=dict(sorted(Counter(record.status for record in failed).items())),
+        error_examples=_error_examples(failed) if failed else None,
+        output_tokens=output_tokens,
+        input_tokens=input_tokens,
+        wall_s=wall_s,
+        throughput_tokens_per_s=per_second(output_tokens),
+        total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
+        request_throughput_per_s=per_second(len(completed)),
+        steady=steady_window(completed),
+        valid=run.check.valid,
+        invalid_reason=run.check.reason if not run.check.valid else None,
+        stopped_by=run.stopped_by,
+        latency=_latency(run, latencies, reasoning=reasoning > 0),
+        reasoning_tokens=reasoning or None,
+        reasoning_token_share=_reasoning_share(completed, reasoning),
+        mean_concurrency=mean_concurrency,
+        little_law_ratio=_little_law_ratio(run, mean_concurrency, e2e_s),
+        retries=sum(record.exchange.retries for record in run.records),
+        generator=_generator(run.check),
+        server=None if run.server is None else ServerMetrics.from_json(run.server, "server"),
+        engine=None if run.engine is None else dict(run.engine),
+        unplanned_lengths=_unplanned_lengths(completed),
+        unequal_counts=_unequal_counts(completed),
+        cached_prompt_frac=_cached_prompt_frac(completed),
+        without_finish_reason=_without_reason(run.check, completed) or None,
+        sessions=summarise_sessions(run) if spec.load.sessions else None,
+        max_in_flight=spec.max_in_flight,
+        held=Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None,
+        requests_by_replica={str(n): by_replica[n] for n in sorted(by_replica)} or None,
+    )
+
+
+def _latency(
+    run: LevelRun, latencies: Sequence[RequestLatency], *, reasoning: bool
+) -> dict[Metric, Statistics]:
+    """The statistics of each metric; `ttft_answer` only where requests reasoned."""
+    gaps = [each.itl_s for each in latencies if each.itl_s.size]
+    values_s: dict[Metric, Sequence[float] | FloatArray] = {
+        "ttft": _present(each.ttft_s for each in latencies),
+        "ttft_from_sent": _present(each.ttft_from_sent_s for each in latencies),
+        "dispatch_delay": [each.dispatch_delay_s for each in latencies],
+        "tpot": _present(each.tpot_s for each in latencies),
+        "e2e": _present(each.e2e_s for each in latencies),
+        "e2e_from_sent": _present(each.e2e_from_sent_s for each in latencies),
+        "latency_per_token": _present(each.latency_s_per_token for each in latencies),
+        "connect": run.connect_s,
+        "tls": run.tls_s,
+    }
+    if reasoning:
+        values_s["ttft_answer"] = _present(each.ttft_answer_s for each in latencies)
+    found = {metric: summarise_ms(values) for metric, values in values_s.items()}
+    itl = summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS)
+    return {**found, "itl": _without_hidden_p99(itl, run.check)}
 
 
 def _without_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -> int:
@@ -261,66 +263,72 @@ def _without_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -
     )
 
 
-def _of_lengths(completed: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Where answers were of other lengths than planned, or than the server says; cache hits."""
-    found: dict[str, Any] = {}
+def _unplanned_lengths(completed: Sequence[RequestRecord]) -> UnplannedLengths | None:
     known = [record for record in completed if record.asked_tokens]
     other = [record for record in known if record.output_tokens != record.asked_tokens]
-    if other:
-        found["unplanned_lengths"] = {
-            "requests": len(other),
-            "asked_tokens_mean": float(np.mean([record.asked_tokens for record in known])),
-            "output_tokens_mean": float(np.mean([record.output_tokens for record in known])),
-        }
+    if not other:
+        return None
+    return UnplannedLengths(
+        requests=len(other),
+        asked_tokens_mean=float(np.mean([record.asked_tokens for record in known])),
+        output_tokens_mean=float(np.mean([record.output_tokens for record in known])),
+    )
+
+
+def _unequal_counts(completed: Sequence[RequestRecord]) -> UnequalCounts | None:
     streamed = [record for record in completed if record.exchange.streamed]
     counted = [(record.output_tokens, sum(record.exchange.token_counts)) for record in streamed]
-    if any(stated != came for stated, came in counted):
-        found["unequal_counts"] = {
-            "requests": sum(stated != came for stated, came in counted),
-            "server_tokens": sum(stated for stated, _ in counted),
-            "chunk_tokens": sum(came for _, came in counted),
-        }
-    told = [record for record in completed if record.exchange.cached_tokens is not None]
-    prompt_tokens = sum(record.input_tokens for record in told)
-    if prompt_tokens:
-        cached = sum(record.exchange.cached_tokens or 0 for record in told)
-        found["cached_prompt_frac"] = cached / prompt_tokens
-    return found
+    unequal = sum(stated != came for stated, came in counted)
+    if not unequal:
+        return None
+    return UnequalCounts(
+        requests=unequal,
+        server_tokens=sum(stated for stated, _ in counted),
+        chunk_tokens=sum(came for _, came in counted),
+    )
 
 
-def summarise_sessions(run: LevelRun) -> dict[str, Any]:
+def _cached_prompt_frac(completed: Sequence[RequestRecord]) -> float | None:
+    """Share of the prompt tokens that came from the prefix cache, by answers that state it."""
+    stated = [record for record in completed if record.exchange.cached_tokens is not None]
+    prompt_tokens = sum(record.input_tokens for record in stated)
+    cached = sum(record.exchange.cached_tokens or 0 for record in stated)
+    return cached / prompt_tokens if prompt_tokens else None
+
+
+def summarise_sessions(run: LevelRun) -> Sessions:
     """A level's conversations: how many, how long, and what first and later turns waited for."""
     records = [record for record in run.records if record.session is not None]
     turns = Counter(record.session for record in records)
     failed = {record.session for record in records if not record.ok}
-    open_loop = run.spec.concurrency is None
     ttft_s: dict[bool, list[float]] = {True: [], False: []}
     for record in records:
+        open_loop = run.spec.load.is_open
         value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
         if value_s is not None:
             ttft_s[record.turn == 0].append(value_s)
-    return {
-        "started": len(turns),
-        "failed": len(failed),
-        "turns_mean": len(records) / len(turns) if turns else None,
-        "ttft_first_turn_ms": summarise_ms(ttft_s[True]),
-        "ttft_later_turns_ms": summarise_ms(ttft_s[False]),
-    }
-
-
-def _withdraw_hidden_p99(itl_ms: dict[str, Any], check: GeneratorCheck) -> None:
-    """An ITL p99 that late reads hide is only known to lie in an interval."""
-    if check.unsure_share <= MAX_UNSURE_SHARE or check.itl_p99_interval_s is None:
-        return
-    low, high = (second * MS_PER_S for second in check.itl_p99_interval_s)
-    itl_ms["p99"] = None
-    itl_ms["unsupported"]["p99"] = (
-        f"between {low:.1f} and {high:.1f} ms: the generator read {check.unsure_share:.1%} of the "
-        "tokens together with later ones"
+    return Sessions(
+        started=len(turns),
+        failed=len(failed),
+        turns_mean=len(records) / len(turns) if turns else None,
+        ttft_first_turn_ms=summarise_ms(ttft_s[True]),
+        ttft_later_turns_ms=summarise_ms(ttft_s[False]),
     )
 
 
-def _generator(check: GeneratorCheck) -> dict[str, Any]:
+def _without_hidden_p99(itl_ms: Statistics, check: GeneratorCheck) -> Statistics:
+    """An ITL p99 that late reads hide is only known to lie in an interval."""
+    if check.unsure_share <= MAX_UNSURE_SHARE or check.itl_p99_interval_s is None:
+        return itl_ms
+    low, high = (second * MS_PER_S for second in check.itl_p99_interval_s)
+    reason = (
+        f"between {low:.1f} and {high:.1f} ms: the generator read {check.unsure_share:.1%} of the "
+        "tokens together with later ones"
+    )
+    return replace(itl_ms, p99=None, unsupported={**(itl_ms.unsupported or {}), "p99": reason})
+
+
+def _generator(check: GeneratorCheck) -> GeneratorReport:
     """The self-check with its error bounds in milliseconds."""
     shown = asdict(check)
     for name in ("ttft", "ttft_p50", "itl", "itl_p50"):
@@ -330,23 +338,13 @@ def _generator(check: GeneratorCheck) -> dict[str, Any]:
     shown["itl_p99_interval_ms"] = (
         None if interval_s is None else [second * MS_PER_S for second in interval_s]
     )
-    return shown
+    return GeneratorReport(**shown)
 
 
-def _of_reasoning(completed: Sequence[RequestRecord], answers_s: Sequence[float]) -> dict[str, Any]:
-    """What a level adds where requests reasoned; nothing elsewhere.
-
-    The share is taken of the tokens that came as events, since servers count differently.
-    """
-    reasoning = sum(record.exchange.reasoning_tokens for record in completed)
-    if not reasoning:
-        return {}
+def _reasoning_share(completed: Sequence[RequestRecord], reasoning: int) -> float | None:
+    """Reasoning of the tokens that came as events, since servers count differently."""
     streamed = sum(sum(record.exchange.token_counts) for record in completed)
-    return {
-        ANSWER_KEY: summarise_ms(answers_s),
-        "reasoning_tokens": reasoning,
-        "reasoning_token_share": reasoning / streamed,
-    }
+    return reasoning / streamed if reasoning else None
 
 
 def _little_law_ratio(

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from lmi_bench.analysis.results.checks import level_name
-from lmi_bench.analysis.results.latency import (
-    QUANTILES,
-    samples_needed,
-    summarise_level,
-    wall_time_s,
-)
+from lmi_bench.analysis.results.latency import samples_needed, summarise_level, wall_time_s
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import QUANTILES, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
-from lmi_bench.core.slo import LEVEL_KEY, METRICS, STATISTICS
+from lmi_bench.core.slo import METRICS, STATISTICS
 from lmi_bench.core.workload import LevelSpec
 
-NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
 CONFIDENCE = 0.95
 MIN_ATTEMPTS = 3
 """Attempts before an interval may end the repeats: with two it is too often narrow by luck."""
@@ -48,27 +41,6 @@ class Until:
 
     metric: str
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A metric over the attempts of one level; `low` and `high` are None for a single one.
-
-    cv  standard deviation over mean, None for a single attempt
-    """
-
-    attempts: int
-    mean: float
-    low: float | None
-    high: float | None
-    cv: float | None
-
-    @property
-    def half_width(self) -> float:
-        """Half of the interval over the mean; infinite for a single attempt."""
-        if self.high is None or self.mean == 0:
-            return math.inf
-        return (self.high - self.mean) / abs(self.mean)
 
 
 def parse_until(text: str) -> Until:
@@ -100,7 +72,7 @@ def repeat_rule(
     if until is not None:
         _check_supported(levels, until)
 
-    def is_done(lines: Sequence[Mapping[str, Any]]) -> bool:
+    def is_done(lines: Sequence[Level]) -> bool:
         if until is None:
             return len(lines) >= repeats
         if len(lines) >= MAX_ATTEMPTS:
@@ -109,10 +81,10 @@ def repeat_rule(
         enough = found is not None and found.attempts >= max(repeats, MIN_ATTEMPTS)
         return enough and found is not None and found.half_width <= until.share
 
-    def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
-        by_level: dict[int, list[Mapping[str, Any]]] = {level.index: [] for level in levels}
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        by_level: dict[int, list[Level]] = {level.index: [] for level in levels}
         for line in finished:
-            by_level.setdefault(line["level"], []).append(line)
+            by_level.setdefault(line.index, []).append(line)
         open_levels = [level for level in levels if not is_done(by_level[level.index])]
         if not open_levels:
             return None
@@ -122,11 +94,11 @@ def repeat_rule(
     return next_level
 
 
-def unmet_until(finished: Sequence[Mapping[str, Any]], until: Until) -> list[str]:
+def unmet_until(finished: Sequence[Level], until: Until) -> list[str]:
     """Levels whose interval is still wider than asked for, each as a sentence."""
-    by_level: dict[int, list[Mapping[str, Any]]] = {}
+    by_level: dict[int, list[Level]] = {}
     for line in finished:
-        by_level.setdefault(line["level"], []).append(line)
+        by_level.setdefault(line.index, []).append(line)
     texts = []
     for lines in by_level.values():
         found = spread_of(lines, until.metric)
@@ -135,20 +107,16 @@ def unmet_until(finished: Sequence[Mapping[str, Any]], until: Until) -> list[str
             continue
         shown = f"+-{width:.1%}" if math.isfinite(width) else "not known"
         texts.append(
-            f"{level_name(lines[0])}: after {len(lines)} attempts the 95 % interval of "
+            f"{lines[0].name}: after {len(lines)} attempts the 95 % interval of "
             f"{until.metric} is {shown}, and +-{until.share:.1%} was asked for: more requests a "
             "level make it narrower"
         )
     return texts
 
 
-def spread_of(lines: Sequence[Mapping[str, Any]], metric: str) -> Spread | None:
+def spread_of(lines: Sequence[Level], metric: str) -> Spread | None:
     """A metric over attempts; None if no valid attempt has it."""
-    values = [
-        value
-        for line in lines
-        if line.get("valid", True) and (value := _value(line, metric)) is not None
-    ]
+    values = [value for line in lines if line.valid and (value := _value(line, metric)) is not None]
     return spread(values) if values else None
 
 
@@ -177,30 +145,30 @@ def pooled_run(run: Run) -> Run:
 
 
 def pooled_attempts(
-    lines: Sequence[dict[str, Any]], attempts: Sequence[tuple[RequestRecord, ...]]
-) -> tuple[list[dict[str, Any]], list[tuple[RequestRecord, ...]]]:
+    lines: Sequence[Level], attempts: Sequence[tuple[RequestRecord, ...]]
+) -> tuple[list[Level], list[tuple[RequestRecord, ...]]]:
     """The lines and the records of `pooled_run`. A search's levels stay as they are: it comes back
     to a load with more requests, to confirm what it saw with few."""
-    groups: dict[tuple[Any, Any], list[int]] = {}
+    groups: dict[tuple[str, float], list[int]] = {}
     for index, line in enumerate(lines):
-        groups.setdefault((line.get("concurrency"), line.get("rate_per_s")), []).append(index)
+        groups.setdefault((line.load.axis, line.load.value), []).append(index)
     once = all(len(indices) == 1 for indices in groups.values())
-    if once or len(attempts) < len(lines) or any("search" in line for line in lines):
+    if once or len(attempts) < len(lines) or any(line.search is not None for line in lines):
         return list(lines), list(attempts)
     levels, records = [], []
     for indices in groups.values():
-        kept = [i for i in indices if lines[i].get("valid", True)] or indices
+        kept = [i for i in indices if lines[i].valid] or indices
         line, pooled = _pool([lines[i] for i in kept], [attempts[i] for i in kept])
         if len(kept) < len(indices):
-            line = {**line, "attempts_left_out": len(indices) - len(kept)}
+            line = replace(line, attempts_left_out=len(indices) - len(kept))
         levels.append(line)
         records.append(pooled)
     return levels, records
 
 
 def _pool(
-    lines: Sequence[dict[str, Any]], attempts: Sequence[tuple[RequestRecord, ...]]
-) -> tuple[dict[str, Any], tuple[RequestRecord, ...]]:
+    lines: Sequence[Level], attempts: Sequence[tuple[RequestRecord, ...]]
+) -> tuple[Level, tuple[RequestRecord, ...]]:
     last = lines[-1]
     if len(lines) == 1:
         return last, attempts[0]
@@ -219,37 +187,40 @@ def _pool(
     if not pooled:  # an imported level has its statistics only
         return last, ()
     spec = LevelSpec(
-        last["level"],
-        Load(concurrency=last.get("concurrency"), rate_per_s=last.get("rate_per_s")),
+        last.index,
+        Load(last.load.concurrency, last.load.rate_per_s),
         num_requests=len(pooled),
     )
-    line = summarise_level(LevelRun(spec, last["attempt"], tuple(pooled)))
-    line = {**last, **line}  # what others added to a line, such as its price, is the last one's
+    found = summarise_level(LevelRun(spec, last.attempt, tuple(pooled)))
+    measured = {name: getattr(found, name) for name in _POOLED if getattr(found, name) is not None}
     spreads = {metric: spread_of(lines, metric) for metric in SHOWN}
-    stopped = next((each["stopped_by"] for each in lines if each.get("stopped_by")), None)
-    line |= {
-        "valid": last.get("valid", True),
-        "invalid_reason": last.get("invalid_reason"),
-        "generator": last.get("generator", {}),
-        "stopped_by": stopped,
-        "steady": {"throughput_tokens_per_s": None, "reason": "pooled over attempts"},
-        "attempts": len(lines),
-        "spread": {
-            metric: {"mean": s.mean, "low": s.low, "high": s.high, "cv": s.cv}
-            for metric, s in spreads.items()
-            if s is not None
-        },
-    }
-    return line, tuple(pooled)
+    level = replace(  # what others added to a level, such as its price, is the last one's
+        last,
+        **measured,
+        latency={**last.latency, **found.latency},
+        stopped_by=next((each.stopped_by for each in lines if each.stopped_by), None),
+        steady=SteadyWindow(reason="pooled over attempts"),
+        attempts=len(lines),
+        spread={metric: each for metric, each in spreads.items() if each is not None},
+    )
+    return level, tuple(pooled)
 
 
-def _value(line: Mapping[str, Any], metric: str) -> float | None:
+_POOLED = (
+    "requests", "errors", "errors_by_kind", "error_examples", "output_tokens", "input_tokens",
+    "wall_s", "throughput_tokens_per_s", "total_throughput_tokens_per_s",
+    "request_throughput_per_s", "reasoning_tokens", "reasoning_token_share", "mean_concurrency",
+    "little_law_ratio", "retries", "unplanned_lengths", "unequal_counts", "cached_prompt_frac",
+    "held", "requests_by_replica",
+)  # fmt: skip
+"""Figures of a level that are taken anew over the requests of all attempts."""
+
+
+def _value(line: Level, metric: str) -> float | None:
     if metric == "throughput":
-        value = line.get("throughput_tokens_per_s")
-    else:
-        name, statistic = metric.rsplit("_", 1)
-        value = (line.get(LEVEL_KEY[name]) or {}).get(statistic)
-    return None if value is None else float(value)
+        return line.throughput_tokens_per_s
+    name, statistic = metric.rsplit("_", 1)
+    return line.of(name).value(statistic)
 
 
 def _check_supported(levels: Sequence[LevelSpec], until: Until) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import Run
 
 
@@ -66,12 +67,12 @@ def copies_of(manifest: Mapping[str, Any]) -> int | None:
     return int(instances) if instances else None
 
 
-def _best_level(levels: Sequence[Mapping[str, Any]]) -> tuple[float, bool] | None:
+def _best_level(levels: Sequence[Level]) -> tuple[float, bool] | None:
     """Highest throughput, and whether no higher load was run."""
     usable = [
-        (float(line["concurrency"] or line["rate_per_s"]), float(line["throughput_tokens_per_s"]))
+        (line.load.value, line.throughput_tokens_per_s)
         for line in levels
-        if line.get("valid", True) and line["throughput_tokens_per_s"]
+        if line.valid and line.throughput_tokens_per_s
     ]
     if not usable:
         return None

@@ -8,13 +8,11 @@ requests: a search first looks with few, then confirms with enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from lmi_bench.analysis.results.latency import QUANTILES, request_latency, samples_needed
+from lmi_bench.analysis.results.latency import request_latency, samples_needed
 from lmi_bench.analysis.results.slo_values import (
     level_statistic_ms,
     log_noise,
@@ -22,6 +20,7 @@ from lmi_bench.analysis.results.slo_values import (
     request_values_ms,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import QUANTILES, Judgement
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import Slo
 
@@ -31,56 +30,12 @@ SURE_CHANCE = 0.01
 MISSED_BY = ("timeout", "errors", DECIDED)
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A level against its SLOs.
-
-    ratio    largest of measured / limit; infinite where failed requests make it so
-    binding  the SLO with that ratio
-    planned  requests that the level was to send; None where its duration was fixed
-    sure     a miss that more requests would not have undone: so many over the limit come by
-             chance less than once in a hundred times where the SLO is met
-    noise    standard deviation of log(ratio), as far as its own requests tell; None: not stated
-    """
-
-    passed: bool
-    ratio: float
-    binding: str
-    planned: int | None
-    sure: bool = False
-    noise: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The value as a level's line holds it: JSON has no infinity, so null."""
-        return {
-            "passed": self.passed,
-            "ratio": self.ratio if math.isfinite(self.ratio) else None,
-            "binding": self.binding,
-            "planned": self.planned,
-            "sure": self.sure,
-            "noise": self.noise,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Judgement:
-        """The value of a level's line."""
-        ratio = content["ratio"]
-        return cls(
-            passed=content["passed"],
-            ratio=math.inf if ratio is None else float(ratio),
-            binding=content["binding"],
-            planned=content["planned"],
-            sure=bool(content.get("sure", False)),
-            noise=content.get("noise"),
-        )
-
-
 def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
     """Hold a level against its SLOs; a level that a stop rule ended has missed them.
 
     Raises InputError where no request has the metric at all.
     """
-    open_loop = run.spec.concurrency is None
+    open_loop = run.spec.load.is_open
     ratio, binding = slo_ratio(run.records, slos, open_loop=open_loop)
     noise = _noise(run.records, binding, open_loop=open_loop)
     missed = run.stopped_by in MISSED_BY
@@ -105,7 +60,7 @@ def _is_sure_miss(run: LevelRun, slo: Slo) -> bool:
     if slo.statistic not in QUANTILES or slo.metric == "itl":
         return False
     values = request_values_ms(
-        run.records, slo.metric, open_loop=run.spec.concurrency is None, failures="infinite"
+        run.records, slo.metric, open_loop=run.spec.load.is_open, failures="infinite"
     )
     over = sum(float(value[0]) > slo.limit_ms for value in values)
     of = max(len(values), run.spec.num_requests or 0)

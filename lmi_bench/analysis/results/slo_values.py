@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.latency import QUANTILES, RequestLatency, request_latency
+from lmi_bench.analysis.results.latency import RequestLatency, request_latency
 from lmi_bench.analysis.results.sweep_curve import upper_quantile
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import MS_PER_S
 

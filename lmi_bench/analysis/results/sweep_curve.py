@@ -6,20 +6,19 @@ throughput; `usable` is False for it and the knees pass over it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.core.level import Level
+from lmi_bench.core.load import LoadAxis, load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import s_to_ms
 
 FloatArray = NDArray[np.float64]
-
-_CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +42,7 @@ class LevelPoint:
     latency_ms_per_token: float | None
     latency_is: str
     usable: bool
-    line: Mapping[str, Any]
+    line: Level
     request_ms_per_token: FloatArray | None = None
     request_tokens: FloatArray | None = None
 
@@ -52,7 +51,7 @@ class LevelPoint:
 class SweepCurve:
     """The levels of a sweep in rising order of load; `axis` says what the load is."""
 
-    axis: str
+    axis: LoadAxis
     points: tuple[LevelPoint, ...]
 
     @property
@@ -66,47 +65,43 @@ class SweepCurve:
 
     def name(self, load: float) -> str:
         """A load as people say it: `concurrency 32`, `2.5 req/s`."""
-        return f"concurrency {load:g}" if self.axis == "concurrency" else f"{load:g} req/s"
+        return load_name(self.axis, load)
 
 
 def sweep_curve(
-    levels: Sequence[Mapping[str, Any]],
+    levels: Sequence[Level],
     records: Sequence[Sequence[RequestRecord]] | None = None,
 ) -> SweepCurve:
     """The curve of a run's levels; a level that ran twice counts with its last attempt.
 
     records  one sequence a level, in the order of `levels`
     """
-    by_concurrency = any(line.get("concurrency") is not None for line in levels)
-    axis = "concurrency" if by_concurrency else "rate_per_s"
+    by_concurrency = any(line.load.concurrency is not None for line in levels)
+    axis: LoadAxis = "concurrency" if by_concurrency else "rate_per_s"
     latest: dict[float, LevelPoint] = {}
     for index, line in enumerate(levels):
-        load = line.get(axis)
+        load = line.load.on(axis)
         if load is not None:
             here = records[index] if records is not None and index < len(records) else None
-            latest[float(load)] = _point(float(load), line, here)
+            latest[load] = _point(load, line, here)
     return SweepCurve(axis, tuple(latest[load] for load in sorted(latest)))
 
 
-def _point(
-    load: float, line: Mapping[str, Any], records: Sequence[RequestRecord] | None
-) -> LevelPoint:
+def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) -> LevelPoint:
     latency, latency_is = _upper_latency_ms(line)
-    throughput = line.get("throughput_tokens_per_s")
+    throughput = line.throughput_tokens_per_s
     per_request: FloatArray | None = None
     tokens: FloatArray | None = None
     if records:
-        open_loop = line.get("concurrency") is None
+        open_loop = line.load.is_open
         per_request, tokens = _request_arrays(records, open_loop=open_loop)
         upper = upper_quantile(per_request, 0.9)
         few = len(per_request) < samples_needed(0.9)
         latency, latency_is = upper, f"p90 (of {len(per_request)})" if few else "p90"
-    usable = bool(
-        line.get("valid", True) and line.get("stopped_by") not in _CUT_SHORT and throughput
-    )
+    usable = bool(line.valid and not line.is_cut_short and throughput)
     return LevelPoint(
         load=load,
-        concurrency=line.get("concurrency") or line.get("mean_concurrency"),
+        concurrency=line.load.concurrency or line.mean_concurrency,
         throughput_tokens_per_s=throughput,
         latency_ms_per_token=latency,
         latency_is=latency_is,
@@ -117,18 +112,18 @@ def _point(
     )
 
 
-def _upper_latency_ms(line: Mapping[str, Any]) -> tuple[float | None, str]:
+def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
     """p90 of a level's line, or what stands in for it where too few requests were sent.
 
     With at least a tenth of the requests failed, the p90 of all requests is endless.
     """
-    statistics = line.get("latency_ms_per_token") or {}
-    if line.get("errors", 0) >= 0.1 * max(1, line.get("requests", 0)):
+    statistics = line.of("latency_per_token")
+    if line.failed >= 0.1 * max(1, line.sent):
         return np.inf, "p90 over all requests, failed ones endless"
-    if statistics.get("p90") is not None:
-        return float(statistics["p90"]), "p90"
-    if statistics.get("max") is not None:
-        return float(statistics["max"]), "the slowest request, too few for a p90"
+    if statistics.p90 is not None:
+        return statistics.p90, "p90"
+    if statistics.max is not None:
+        return statistics.max, "the slowest request, too few for a p90"
     return None, ""
 
 

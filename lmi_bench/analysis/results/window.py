@@ -8,12 +8,11 @@ applied to both ends). Times are seconds since the level's start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.core.level import SteadyWindow
 from lmi_bench.core.records import RequestRecord
 
 # A bin of ten distinct moments averages over the lockstep of a decode batch; a window of less
@@ -23,28 +22,6 @@ _MIN_BINS, _MAX_BINS = 8, 100
 _MIN_SHARE = 1 / 3
 _BATCHES = 8
 _T_95 = 2.365  # Student's t, 97.5 %, seven degrees of freedom: _BATCHES - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SteadyWindow:
-    """Where a level was steady, and its throughput there.
-
-    throughput_tokens_per_s  None, with `reason`, where no window could be told
-    low, high                95 % interval of the throughput by batch means, tok/s
-    share                    length of the window over the length of all token events, 0 to 1
-    """
-
-    start_s: float | None = None
-    end_s: float | None = None
-    throughput_tokens_per_s: float | None = None
-    low: float | None = None
-    high: float | None = None
-    share: float | None = None
-    reason: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The value as JSON holds it."""
-        return asdict(self)
 
 
 def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:

@@ -7,23 +7,19 @@ have gone. The doubling ends where the server is saturated (a doubling of the us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lmi_bench.analysis.results.goodput import check_slo
-from lmi_bench.analysis.results.kneedle import kneedle_index
+from lmi_bench.analysis.results.knee import kneedle_index
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.slo_trials import SEARCH_KEY
+from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.workload import LevelSpec
 
-NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
-"""The level to run after the finished ones (their lines in levels.jsonl); None: done."""
-
-Fits = Callable[[LevelSpec, Sequence[Mapping[str, Any]]], bool]
+Fits = Callable[[LevelSpec, Sequence[Level]], bool]
 """Whether a level may be run after the finished ones."""
 
 MAX_CONCURRENCY = 4096
@@ -34,7 +30,6 @@ DOUBLED_LATENCY = 1.8
 LATENCY_LIMIT_MS_PER_TOKEN = 100.0
 
 _FAILED_BY = ("timeout", "errors")
-_Line = Mapping[str, Any]
 
 
 def auto_levels(
@@ -52,9 +47,9 @@ def auto_levels(
            the finer levels that may are run all the same. What once did not fit never will again.
     """
 
-    def next_level(finished: Sequence[_Line]) -> LevelSpec | None:
-        lines = {int(line["concurrency"]): line for line in finished}
-        chain: list[_Line] = []
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        lines = {line.load.concurrency or 0: line for line in finished}
+        chain: list[Level] = []
         concurrency = 1
         while concurrency <= max_concurrency:
             if concurrency not in lines:
@@ -76,26 +71,29 @@ def auto_levels(
     return next_level
 
 
-def _ends_doubling(chain: Sequence[_Line], slos: Sequence[Slo]) -> bool:
+def _ends_doubling(chain: Sequence[Level], slos: Sequence[Slo]) -> bool:
     last = chain[-1]
-    if last.get("stopped_by") in _FAILED_BY:
+    if last.stopped_by in _FAILED_BY:
         return True
     if any(check_slo(last, slo).verdict == "fail" for slo in slos):
         return True
-    if (last.get(SEARCH_KEY) or {}).get("sure"):  # too few requests for the quantile, all the same
+    if (
+        last.search is not None and last.search.sure
+    ):  # too few requests for the quantile, all the same
         return True
     return len(chain) > 1 and is_saturated(chain[-2], last)
 
 
-def is_saturated(before: _Line, after: _Line) -> bool:
+def is_saturated(before: Level, after: Level) -> bool:
     """Whether twice the users brought hardly more throughput and twice the latency."""
-    gain = _value(after, "throughput_tokens_per_s") / _value(before, "throughput_tokens_per_s") - 1
-    growth = _mean(after) / _mean(before)
+    gain = _throughput(after) / _throughput(before) - 1
+    growth = _mean_e2e_ms(after) / _mean_e2e_ms(before)
     return bool(gain < SATURATED_GAIN and growth >= DOUBLED_LATENCY)
 
 
-def _finer_levels(chain: Sequence[_Line]) -> list[int]:
+def _finer_levels(chain: Sequence[Level]) -> list[int]:
     """Half-way levels on both sides of the bend, and where a limit was passed; rising."""
+    highest = (chain[-1].load.concurrency or 0) if chain else 0
     points = sweep_curve(chain).usable
     wanted: set[int] = set()
     if len(points) >= 3:
@@ -107,16 +105,14 @@ def _finer_levels(chain: Sequence[_Line]) -> list[int]:
     slow = [p.load for p in points if (p.latency_ms_per_token or 0) > LATENCY_LIMIT_MS_PER_TOKEN]
     if slow:
         wanted.add(int(slow[0] * 3 / 4))
-    if chain and chain[-1].get("stopped_by") in _FAILED_BY:
-        wanted.add(int(chain[-1]["concurrency"] * 3 / 4))
-    highest = int(chain[-1]["concurrency"]) if chain else 0
+    if chain and chain[-1].stopped_by in _FAILED_BY:
+        wanted.add(highest * 3 // 4)
     return sorted(c for c in wanted if 1 < c < highest)
 
 
-def _value(line: _Line, key: str) -> float:
-    value = line.get(key)
-    return float(value) if value else float("nan")
+def _throughput(level: Level) -> float:
+    return level.throughput_tokens_per_s or float("nan")
 
 
-def _mean(line: _Line) -> float:
-    return _value(line.get("e2e_ms") or {}, "mean")
+def _mean_e2e_ms(level: Level) -> float:
+    return level.of("e2e").mean or float("nan")

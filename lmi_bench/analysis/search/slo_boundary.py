@@ -15,6 +15,7 @@ from typing import Any, Literal
 from lmi_bench.analysis.results.uncertainty import central_interval
 from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.analysis.search.slo_trials import Bracket, Trial, bracket, curve
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis
 
 Boundary = Literal["smooth", "cliff"]
@@ -70,9 +71,7 @@ class SloAnswer:
         }
 
 
-def slo_answer(
-    search: SloSearch, levels: Sequence[Mapping[str, Any]], *, seed: int = 0
-) -> SloAnswer:
+def slo_answer(search: SloSearch, levels: Sequence[Level], *, seed: int = 0) -> SloAnswer:
     """What the levels of a search say.
 
     endpoint_seconds  is the sum of the levels' wall times, warm-ups left out
@@ -98,7 +97,7 @@ def slo_answer(
         first_breach=None if found.high is None else found.high.load,
         binding=None if at is None else at.judgement.binding,
         boundary=_boundary(found),
-        endpoint_seconds=math.fsum(float(line.get("wall_s") or 0) for line in levels),
+        endpoint_seconds=math.fsum(line.wall_s or 0.0 for line in levels),
     )
 
 

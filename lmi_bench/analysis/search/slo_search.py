@@ -15,15 +15,12 @@ resumed search goes on as it would have gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from lmi_bench.analysis.results.latency import QUANTILES
 from lmi_bench.analysis.results.slo_judgement import requests_needed
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_trials import (
-    SEARCH_KEY,
     Bracket,
     Trial,
     bracket,
@@ -31,12 +28,11 @@ from lmi_bench.analysis.search.slo_trials import (
     curve,
     trial,
 )
+from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import ms_to_s
 from lmi_bench.core.workload import LevelSpec
-
-__all__ = ["SEARCH_KEY", "START_USERS", "TOLERANCE", "SloSearch"]
 
 TOLERANCE = 0.05
 """Relative width of the bracket at which the search ends."""
@@ -54,7 +50,7 @@ _MAX_LEVELS = 40
 START_USERS = 4.0
 """First number of users: the lone user's answers, one after the other, take longest of all."""
 
-Lines = Sequence[Mapping[str, Any]]
+Lines = Sequence[Level]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +92,7 @@ class SloSearch:
             [
                 trial(
                     line,
-                    self.axis,
-                    full_requests=self._full_requests(float(line[self.axis]), finished),
+                    full_requests=self._full_requests(line.load.value, finished),
                 )
                 for line in finished
             ]
@@ -290,28 +285,23 @@ class SloSearch:
 def _answer_s(finished: Lines) -> float:
     """Mean time of an answer at the lowest load tried, seconds; 0 where none came."""
     lowest = _lowest(finished)
-    mean = None if lowest is None else _mean_ms(lowest, "e2e_ms")
+    mean = None if lowest is None else lowest.of("e2e").mean
     return 0.0 if mean is None else ms_to_s(mean)
 
 
-def _lowest(finished: Lines) -> Mapping[str, Any] | None:
+def _lowest(finished: Lines) -> Level | None:
     """The level of the lowest rate."""
-    return min(finished, key=lambda line: float(line["rate_per_s"] or 0), default=None)
+    return min(finished, key=lambda line: line.load.value, default=None)
 
 
-def _mean_ms(line: Mapping[str, Any], key: str) -> float | None:
-    mean: float | None = (line.get(key) or {}).get("mean")
-    return mean
-
-
-def _slack_s(slo: Slo, line: Mapping[str, Any]) -> float | None:
+def _slack_s(slo: Slo, line: Level) -> float | None:
     """Seconds of waiting that a level's requests have left; None where waiting breaks no limit."""
     if slo.metric not in _WAITING:
         return None
-    mean_ms = _mean_ms(line, slo.level_key)
+    mean_ms = line.of(slo.metric).mean
     if not mean_ms:
         return None
     slack_ms = slo.limit_ms - mean_ms
     if slo.metric == "latency_per_token":  # of a wait each token has its share
-        slack_ms *= (_mean_ms(line, "e2e_ms") or 0.0) / mean_ms
+        slack_ms *= (line.of("e2e").mean or 0.0) / mean_ms
     return ms_to_s(max(0.0, slack_ms))

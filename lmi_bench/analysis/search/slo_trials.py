@@ -8,21 +8,18 @@ each is), and the lowest load that then misses is the first breach.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.slo_judgement import Judgement
 from lmi_bench.analysis.search.slo_curve import Curve
-from lmi_bench.core.load import LoadAxis
+from lmi_bench.core.level import Judgement, Level
 
 FloatArray = NDArray[np.float64]
 
-SEARCH_KEY = "search"
 _MOST_LOG_RATIO, _LEAST_LOG_RATIO = math.log(10.0), -6.0  # endless, and instant, in a curve
 _SURE_DEVIATIONS = 2.33  # of a normal: above this once in a hundred, as SURE_CHANCE has it
 _UNKNOWN_NOISE = 0.5  # times 1 / sqrt(requests), of a level that does not state its own
@@ -64,11 +61,12 @@ class Bracket:
     high: Trial | None
 
 
-def trial(line: Mapping[str, Any], axis: LoadAxis, *, full_requests: int | None) -> Trial:
+def trial(line: Level, *, full_requests: int | None) -> Trial:
     """The trial of a finished level's line; `full_requests` None where a duration ends levels."""
-    judgement = Judgement.from_dict(line[SEARCH_KEY])
+    judgement = line.search
+    assert judgement is not None  # a search judges each of its levels
     ratio = max(judgement.ratio, math.exp(_LEAST_LOG_RATIO))
-    requests = int(line.get("requests") or judgement.planned or 1)
+    requests = line.requests or judgement.planned or 1
     planned = judgement.planned
     log_ratio = _MOST_LOG_RATIO if ratio == math.inf else min(_MOST_LOG_RATIO, math.log(ratio))
     noise = judgement.noise
@@ -77,7 +75,7 @@ def trial(line: Mapping[str, Any], axis: LoadAxis, *, full_requests: int | None)
     if judgement.sure and log_ratio > 0:  # beside a jump the value is vague, the miss is not
         noise = min(noise, log_ratio / _SURE_DEVIATIONS)
     return Trial(
-        load=float(line[axis]),
+        load=line.load.value,
         judgement=judgement,
         log_ratio=log_ratio,
         noise=noise,

@@ -193,8 +193,8 @@ def read_llmperf_requests(lines: Sequence[Mapping[str, Any]], load: Load | None)
         input_tokens=tokens[0],
         output_tokens=tokens[1],
         latencies={
-            "ttft_ms": summarise_ms(ttft_s),
-            "e2e_ms": summarise_ms(e2e_s),
+            "ttft_ms": summarise_ms(ttft_s).to_json(),
+            "e2e_ms": summarise_ms(e2e_s).to_json(),
             "itl_ms": missing(_LLMPERF_ITL),
             "tpot_ms": missing(_LLMPERF_ITL),
         },

@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.analysis.results.latency import (
-    LATENCY_KEYS,
-    QUANTILES,
-    STATISTICS,
-    samples_needed,
-    summarise_level,
-)
+from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import QUANTILES, STATISTICS
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
+_LATENCY_KEYS = (
+    "ttft_ms", "ttft_from_sent_ms", "dispatch_delay_ms", "itl_ms", "tpot_ms", "e2e_ms",
+    "e2e_from_sent_ms", "latency_ms_per_token",
+)  # fmt: skip
 NOT_IN_FILE = "not in the imported file"
 Statistics = dict[str, Any]
 
@@ -126,7 +125,7 @@ def summary_line(
         "valid": True,
         "invalid_reason": None,
         "stopped_by": None,
-        **{key: latencies.get(key) or missing() for key in LATENCY_KEYS},
+        **{key: latencies.get(key) or missing() for key in _LATENCY_KEYS},
         "mean_concurrency": mean_concurrency,
         "little_law_ratio": None,
         "generator": {},
@@ -153,7 +152,7 @@ def record_level(
     start_s = min(record.sent_s for record in records)
     ordered = sorted((r.shifted(start_s) for r in records), key=lambda r: r.request_id)
     spec = LevelSpec(0, load, num_requests=len(ordered))
-    line = summarise_level(LevelRun(spec, 1, tuple(ordered)))
+    line = summarise_level(LevelRun(spec, 1, tuple(ordered))).to_json()
     for key in ("level", "attempt"):
         del line[key]
     # the due time is not known: it is taken as the send

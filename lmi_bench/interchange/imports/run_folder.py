@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import RunStore, build_manifest
 from lmi_bench.interchange.imports.level import Imported
 
@@ -41,5 +42,6 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
         raise InputError("the files hold no level")
     with RunStore.create(folder, manifest) as store:
         for index, level in enumerate(levels):
-            store.append_level(level.records, {"level": index, "attempt": 1, **level.line})
+            line = {"level": index, "attempt": 1, **level.line}
+            store.append_level(level.records, Level.from_json(line))
     return len(levels)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
@@ -249,7 +250,7 @@ def _result(each: Measured, base: Measured, evaluate: Evaluation) -> dict[str, A
     """Everything about a variant as plain values; speeds beside the baseline's with intervals."""
     facts = each.parts.facts
     levels = [] if each.run is None else each.run.levels
-    best = max((line["throughput_tokens_per_s"] or 0.0 for line in levels), default=0.0)
+    best = max((line.throughput_tokens_per_s or 0.0 for line in levels), default=0.0)
     usd = None
     if evaluate.usd_per_hour is not None and best:
         usd = evaluate.usd_per_hour * 1e6 / (SECONDS_PER_HOUR * best)
@@ -292,13 +293,13 @@ def _result(each: Measured, base: Measured, evaluate: Evaluation) -> dict[str, A
     }
 
 
-def _level(line: dict[str, Any]) -> dict[str, Any]:
-    per_token = line.get("latency_ms_per_token") or {}
+def _level(line: Level) -> dict[str, Any]:
+    per_token = line.of("latency_per_token")
     return {
-        "concurrency": line["concurrency"],
-        "throughput_tokens_per_s": line["throughput_tokens_per_s"],
-        "latency_ms_per_token_mean": per_token.get("mean"),
-        "latency_ms_per_token_p90": per_token.get("p90"),
+        "concurrency": line.load.concurrency,
+        "throughput_tokens_per_s": line.throughput_tokens_per_s,
+        "latency_ms_per_token_mean": per_token.mean,
+        "latency_ms_per_token_p90": per_token.p90,
     }
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.results.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.next_level import auto_levels
-from lmi_bench.analysis.search.slo_search import SEARCH_KEY, START_USERS, SloSearch
+from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
+from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox
-from lmi_bench.loadgen.run.levels import NextLevel, in_order, levels_of, session_levels
+from lmi_bench.loadgen.run.levels import in_order, levels_of, session_levels
 from lmi_bench.loadgen.run.sweep import StopRules
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
@@ -35,7 +35,7 @@ class LevelRule:
     levels: NextLevel
     total: int | None
     stop_rules: StopRules
-    summarise: Callable[[LevelRun], dict[str, Any]]
+    summarise: Callable[[LevelRun], Level]
     search: SloSearch | None = None
 
 
@@ -90,7 +90,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     seek = box.levels(search.next_level)
     of_curve: set[int] = set()
 
-    def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
         spec = None if curve is None else curve(finished)
         if spec is not None:
             of_curve.add(spec.index)
@@ -102,21 +102,21 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
         if spec.num_requests is None or spec.index in of_curve:  # a knee needs whole levels
             return None
-        return CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None).add
+        return CertainMiss(slos, spec.num_requests, open_loop=spec.load.is_open).add
 
-    def summarise(run: LevelRun) -> dict[str, Any]:
-        return {**summarise_one(run), SEARCH_KEY: judge_level(run, slos).to_dict()}
+    def summarise(run: LevelRun) -> Level:
+        return replace(summarise_one(run), search=judge_level(run, slos))
 
     rules = StopRules(ends_sweep=False, watch=watch)
     return LevelRule(next_level, None, rules, summarise, search)
 
 
-def _summarise(scenario: Scenario) -> Callable[[LevelRun], dict[str, Any]]:
+def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
     """A level's line; it says so where prompts begin alike on purpose, so that a cache may hit."""
     workload = scenario.workload
     if not workload.begins_alike:
         return summarise_level
-    return lambda run: {**summarise_level(run), "cached_prompt_expected": True}
+    return lambda run: replace(summarise_level(run), cached_prompt_expected=True)
 
 
 def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:

@@ -11,25 +11,22 @@ on, warm-ups and pauses included.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
-from lmi_bench.analysis.results.checks import level_name
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.run.levels import NextLevel
 from lmi_bench.report.formats import number
 
 AUTO_S = 300.0
 """Of levels that a rule picks, on a real clock."""
 _MINUTE_S = 60.0
-_Line = Mapping[str, Any]
-Summarise = Callable[[LevelRun], dict[str, Any]]
+Summarise = Callable[[LevelRun], Level]
 
 
 class TimeBox:
@@ -60,7 +57,7 @@ class TimeBox:
             self._start_s = self._clock()
         return max(0.0, self.max_s - (self._clock() - self._start_s))
 
-    def fits(self, spec: LevelSpec, finished: Sequence[_Line]) -> bool:
+    def fits(self, spec: LevelSpec, finished: Sequence[Level]) -> bool:
         """Whether a level will probably be over in time; the first one always is begun."""
         left_s = self.left_s()
         if left_s is None or not finished:
@@ -80,14 +77,14 @@ class TimeBox:
     def levels(self, rule: NextLevel) -> NextLevel:
         """The rule's levels, up to the first that does not fit."""
 
-        def next_level(finished: Sequence[_Line]) -> LevelSpec | None:
+        def next_level(finished: Sequence[Level]) -> LevelSpec | None:
             spec = rule(finished)
             return spec if spec is None or self.fits(spec, finished) else None
 
         return next_level
 
 
-def likely_level_s(spec: LevelSpec, finished: Sequence[_Line]) -> float:
+def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
     """How long a level will probably take, by what the levels of less load took; 0.0 if unknown.
 
     A closed loop's requests end at the rate of the level below it, times what the last step up
@@ -101,9 +98,9 @@ def likely_level_s(spec: LevelSpec, finished: Sequence[_Line]) -> float:
         return known_s
     rates: dict[int, float] = {}
     for line in finished:
-        users, took_s = line.get("concurrency"), line.get("elapsed_s") or line.get("wall_s")
+        users, took_s = line.load.concurrency, line.elapsed_s or line.wall_s
         if users and took_s and users <= spec.concurrency:
-            rates[int(users)] = float(line["requests"]) / float(took_s)
+            rates[users] = line.sent / took_s
     if not rates:
         return spec.duration_s or 0.0
     below, *lower = sorted(rates, reverse=True)
@@ -212,11 +209,11 @@ class Spend:
     def levels(self, rule: NextLevel) -> NextLevel:
         """The rule's levels while money is left; none lasts longer than the money does."""
 
-        def next_level(finished: Sequence[_Line]) -> LevelSpec | None:
+        def next_level(finished: Sequence[Level]) -> LevelSpec | None:
             now_s = self._clock()
             if self._started_s is None:
                 self._started_s = now_s
-                self._earlier_usd = float(finished[-1].get("spent_usd") or 0.0) if finished else 0.0
+                self._earlier_usd = (finished[-1].spent_usd or 0.0) if finished else 0.0
                 self._instances = self._count() if self._count is not None else None
             spec = rule(finished)
             self._level_started_s = now_s
@@ -240,40 +237,42 @@ class Spend:
     def summarise(self, summarise: Summarise) -> Summarise:
         """The same line, priced; invalid where instances came or went."""
 
-        def summarise_and_price(run: LevelRun) -> dict[str, Any]:
+        def summarise_and_price(run: LevelRun) -> Level:
             line = summarise(run)
-            if self._capped and line.get("stopped_by") == "duration":
+            if self._capped and line.stopped_by == "duration":
                 self._note(
-                    f"{level_name(line)} was cut short: the {self._max_usd:g} USD of --max-spend "
+                    f"{line.name} was cut short: the {self._max_usd:g} USD of --max-spend "
                     f"are used up at {self._usd_per_hour:.2f} USD an hour"
                 )
             if self._usd_per_hour is not None:
                 now_s = self._clock()
-                line |= {
-                    "price_usd_per_hour": self._usd_per_hour,
-                    "elapsed_s": now_s - self._level_started_s,
-                    "spent_usd": self._spent_usd(now_s),
-                    "usd_per_1m_output_tokens": self._cost(line, "throughput_tokens_per_s"),
-                    "usd_per_1m_total_tokens": self._cost(line, "total_throughput_tokens_per_s"),
-                }
-            return line | self._instance_change(line)
+                price = self._usd_per_hour
+                line = replace(
+                    line,
+                    price_usd_per_hour=price,
+                    elapsed_s=now_s - self._level_started_s,
+                    spent_usd=self._spent_usd(now_s),
+                    usd_per_1m_output_tokens=usd_per_1m_tokens(price, line.throughput_tokens_per_s),
+                    usd_per_1m_total_tokens=usd_per_1m_tokens(
+                        price, line.total_throughput_tokens_per_s
+                    ),
+                )
+            return self._with_instances(line)
 
         return summarise_and_price
-
-    def _cost(self, line: Mapping[str, Any], rate: str) -> float | None:
-        return usd_per_1m_tokens(self._usd_per_hour, line[rate])
 
     def _spent_usd(self, now_s: float) -> float:
         if self._usd_per_hour is None or self._started_s is None:
             return 0.0
         return self._earlier_usd + (now_s - self._started_s) * self._usd_per_hour / SECONDS_PER_HOUR
 
-    def _instance_change(self, line: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_instances(self, line: Level) -> Level:
+        """The level with the instances that answer now; invalid where they changed meanwhile."""
         if self._count is None or (now := self._count()) is None:
-            return {}
+            return line
         before, self._instances = self._instances, now
         if before is None or before == now:
-            return {"instances": now}
+            return replace(line, instances=now)
         if self._usd_per_hour is not None:
             now_s = self._clock()
             self._earlier_usd, self._started_s = self._spent_usd(now_s), now_s
@@ -281,9 +280,6 @@ class Spend:
         reason = (
             f"the endpoint went from {before} to {now} instances during the level: run it again"
         )
-        others = [line["invalid_reason"]] if line["invalid_reason"] else []
-        return {
-            "instances": now,
-            "valid": False,
-            "invalid_reason": "; ".join([*others, reason]),
-        }
+        others = [line.invalid_reason] if line.invalid_reason else []
+        invalid_reason = "; ".join([*others, reason])
+        return replace(line, instances=now, valid=False, invalid_reason=invalid_reason)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lmi_bench.analysis.results.checks import has_failed
 from lmi_bench.analysis.results.goodput import goodput
 from lmi_bench.analysis.results.knee import Knee
 from lmi_bench.analysis.results.slo_values import FailureRule
 from lmi_bench.analysis.search.slo_boundary import SloAnswer
+from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
@@ -50,8 +50,8 @@ class SweepResult:
     interrupted: bool = False
 
     @property
-    def levels(self) -> list[dict[str, Any]]:
-        """The lines of the finished levels."""
+    def levels(self) -> list[Level]:
+        """The finished levels."""
         return [] if self.run is None else self.run.levels
 
     @property
@@ -62,7 +62,7 @@ class SweepResult:
     @property
     def nothing_answered(self) -> bool:
         """Whether levels ran and not one request was answered."""
-        return bool(self.levels) and all(line["requests"] == line["errors"] for line in self.levels)
+        return bool(self.levels) and all(line.requests == line.errors for line in self.levels)
 
     @property
     def all_failed(self) -> bool:
@@ -101,7 +101,7 @@ def best_good_share(run: Run, limits: Sequence[Slo]) -> float:
     """The largest share of good requests of any level, 0 to 1."""
     return max(
         (
-            goodput(records, limits, open_loop=line.get("concurrency") is None).share or 0.0
+            goodput(records, limits, open_loop=line.load.is_open).share or 0.0
             for line, records in zip(run.levels, run.records, strict=True)
         ),
         default=0.0,

@@ -41,7 +41,7 @@ def finished_run(folder: Path, scenario: Scenario) -> Finished | None:
     rule = level_rule(begun)
     if rule.search is not None and run.slo_answer is None:
         return None
-    last = run.levels[-1].get("stopped_by") if run.levels else None
+    last = run.levels[-1].stopped_by if run.levels else None
     stopped = rule.stop_rules.ends_sweep and last not in (None, "duration", "decided")
     if not stopped and rule.levels(run.levels) is not None:
         return None

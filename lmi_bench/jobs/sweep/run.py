@@ -15,6 +15,7 @@ from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.search.slo_boundary import slo_answer
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import MANIFEST, RunStore, build_manifest, is_stillborn, load_run
@@ -310,7 +311,7 @@ def _run_levels(
 
 def _heard(
     listener: Listener, rule: LevelRule, time_box: TimeBox
-) -> tuple[Callable[[Progress], None], Callable[[LevelRun, dict[str, Any]], None]]:
+) -> tuple[Callable[[Progress], None], Callable[[LevelRun, Level], None]]:
     """What the listener hears while a level runs, and when it is over."""
     of_all = "" if rule.total is None else f"/{rule.total}"
 
@@ -323,9 +324,9 @@ def _heard(
         title = f"level {state.level + 1}{of_all} {state.label} {state.state}{errors}{left()}"
         listener.progress(title, state.done, state.total)
 
-    def on_level(run: LevelRun, line: dict[str, Any]) -> None:
-        speed = f"{line['throughput_tokens_per_s'] or 0:.1f} tok/s"
-        listener.step(f"{run.spec.load.name}: {speed} in {line['wall_s'] or 0:.0f} s{left()}")
+    def on_level(run: LevelRun, line: Level) -> None:
+        speed = f"{line.throughput_tokens_per_s or 0:.1f} tok/s"
+        listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
 
     return on_progress, on_level
 

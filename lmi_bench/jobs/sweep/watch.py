@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -86,7 +87,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
 
 def read_cloudwatch(
     bench: Bench,
-    lines: Sequence[Mapping[str, Any]],
+    lines: Sequence[Level],
     listener: Listener,
     *,
     wait_s: float = DEFAULT_WAIT_S,
@@ -98,7 +99,7 @@ def read_cloudwatch(
     spans = level_spans(lines)
     if bench.cloudwatch is None or not spans:
         return []
-    sent = sum(line["requests"] for line in lines if line.get("started_at"))
+    sent = sum(line.sent for line in lines if line.started_at)
     end_s = time.monotonic() + wait_s
     found: list[dict[str, Any]] = []
     try:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.level import Level
 
 PERIOD_S = 60
 US_PER_MS = 1000.0
@@ -55,17 +56,17 @@ class LevelSpan:
         return found
 
 
-def level_spans(lines: Sequence[Mapping[str, Any]]) -> list[LevelSpan]:
+def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
     """The spans of finished levels, from their lines; those without times are left out."""
     return [
         LevelSpan(
-            line["level"],
-            line["attempt"],
-            datetime.fromisoformat(line["started_at"]),
-            datetime.fromisoformat(line["ended_at"]),
+            line.index,
+            line.attempt,
+            datetime.fromisoformat(line.started_at),
+            datetime.fromisoformat(line.ended_at),
         )
         for line in lines
-        if line.get("started_at") and line.get("ended_at")
+        if line.started_at and line.ended_at
     ]
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
 from lmi_bench.core.traces import Trace, read_trace
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
-
-NextLevel = Callable[[Sequence[Mapping[str, Any]]], LevelSpec | None]
-"""The level to run after the finished ones (their lines in levels.jsonl); None ends the sweep."""
 
 
 def levels_of(scenario: Scenario) -> list[LevelSpec]:
@@ -106,8 +103,8 @@ def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
 def in_order(levels: Sequence[LevelSpec]) -> NextLevel:
     """The rule that takes the levels one after the other, leaving out those that are finished."""
 
-    def next_level(finished: Sequence[Mapping[str, Any]]) -> LevelSpec | None:
-        done = {line["level"] for line in finished}
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        done = {level.index for level in finished}
         return next((level for level in levels if level.index not in done), None)
 
     return next_level

@@ -6,19 +6,20 @@ and the run resumes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_runner import LevelRunner, Progress, StopRules
-from lmi_bench.loadgen.run.levels import NextLevel, in_order
+from lmi_bench.loadgen.run.levels import in_order
 from lmi_bench.loadgen.run.target import Target, resolve
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "StopRules", "Summarise", "SweepResult", "run_sweep"]
 
-Summarise = Callable[[LevelRun], dict[str, Any]]
+Summarise = Callable[[LevelRun], Level]
 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """The lines of all finished levels, and the rule that ended the sweep early, if one did."""
+    """All finished levels, and the rule that ended the sweep early, if one did."""
 
-    levels: list[dict[str, Any]]
+    levels: list[Level]
     stopped_by: str | None
 
 
@@ -46,7 +47,7 @@ async def run_sweep(
     prompts: Prompts,
     summarise: Summarise,
     on_progress: Callable[[Progress], None] = lambda _: None,
-    on_level: Callable[[LevelRun, dict[str, Any]], None] = lambda _run, _line: None,
+    on_level: Callable[[LevelRun, Level], None] = lambda _run, _level: None,
     stop_rules: StopRules | None = None,
     timeout_s: float | None = 60.0,
     spacing_s: float = 0.0,
@@ -54,11 +55,11 @@ async def run_sweep(
     workers: WorkerPool | None = None,
     server: ServerWatch | None = None,
 ) -> SweepResult:
-    """Run the levels that the store does not hold yet; returns the lines of all.
+    """Run the levels that the store does not hold yet; returns all.
 
-    levels      a list, or a rule that picks the next level from the finished ones' lines
+    levels      a list, or a rule that picks the next level from the finished ones
     store       where each level is saved when it ends; None keeps nothing on disk
-    summarise   makes a level's line; `level`, `attempt` and `stopped_by` are set if it does not
+    summarise   makes a level of what ran
     on_level    called when a level is saved
     spacing_s   seconds between the first sends of a closed loop's users
     workers     send the levels that one process cannot, or all; they open their own target
@@ -69,9 +70,9 @@ async def run_sweep(
     """
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
-    lines: list[dict[str, Any]] = list(store.levels) if store is not None else []
-    stopped_by = _stopped_by(lines) if rules.ends_sweep else None
-    while stopped_by is None and (spec := next_level(lines)) is not None:
+    finished: list[Level] = list(store.levels) if store is not None else []
+    stopped_by = _stopped_by(finished) if rules.ends_sweep else None
+    while stopped_by is None and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
         # A search looks at each answer as it ends, in this process; caps count what is in flight
@@ -79,7 +80,7 @@ async def run_sweep(
         capped = spec.max_in_flight is not None or spec.max_sessions is not None
         capped = capped or resolve(target).max_connections is not None
         watched = rules.watch(spec) is not None or capped
-        count = 1 if workers is None or watched else workers.count_for(spec, lines)
+        count = 1 if workers is None or watched else workers.count_for(spec, finished)
         try:
             if workers is not None and count > 1:
                 run = await workers.run_level(
@@ -109,32 +110,28 @@ async def run_sweep(
         finally:
             if server is not None:
                 server.abandon()
-        line = {
-            "level": spec.index,
-            "attempt": attempt,
-            "stopped_by": run.stopped_by,
-            **summarise(run),
-            **_by_the_wall_clock(started_at),
-        }
+        level = _by_the_wall_clock(summarise(run), started_at)
         if store is not None:
-            store.append_level(run.records, line)
-        lines.append(line)
-        on_level(run, line)
-        stopped_by = _stopped_by(lines) if rules.ends_sweep else None
-    return SweepResult(lines, stopped_by)
+            store.append_level(run.records, level)
+        finished.append(level)
+        on_level(run, level)
+        stopped_by = _stopped_by(finished) if rules.ends_sweep else None
+    return SweepResult(finished, stopped_by)
 
 
-def _by_the_wall_clock(started_at: datetime) -> dict[str, str]:
-    """When a level ran, warm-up included, for looking it up in other logs; none in virtual time."""
+def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
+    """The level with when it ran, to be looked up in other logs; unchanged in virtual time."""
     if is_virtual():
-        return {}
-    times = {"started_at": started_at, "ended_at": datetime.now(UTC)}
-    return {name: at.isoformat(timespec="milliseconds") for name, at in times.items()}
+        return level
+    started, ended = (
+        at.isoformat(timespec="milliseconds") for at in (started_at, datetime.now(UTC))
+    )
+    return replace(level, started_at=started, ended_at=ended)
 
 
-def _stopped_by(lines: Sequence[Mapping[str, Any]]) -> str | None:
+def _stopped_by(finished: Sequence[Level]) -> str | None:
     """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
-    reason = lines[-1].get("stopped_by") if lines else None
+    reason = finished[-1].stopped_by if finished else None
     return None if reason in (None, "duration", "decided") else str(reason)
 
 

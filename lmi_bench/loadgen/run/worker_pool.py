@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import os
 import pickle
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.level import Level
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
@@ -80,7 +81,7 @@ class WorkerPool:
         self._count = count
         self._workers: list[_Worker] = []
 
-    def count_for(self, spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> int:
+    def count_for(self, spec: LevelSpec, finished: Sequence[Level]) -> int:
         """Workers that a level should have, after the finished levels' lines."""
         most = spec.concurrency or spec.num_requests or 2**31
         if self._count != "auto":
@@ -210,16 +211,14 @@ class WorkerPool:
         self.close()
 
 
-def _needed(spec: LevelSpec, finished: Sequence[Mapping[str, Any]]) -> int:
+def _needed(spec: LevelSpec, finished: Sequence[Level]) -> int:
     """Workers that keep each core's share below the limit, going by the last level."""
     if not finished:
         return 1
     last = finished[-1]
-    check = last.get("generator") or {}
-    share, workers = check.get("cpu_share") or 0.0, check.get("workers") or 1
-    load = spec.concurrency if spec.concurrency is not None else spec.rate_per_s
-    before = last.get("concurrency") if spec.concurrency is not None else last.get("rate_per_s")
-    grown = (load or 0.0) / before if before else 1.0
+    share, workers = last.generator.cpu_share or 0.0, last.generator.workers or 1
+    before = last.load.on(spec.load.axis)
+    grown = spec.load.value / before if before else 1.0
     return max(1, math.ceil(share * workers * grown / MAX_CORE_SHARE))
 
 

@@ -27,10 +27,12 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import UnplannedLengths
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from tests.levels import level_of
 
 SHAPE, INSTANCE = find_model("llama-2-7b"), find_instance("ml.g5.2xlarge")
 
@@ -77,8 +79,8 @@ def test_every_clean_level_becomes_a_cell_with_what_was_measured():
     cells = cells_from_run(run, SHAPE, INSTANCE)
     assert [cell.concurrency for cell in cells] == [1, 4, 16, 40]
     assert [cell.num_requests for cell in cells] == [3, 12, 48, 120]
-    assert cells[0].throughput_tokens_per_s == run.levels[0]["throughput_tokens_per_s"]
-    assert cells[0].ttft_mean_s == pytest.approx(run.levels[0]["ttft_ms"]["mean"] / 1e3)
+    assert cells[0].throughput_tokens_per_s == run.levels[0].throughput_tokens_per_s
+    assert cells[0].ttft_mean_s == pytest.approx(run.levels[0].of("ttft").mean / 1e3)
     assert cells[0].max_sequences == 28
     assert run_dtype(run) == "float16"
 
@@ -87,7 +89,7 @@ def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
     run = sweep_of(TGI_2023, levels=(4,))
     due = [0.0, 0.4, 1.1]
     records = tuple(RequestRecord(i, at, Exchange(at, (at + 1,))) for i, at in enumerate(due))
-    line = {**run.levels[0], "concurrency": None, "rate_per_s": 2.5, "requests": 3}
+    line = replace(run.levels[0], load=Load(rate_per_s=2.5), requests=3)
     (cell,) = cells_from_run(
         replace(run, levels=[line], records=[records], manifest=run.manifest), SHAPE, INSTANCE
     )
@@ -109,7 +111,7 @@ def poisson_run(**changes):
         RequestRecord(i, i * 1.0, Exchange(i * 1.0, (i + 2.5, i + 2.6)), input_tokens=256)
         for i in range(60)
     )
-    line = {"concurrency": None, "rate_per_s": 4.0, "valid": True, "stopped_by": None}
+    line = level_of(rate_per_s=4.0)
     manifest = closed.manifest | {"target": closed.manifest["target"] | {"replicas": 2}}
     return Run(Path("runs/open"), manifest, [line], [records], None)
 
@@ -133,7 +135,7 @@ def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
     constant.manifest["scenario"]["load"] = {"arrivals": "constant"}
     assert loads_from_run(PlacedRun(constant, INSTANCE), WORKLOAD) == []
     late = poisson_run()
-    late.levels[0]["valid"] = False  # the generator fell behind
+    late.levels[0] = replace(late.levels[0], valid=False)  # the generator fell behind
     assert loads_from_run(PlacedRun(late, INSTANCE), WORKLOAD) == []
     assert loads_from_run(PlacedRun(sweep_of(TGI_2023), INSTANCE), WORKLOAD) == []
     assert not has_users(poisson_run())
@@ -141,11 +143,11 @@ def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
 
 def test_levels_that_missed_failed_or_stopped_are_left_out():
     run = sweep_of(TGI_2023)
-    run.levels[1]["valid"] = False
-    run.levels[2]["errors"] = 1
-    run.levels[3]["stopped_by"] = "timeout"
+    run.levels[1] = replace(run.levels[1], valid=False)
+    run.levels[2] = replace(run.levels[2], errors=1)
+    run.levels[3] = replace(run.levels[3], stopped_by="timeout")
     assert [cell.concurrency for cell in cells_from_run(run, SHAPE, INSTANCE)] == [1]
-    run.levels[0]["valid"] = False
+    run.levels[0] = replace(run.levels[0], valid=False)
     with pytest.raises(InputError, match="no level can be calibrated on"):
         cells_from_run(run, SHAPE, INSTANCE)
 
@@ -198,9 +200,8 @@ def test_requests_of_drawn_lengths_are_no_cells_of_the_default_ones(drawn):
 def test_answers_shorter_than_asked_count_as_long_as_they_were():
     """A server that forces no length: 128 of the 256 tokens asked for, on average."""
     run = sweep_of(TGI_2023, levels=(4,))
-    run.levels[0]["unplanned_lengths"] = {
-        "requests": 12, "asked_tokens_mean": 256.0, "output_tokens_mean": 128.2,
-    }  # fmt: skip
+    shorter = UnplannedLengths(12, asked_tokens_mean=256.0, output_tokens_mean=128.2)
+    run.levels[0] = replace(run.levels[0], unplanned_lengths=shorter)
     (cell,) = cells_from_run(run, SHAPE, INSTANCE)
     assert (cell.input_tokens, cell.output_tokens) == (256, 128)
 

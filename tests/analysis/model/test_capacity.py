@@ -99,8 +99,8 @@ def test_the_simulated_sweep_of_a_published_instance_is_close_to_it():
             model,
         )
         line = summarise_level(level)
-        errors.append(abs(line["throughput_tokens_per_s"] / row.throughput_tokens_per_s - 1))
-        latency[row.concurrency] = line["latency_ms_per_token"]["max"]
+        errors.append(abs(line.throughput_tokens_per_s / row.throughput_tokens_per_s - 1))
+        latency[row.concurrency] = line.of("latency_per_token").max
     assert len(errors) == 7
     assert max(errors) <= 0.25
     assert sorted(errors)[3] <= 0.10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lmi_bench.analysis.results.checks import check_level, check_levels, has_failed
@@ -10,17 +12,21 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
+from tests.levels import level_of
 
 
 def line(concurrency=4, throughput=100.0, mean_concurrency=3.9, **more):
-    return {
-        "concurrency": concurrency,
-        "requests": 10 * (concurrency or 1),
-        "errors": 0,
-        "valid": True,
-        "throughput_tokens_per_s": throughput,
-        "mean_concurrency": mean_concurrency,
-    } | more
+    return level_of(
+        **{
+            "concurrency": concurrency,
+            "requests": 10 * (concurrency or 1),
+            "errors": 0,
+            "valid": True,
+            "throughput_tokens_per_s": throughput,
+            "mean_concurrency": mean_concurrency,
+        }
+        | more
+    )
 
 
 def test_a_sound_level_gives_no_warning():
@@ -50,9 +56,9 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
     level = summarise_level(
         LevelRun(LevelSpec(0, Load(concurrency=10), num_requests=10), 1, records)
     )
-    assert level["output_tokens"] == 160
+    assert level.output_tokens == 160
     said = [text for text in check_level(level) if "came as chunks" in text]
-    assert bool(said) == warned == ("unequal_counts" in level)
+    assert bool(said) == warned == (level.unequal_counts is not None)
     if warned:
         assert "160 tokens were counted (by the server), 40 came" in said[0]
 
@@ -65,7 +71,7 @@ def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
         ),
     )
     level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, records))
-    assert level["unequal_counts"]["chunk_tokens"] == 199
+    assert level.unequal_counts.chunk_tokens == 199
     assert not [text for text in check_level(level) if "came as chunks" in text]
 
 
@@ -111,7 +117,7 @@ def test_answers_of_another_length_than_planned_are_another_workload():
     ]
     run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=3), 1, tuple(records))
     line = summarise_level(run)
-    assert line["unplanned_lengths"]["requests"] == 2
+    assert line.unplanned_lengths.requests == 2
     (warning,) = [text for text in check_level(line) if "planned length" in text]
     assert "20 tokens on average instead of 40" in warning
 
@@ -123,10 +129,10 @@ def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wante
     line = summarise_level(
         LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, (record,))
     )
-    assert line["cached_prompt_frac"] == 0.96
-    assert "unplanned_lengths" not in line
+    assert line.cached_prompt_frac == 0.96
+    assert line.unplanned_lengths is None
     assert any("96.0% of the prompt tokens" in text for text in check_level(line))
-    wanted = {**line, "cached_prompt_expected": True}
+    wanted = replace(line, cached_prompt_expected=True)
     assert not any("prefix cache" in text for text in check_level(wanted))
 
 
@@ -135,7 +141,7 @@ def test_a_prefix_cache_that_the_usage_tells_of_is_warned_of_unless_it_was_wante
     [(0, None, False), (5, None, False), (6, None, True), (10, None, True), (2, "errors", True)],
 )
 def test_a_level_most_of_whose_requests_failed_is_no_measurement(errors, stopped_by, failed):
-    assert has_failed({"requests": 10, "errors": errors, "stopped_by": stopped_by}) is failed
+    assert has_failed(level_of(requests=10, errors=errors, stopped_by=stopped_by)) is failed
 
 
 @pytest.mark.parametrize(("unsaid", "warned"), [(0, False), (3, True), (10, False)])
@@ -153,7 +159,7 @@ def test_answers_that_end_without_a_reason_beside_others_with_one_may_have_been_
     check = GeneratorCheck(receiver="python")
     spec = LevelSpec(0, Load(concurrency=10), num_requests=10)
     level = summarise_level(LevelRun(spec, 1, records, check=check))
-    assert level.get("without_finish_reason", 0) == unsaid
+    assert (level.without_finish_reason or 0) == unsaid
     said = [text for text in check_level(level) if "finish_reason" in text]
     assert bool(said) is warned
     if warned:

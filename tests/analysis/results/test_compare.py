@@ -12,6 +12,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
+from tests.levels import level_of
 
 SCENARIO = {"workload": {"input_tokens": 8, "output_tokens": 8}, "seed": 0}
 
@@ -35,8 +36,7 @@ def records_of(seed, *, n=120, slower=1.0, users=4, lengths_seed=7):
 def run_of(*levels, path="run", scenario=None):
     """A run of (concurrency, records) levels."""
     lines = [
-        {"level": i, "attempt": 1, "concurrency": users, "valid": True}
-        for i, (users, _) in enumerate(levels)
+        level_of(level=i, concurrency=users, valid=True) for i, (users, _) in enumerate(levels)
     ]
     manifest = {"scenario": scenario or SCENARIO}
     return Run(Path(path), manifest, lines, [kept for _, kept in levels], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, join_goodput, parse_goodput, parse_slo
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
 from tests.analysis.results.test_compare import records_of, run_of
+from tests.levels import changed
 
 
 def answers(n, *, failed=0):
@@ -45,7 +47,7 @@ def test_a_level_that_cannot_be_told_does_not_pass():
 
 def test_an_invalid_level_does_not_pass():
     run = run_of((1, answers(100)))
-    run.levels[0].update(valid=False, invalid_reason="client: late")
+    run.levels[0] = replace(run.levels[0], valid=False, invalid_reason="client: late")
     cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
     assert [(case.name, case.passed) for case in cases] == [("ttft_p90", True), ("valid", False)]
 
@@ -70,7 +72,7 @@ def test_six_failures_in_a_hundred_make_the_p95_endless():
 
 def test_a_level_without_records_is_judged_by_its_line():
     run = run_of((1, ()))
-    run.levels[0]["ttft_ms"] = {"p90": 80.0}
+    run.levels[0] = changed(run.levels[0], ttft_ms={"p90": 80.0})
     assert [case.passed for case in gate_slos(run, [parse_slo("ttft_p90<=100ms")])] == [True]
 
 

@@ -8,6 +8,7 @@ from lmi_bench.analysis.results.goodput import check_slo, goodput
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
+from tests.levels import level_of
 
 
 def request(index, first, last, **more):
@@ -68,7 +69,7 @@ def test_nothing_sent_has_no_share():
     ],
 )  # fmt: skip
 def test_a_level_passes_fails_or_cannot_say(statistics, verdict, slack):
-    result = check_slo({"ttft_ms": statistics}, parse_slo("ttft_p90<=1s"))
+    result = check_slo(level_of(ttft_ms=statistics), parse_slo("ttft_p90<=1s"))
     assert result.verdict == verdict
     assert result.slack_ms == (None if slack is None else pytest.approx(slack))
     if verdict == "unsupported":

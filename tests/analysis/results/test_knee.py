@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.knee import KNEE_RULES, find_knees
+from lmi_bench.analysis.results.knee import KNEE_RULES, find_knees, kneedle_index
 from lmi_bench.analysis.results.knee_cause import KneeFacts
-from lmi_bench.analysis.results.kneedle import kneedle_index
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
+from tests.levels import changed, level_of
 
 # Llama 2 7B, FP16, TGI of late 2023, ml.g5.2xlarge, 256 in and 256 out: (concurrency, tok/s,
 # ms/token). Source: AWS Machine Learning Blog, "Benchmark and optimize endpoint deployment in
@@ -41,7 +42,7 @@ P4D_24XLARGE = [
 
 
 def line(concurrency, throughput, p90_ms, **more):
-    return {
+    keys = {
         "concurrency": concurrency,
         "rate_per_s": None,
         "requests": 3 * concurrency,
@@ -51,6 +52,7 @@ def line(concurrency, throughput, p90_ms, **more):
         "throughput_tokens_per_s": throughput,
         "latency_ms_per_token": {"p90": p90_ms},
     } | more
+    return level_of(**keys)
 
 
 def levels(rows):
@@ -128,11 +130,11 @@ def test_failed_requests_count_as_endless_in_the_knee():
 
 def test_an_invalid_or_cut_level_is_no_knee():
     lines = levels(G5_2XLARGE)
-    lines[5] |= {"valid": False, "invalid_reason": "client: loop lag 80 ms"}
+    lines[5] = replace(lines[5], valid=False, invalid_reason="client: loop lag 80 ms")
     knee = knees_of(lines)["latency_limit"]
     assert knee.load == 16
     assert knee.cause == "client"
-    lines[5] |= {"valid": True, "stopped_by": "timeout"}
+    lines[5] = replace(lines[5], valid=True, stopped_by="timeout")
     assert knees_of(lines)["latency_limit"].load == 16
 
 
@@ -158,7 +160,7 @@ def test_the_cause_is_the_fact_that_lies_between_the_knee_and_the_next_level(fac
 
 def test_a_server_that_refuses_requests_is_named_as_the_limit():
     lines = levels(G5_2XLARGE)
-    lines[6] |= {"errors": 20, "errors_by_kind": {"overloaded": 20}, "requests": 192}
+    lines[6] = replace(lines[6], errors=20, errors_by_kind={"overloaded": 20}, requests=192)
     knee = knees_of(lines)["latency_limit"]
     assert knee.cause == "server_limit"
     assert "refused 20 requests at concurrency 64" in knee.change
@@ -188,7 +190,7 @@ def test_a_server_that_refuses_requests_is_named_as_the_limit():
 def test_what_waits_by_the_servers_own_metrics_is_the_cause(server, cause, said):
     """Of a URL nothing else is known: its /metrics, read during the next level, tell."""
     lines = levels(G5_2XLARGE)
-    lines[6] |= {"server": server}
+    lines[6] = changed(lines[6], server=server)
     knee = knees_of(lines)["latency_limit"]
     assert (knee.load, knee.cause) == (32, cause)
     assert said in knee.change
@@ -219,13 +221,12 @@ def test_theory_is_the_lower_of_memory_and_critical_batch(facts, load, cause):
 def test_theory_over_rates_goes_through_littles_law():
     """18 sequences fit; 2 req/s holds 12 in flight, 4 req/s holds 30."""
     lines = [
-        {
-            "concurrency": None,
-            "rate_per_s": rate,
-            "mean_concurrency": in_flight,
-            "throughput_tokens_per_s": 100 * rate,
-            "latency_ms_per_token": {"p90": 40},
-        }
+        level_of(
+            rate_per_s=rate,
+            mean_concurrency=in_flight,
+            throughput_tokens_per_s=100 * rate,
+            latency_ms_per_token={"p90": 40},
+        )
         for rate, in_flight in [(1.0, 5.0), (2.0, 12.0), (4.0, 30.0)]
     ]
     knee = knees_of(lines, facts=KneeFacts(b_max=18))["theory"]
@@ -268,8 +269,10 @@ def test_one_knee_is_recommended_and_it_is_the_lower_of_limit_and_bend():
 
 def test_with_too_few_requests_for_a_p90_the_slowest_request_stands_in():
     lines = [line(1, 30, None), line(2, 55, None), line(4, 60, None)]
-    for each, slowest in zip(lines, (33, 40, 120), strict=True):
-        each["latency_ms_per_token"] = {"p90": None, "max": slowest, "mean": slowest - 5}
+    lines = [
+        changed(each, latency_ms_per_token={"p90": None, "max": slowest, "mean": slowest - 5})
+        for each, slowest in zip(lines, (33, 40, 120), strict=True)
+    ]
     knee = knees_of(lines)["latency_limit"]
     assert knee.load == 2
     assert "the slowest request" in knee.why

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.results.definitions import METRIC_FORMULAS
+from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.analysis.results.latency import (
-    LATENCY_KEYS,
-    STATISTICS,
     request_latency,
     samples_needed,
     summarise_level,
@@ -21,6 +19,7 @@ from lmi_bench.analysis.results.latency import (
     wall_time_s,
 )
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import LATENCY_KEY, STATISTICS
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
@@ -63,11 +62,11 @@ def test_overload_shows_from_the_due_time_and_hides_from_the_send():
     line = summarise_level(
         LevelRun(LevelSpec(0, Load(rate_per_s=10.0), num_requests=8), 0, records)
     )
-    assert line["ttft_from_sent_ms"]["mean"] == pytest.approx(500)
-    delay_ms = line["dispatch_delay_ms"]["mean"]
-    assert line["e2e_ms"]["mean"] - line["e2e_from_sent_ms"]["mean"] == pytest.approx(delay_ms)
-    assert line["ttft_ms"]["mean"] == pytest.approx(1900)
-    assert line["dispatch_delay_ms"]["max"] == pytest.approx(2800)
+    assert line.of("ttft_from_sent").mean == pytest.approx(500)
+    delay_ms = line.of("dispatch_delay").mean
+    assert line.of("e2e").mean - line.of("e2e_from_sent").mean == pytest.approx(delay_ms)
+    assert line.of("ttft").mean == pytest.approx(1900)
+    assert line.of("dispatch_delay").max == pytest.approx(2800)
 
 
 def test_tpot_divides_by_the_tokens_and_itl_takes_the_events():
@@ -109,16 +108,16 @@ def test_samples_needed_are_those_of_the_one_sided_95_percent_bound(quantile, ne
 
 def test_an_unsupported_quantile_is_null_with_the_reason():
     summary = summarise_ms([0.1] * 28)
-    assert summary["p90"] is None
-    assert summary["unsupported"]["p90"] == "needs 29 samples, has 28"
-    assert summary["p50"] == pytest.approx(100)
-    assert summarise_ms([0.1] * 29)["p90"] == pytest.approx(100)
+    assert summary.p90 is None
+    assert summary.unsupported["p90"] == "needs 29 samples, has 28"
+    assert summary.p50 == pytest.approx(100)
+    assert summarise_ms([0.1] * 29).p90 == pytest.approx(100)
 
 
 def test_no_samples_give_nulls_not_zeros():
     summary = summarise_ms([])
-    assert summary["n"] == 0
-    assert all(summary[name] is None for name in STATISTICS)
+    assert summary.n == 0
+    assert all(summary.value(name) is None for name in STATISTICS)
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=29, max_size=80))
@@ -129,7 +128,7 @@ def test_quantiles_interpolate_linearly_between_order_statistics(values):
     below = math.floor(rank)
     above = min(below + 1, len(values) - 1)
     expected = ordered[below] + (rank - below) * (ordered[above] - ordered[below])
-    assert summarise_ms(values)["p90"] == pytest.approx(expected * 1e3, rel=1e-9, abs=1e-6)
+    assert summarise_ms(values).p90 == pytest.approx(expected * 1e3, rel=1e-9, abs=1e-6)
 
 
 def closed_level(records, concurrency=1, **more):
@@ -148,12 +147,12 @@ def test_throughput_is_output_tokens_over_first_send_to_last_event():
         record(1, due=3.0, sent=3.0, times=(3.5, 4.0, 4.5, 5.0), inputs=6),
     ]
     line = summarise_level(closed_level(records))
-    assert line["wall_s"] == pytest.approx(4)
-    assert line["throughput_tokens_per_s"] == pytest.approx(2)
-    assert line["total_throughput_tokens_per_s"] == pytest.approx(5)
-    assert line["request_throughput_per_s"] == pytest.approx(0.5)
-    assert line["mean_concurrency"] == pytest.approx(1)
-    assert line["little_law_ratio"] == pytest.approx(1)
+    assert line.wall_s == pytest.approx(4)
+    assert line.throughput_tokens_per_s == pytest.approx(2)
+    assert line.total_throughput_tokens_per_s == pytest.approx(5)
+    assert line.request_throughput_per_s == pytest.approx(0.5)
+    assert line.mean_concurrency == pytest.approx(1)
+    assert line.little_law_ratio == pytest.approx(1)
 
 
 def test_a_failed_request_is_counted_by_kind_and_is_in_no_latency():
@@ -165,18 +164,18 @@ def test_a_failed_request_is_counted_by_kind_and_is_in_no_latency():
         record(3, status="timeout", ended_s=4.0),
     ]
     line = summarise_level(closed_level(records, concurrency=4))
-    assert line["errors"] == 3
-    assert line["errors_by_kind"] == {"connect": 1, "timeout": 2}
-    assert line["output_tokens"] == 2
-    assert line["e2e_ms"]["n"] == 1
-    assert line["wall_s"] == pytest.approx(10)
+    assert line.errors == 3
+    assert line.errors_by_kind == {"connect": 1, "timeout": 2}
+    assert line.output_tokens == 2
+    assert line.of("e2e").n == 1
+    assert line.wall_s == pytest.approx(10)
 
 
 def test_a_level_of_failures_has_no_throughput_and_no_latency():
     line = summarise_level(closed_level([record(0, status="connect")]))
-    assert line["throughput_tokens_per_s"] is None
-    assert line["little_law_ratio"] is None
-    assert line["e2e_ms"]["mean"] is None
+    assert line.throughput_tokens_per_s is None
+    assert line.little_law_ratio is None
+    assert line.of("e2e").mean is None
 
 
 def test_the_trailer_of_an_answer_is_not_part_of_the_wall():
@@ -186,10 +185,10 @@ def test_the_trailer_of_an_answer_is_not_part_of_the_wall():
 def test_an_invalid_level_says_so():
     check = GeneratorCheck(valid=False, reason="client: the loop lagged by 80 ms")
     line = summarise_level(closed_level([record(times=(1.0,))], check=check, stopped_by="timeout"))
-    assert line["valid"] is False
-    assert line["invalid_reason"] == "client: the loop lagged by 80 ms"
-    assert line["stopped_by"] == "timeout"
-    assert line["generator"]["valid"] is False
+    assert line.valid is False
+    assert line.invalid_reason == "client: the loop lagged by 80 ms"
+    assert line.stopped_by == "timeout"
+    assert line.generator.valid is False
 
 
 @given(
@@ -217,14 +216,16 @@ def test_mean_concurrency_is_the_time_average_of_requests_in_flight(plan):
         in_flight += step
         area += in_flight * (there - here)
     wall = changes[-1][0] - changes[0][0]
-    assert line["mean_concurrency"] == pytest.approx(area / wall, rel=1e-6)
+    assert line.mean_concurrency == pytest.approx(area / wall, rel=1e-6)
 
 
 def test_every_latency_of_a_level_has_a_formula():
-    line = summarise_level(closed_level([record(times=(1.0, 2.0))]))
-    for key in LATENCY_KEYS:
+    line = summarise_level(closed_level([record(times=(1.0, 2.0))])).to_json()
+    for key in LATENCY_KEY.values():
+        if key in ("ttft_answer_ms", "connect_ms", "tls_ms"):
+            continue  # only where requests reasoned; of connections, not of requests
         assert set(line[key]) == {*STATISTICS, "n", "unsupported"}
-        assert METRIC_FORMULAS[key]
+        assert key in {each.key for each in DEFINITIONS if each.formula}
 
 
 def test_the_answers_first_token_is_reported_beside_the_thoughts():
@@ -238,17 +239,17 @@ def test_the_answers_first_token_is_reported_beside_the_thoughts():
     plain = RequestRecord(1, 1.0, Exchange(1.0, (1.25, 2.0)), output_tokens=2)
     spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=2)
     line = summarise_level(LevelRun(spec, 1, (thinking, plain)))
-    assert line["ttft_ms"]["max"] == pytest.approx(500.0)
-    assert line["ttft_answer_ms"]["n"] == 1
-    assert line["ttft_answer_ms"]["mean"] == pytest.approx(2000.0)
-    assert line["reasoning_token_share"] == pytest.approx(2 / 6)
-    assert "ttft_answer_ms" not in summarise_level(LevelRun(spec, 1, (plain,)))
+    assert line.of("ttft").max == pytest.approx(500.0)
+    assert line.of("ttft_answer").n == 1
+    assert line.of("ttft_answer").mean == pytest.approx(2000.0)
+    assert line.reasoning_token_share == pytest.approx(2 / 6)
+    assert "ttft_answer_ms" not in summarise_level(LevelRun(spec, 1, (plain,))).to_json()
 
 
 def test_an_answer_that_came_whole_has_no_first_token_time():
     whole = RequestRecord(0, 1.0, Exchange(1.0, (3.0,), (4,), streamed=False))
     spec = LevelSpec(index=0, load=Load(concurrency=1), num_requests=1)
     line = summarise_level(LevelRun(spec, 1, (whole,)))
-    assert line["ttft_ms"]["n"] == line["ttft_from_sent_ms"]["n"] == 0
-    assert line["e2e_ms"]["mean"] == pytest.approx(2000.0)
-    assert line["latency_ms_per_token"]["mean"] == pytest.approx(500.0)
+    assert line.of("ttft").n == line.of("ttft_from_sent").n == 0
+    assert line.of("e2e").mean == pytest.approx(2000.0)
+    assert line.of("latency_per_token").mean == pytest.approx(500.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
+from tests.levels import level_of
 
 LEVELS = [
     LevelSpec(0, Load(concurrency=1), num_requests=40),
@@ -32,8 +34,12 @@ LEVELS = [
 
 
 def line(level, ttft_p90):
-    return {"level": level, "attempt": 1, "valid": True, "ttft_ms": {"p90": ttft_p90},
-            "throughput_tokens_per_s": 10.0}  # fmt: skip
+    return level_of(
+        level=level,
+        concurrency=8 * (level + 1),
+        ttft_ms={"p90": ttft_p90},
+        throughput_tokens_per_s=10.0,
+    )
 
 
 def test_the_interval_of_three_values_is_students():
@@ -87,8 +93,8 @@ def test_more_noise_takes_more_attempts_and_never_more_than_twenty():
 def test_an_interval_that_stayed_too_wide_is_named():
     """Of 90, 100 and 110 the deviation is 10 and the half-width 4.303 * 10 / sqrt(3) = 24.8."""
     wide, narrow = (90.0, 100.0, 110.0), (99.0, 100.0, 101.0)
-    lines = [{**line(0, p90), "concurrency": 8} for p90 in wide]
-    lines += [{**line(1, p90), "concurrency": 16} for p90 in narrow]
+    lines = [line(0, p90) for p90 in wide]
+    lines += [line(1, p90) for p90 in narrow]
     (text,) = unmet_until(lines, Until("ttft_p90", 0.05))
     assert text.startswith(
         "concurrency 8: after 3 attempts the 95 % interval of ttft_p90 is +-24.8%, and +-5.0% was"
@@ -129,7 +135,7 @@ def attempt(number, first_token_s, start_s=5.0):
         for i, at_s in enumerate(sent_s)
     )
     run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=2), number, records)
-    return {**summarise_level(run), "attempt": number}, records
+    return replace(summarise_level(run), attempt=number), records
 
 
 def test_attempts_are_pooled_end_to_end():
@@ -138,22 +144,22 @@ def test_attempts_are_pooled_end_to_end():
     run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
     pooled = pooled_run(run)
     (level,) = pooled.levels
-    assert (level["requests"], level["attempts"]) == (4, 2)
-    assert level["wall_s"] == pytest.approx(16)
-    assert level["throughput_tokens_per_s"] == pytest.approx(0.5)
-    assert level["ttft_ms"]["mean"] == pytest.approx(1500)
-    assert level["mean_concurrency"] == pytest.approx(1)
-    assert level["spread"]["throughput"]["cv"] == pytest.approx(0)
+    assert (level.requests, level.attempts) == (4, 2)
+    assert level.wall_s == pytest.approx(16)
+    assert level.throughput_tokens_per_s == pytest.approx(0.5)
+    assert level.of("ttft").mean == pytest.approx(1500)
+    assert level.mean_concurrency == pytest.approx(1)
+    assert level.spread["throughput"].cv == pytest.approx(0)
     assert [record.request_id for record in pooled.records[0]] == [0, 1, 2, 3]
 
 
 def test_an_invalid_attempt_is_left_out():
-    parts = [attempt(1, 1.0), attempt(2, 3.0)]
-    parts[1][0]["valid"] = False
+    (good, bad) = attempt(1, 1.0), attempt(2, 3.0)
+    parts = [good, (replace(bad[0], valid=False), bad[1])]
     run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
     (level,) = pooled_run(run).levels
-    assert level["ttft_ms"]["mean"] == pytest.approx(1000)
-    assert level["attempts_left_out"] == 1
+    assert level.of("ttft").mean == pytest.approx(1000)
+    assert level.attempts_left_out == 1
     assert "1 of 2 attempts were invalid and are left out" in check_levels([level])[0]
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from lmi_bench.analysis.results.scaling_efficiency import scaling_efficiency
 from lmi_bench.core.run_store import Run
+from tests.levels import level_of
 
 
 def run_of(throughputs, **target):
     lines = [
-        {"concurrency": users, "rate_per_s": None, "throughput_tokens_per_s": tokens, "valid": True}
+        level_of(concurrency=users, throughput_tokens_per_s=tokens)
         for users, tokens in throughputs.items()
     ]
     return Run(Path("run"), {"target": target}, lines, [() for _ in lines], None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_judgement import DECIDED, CertainMiss, judge_level
-from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Level
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
@@ -79,12 +81,12 @@ class Queue:
 
 def run_search(search: SloSearch, server: MadeUpServer, *, cut: bool = True):
     """The lines and records of a whole search."""
-    lines: list[dict] = []
+    lines: list[Level] = []
     records: list[tuple] = []
     while (spec := search.next_level(lines)) is not None:
         run = server.level(spec, search.slos if cut else ())
-        judged = judge_level(run, search.slos).to_dict()
-        lines.append({**summarise_level(run), SEARCH_KEY: judged})
+        judged = judge_level(run, search.slos)
+        lines.append(replace(summarise_level(run), search=judged))
         records.append(run.records)
         assert len(lines) < 60
     return lines, records

@@ -14,7 +14,7 @@ def loads_of(rule, server):
     while (spec := rule(lines)) is not None:
         lines.append(summarise_level(server.level(spec)))
         assert len(lines) < 40
-    return [line["concurrency"] for line in lines]
+    return [line.load.concurrency for line in lines]
 
 
 def test_doubling_ends_where_throughput_stands_and_latency_doubles():
@@ -53,5 +53,5 @@ def test_a_resumed_sweep_goes_on_as_it_would_have_gone():
     while (spec := rule(lines)) is not None:
         lines.append(summarise_level(server.level(spec)))
     again = [rule(lines[:n]) for n in range(len(lines))]
-    assert [spec.concurrency for spec in again] == [line["concurrency"] for line in lines]
+    assert [spec.concurrency for spec in again] == [line.load.concurrency for line in lines]
     assert [spec.index for spec in again] == list(range(len(lines)))

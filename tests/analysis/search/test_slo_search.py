@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.slo_judgement import CertainMiss, Judgement, judge_level
+from lmi_bench.analysis.results.slo_judgement import CertainMiss, judge_level
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_boundary import slo_answer
-from lmi_bench.analysis.search.slo_search import SEARCH_KEY, SloSearch
+from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Judgement, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
@@ -106,7 +107,7 @@ def noisy_doubling_seconds(server):
         run = server.level(
             LevelSpec(0, Load(concurrency=users), num_requests=max(3 * users, 29)), SLOS
         )
-        seconds += summarise_level(run)["wall_s"]
+        seconds += summarise_level(run).wall_s
         return judge_level(run, SLOS).passed
 
     low, high, seconds = 0, 1, 0.0
@@ -157,10 +158,10 @@ def test_a_noisy_boundary_lies_in_the_interval_for_nineteen_of_twenty_seeds():
 
 def test_levels_far_from_the_limit_are_looks_and_the_first_strides_are_long():
     lines, _ = run_search(search_over(), MadeUpServer(KNOWN["wide"][0]))
-    loads = [line["concurrency"] for line in lines]
+    loads = [line.load.concurrency for line in lines]
     assert loads[:2] == [4, 16]
-    assert [line["requests"] for line in lines[:2]] == [8, 32]
-    assert sum(line["requests"] >= 3 * line["concurrency"] for line in lines) <= 2
+    assert [line.requests for line in lines[:2]] == [8, 32]
+    assert sum(line.requests >= 3 * line.load.concurrency for line in lines) <= 2
 
 
 @pytest.mark.parametrize(
@@ -231,9 +232,9 @@ def test_a_server_that_never_breaks_is_followed_to_the_most_allowed_only():
 def test_the_ends_of_the_bracket_rest_on_enough_requests():
     """A p90 needs 29; a miss by every one of 14 needs no more: 0.1 ** 14 by chance."""
     lines, _ = run_search(search_over(), MadeUpServer(lambda c: 0.3 * c))
-    last = {line["concurrency"]: line for line in lines}
-    assert last[6]["requests"] >= 29
-    assert last[7][SEARCH_KEY]["planned"] >= 29 or last[7][SEARCH_KEY]["sure"]
+    last = {line.load.concurrency: line for line in lines}
+    assert last[6].requests >= 29
+    assert last[7].search.planned >= 29 or last[7].search.sure
 
 
 @pytest.mark.parametrize(("over", "sure"), [(3, False), (6, False), (7, True), (20, True)])
@@ -252,7 +253,7 @@ def test_a_resumed_search_goes_on_as_it_would_have_gone():
     lines, _ = run_search(search, MadeUpServer(KNOWN["linear"][0]))
     for done in range(len(lines)):
         spec = search.next_level(lines[:done])
-        assert (spec.index, spec.concurrency) == (done, lines[done]["concurrency"])
+        assert (spec.index, spec.concurrency) == (done, lines[done].load.concurrency)
 
 
 def test_a_whole_search_asks_for_nothing_more():
@@ -299,21 +300,21 @@ def test_a_failed_request_is_endless():
     one = judge_level(LevelRun(spec, 1, (*good, bad)), SLOS)
     three = judge_level(LevelRun(spec, 1, (*good[:17], bad, bad, bad)), SLOS)
     assert (one.passed, three.passed, three.ratio) == (True, False, math.inf)
-    assert three.to_dict()["ratio"] is None
+    assert three.to_json()["ratio"] is None
 
 
 def test_a_level_that_time_outs_ended_has_missed_however_fast_its_first_answers_were():
     records = tuple(RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.0))) for i in range(30))
     run = LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=40), 1, records, "timeout")
     assert not judge_level(run, SLOS).passed
-    assert summarise_level(run)["stopped_by"] == "timeout"
+    assert summarise_level(run).stopped_by == "timeout"
 
 
 def line_of(users, ratio, noise, *, requests=None):
     """A finished level's line, as far as a search reads it."""
     sent = 3 * users if requests is None else requests
     judged = Judgement(ratio <= 1, ratio, "e2e_p90<=2000ms", sent, noise=noise)
-    return {"concurrency": users, "requests": sent, SEARCH_KEY: judged.to_dict()}
+    return Level(0, 1, Load(concurrency=users), requests=sent, search=judged)
 
 
 def test_a_bracket_that_all_other_levels_contradict_gets_another_level_where_they_see_it():

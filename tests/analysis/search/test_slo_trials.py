@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.slo_judgement import Judgement, judge_level
+from lmi_bench.analysis.results.slo_judgement import judge_level
 from lmi_bench.analysis.results.slo_values import UNTOLD_NOISE, log_noise
 from lmi_bench.analysis.search.slo_trials import Trial, bracket, by_load, isotonic, trial
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Judgement, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec
+from tests.levels import level_of
 
 
 def tried(load, ratio, *, requests=100, noise=0.03, full=True):
@@ -88,12 +91,12 @@ def test_a_judgement_states_its_noise_and_a_line_of_before_does_without():
     answers = tuple(RequestRecord(i, 0.0, Exchange(0.0, (0.5, 1.0 + i / 100))) for i in range(40))
     judged = judge_level(LevelRun(LevelSpec(0, Load(concurrency=8), num_requests=40), 1, answers),
                          (parse_slo("e2e_p90<=2s"),))  # fmt: skip
-    stored = judged.to_dict()
-    assert Judgement.from_dict(stored) == judged
+    stored = judged.to_json()
+    assert Judgement.from_json(stored) == judged
     assert 0 < judged.noise < 0.1
     del stored["noise"]
-    line = {"search": stored, "concurrency": 8, "requests": 40}
-    assert trial(line, "concurrency", full_requests=29).noise == pytest.approx(0.5 / math.sqrt(40))
+    line = level_of(search=stored, concurrency=8, requests=40)
+    assert trial(line, full_requests=29).noise == pytest.approx(0.5 / math.sqrt(40))
 
 
 def test_a_sure_miss_beside_a_jump_is_no_vague_level():
@@ -102,12 +105,12 @@ def test_a_sure_miss_beside_a_jump_is_no_vague_level():
     answers = tuple(RequestRecord(i, 0.0, Exchange(0.0, (t / 2, t))) for i, t in enumerate(times))
     level = LevelRun(LevelSpec(0, Load(concurrency=32), num_requests=64), 1, answers)
     judged = judge_level(level, (parse_slo("e2e_p90<=2s"),))
-    line = {"search": judged.to_dict(), "concurrency": 32, "requests": 64}
-    found = trial(line, "concurrency", full_requests=None)
+    line = Level(0, 1, Load(concurrency=32), requests=64, search=judged)
+    found = trial(line, full_requests=None)
     assert (judged.passed, judged.sure, judged.noise) == (False, False, UNTOLD_NOISE)
     assert found.noise == UNTOLD_NOISE
-    line["search"]["sure"] = True
-    sure = trial(line, "concurrency", full_requests=None)
+    line = replace(line, search=replace(judged, sure=True))
+    sure = trial(line, full_requests=None)
     assert sure.noise == pytest.approx(math.log(7.5) / 2.33)
 
 

@@ -66,7 +66,7 @@ def test_a_search_finds_the_users_that_ten_slots_answer_in_three_seconds(tmp_pat
     )
     assert 30 <= answer.value <= 33
     assert answer.value < answer.first_breach <= 34
-    assert run.levels[0]["concurrency"] == 4
+    assert run.levels[0].load.concurrency == 4
 
 
 def test_a_level_that_cannot_be_saved_is_cut_short(tmp_path):
@@ -74,8 +74,8 @@ def test_a_level_that_cannot_be_saved_is_cut_short(tmp_path):
     load = {"search": "concurrency", "concurrency": 200}
     run, answer = sweep(tmp_path / "run", Slots(10), load, slo=["e2e_p90<=3.05s"])
     first = run.levels[0]
-    assert (first["stopped_by"], first["search"]["planned"]) == ("decided", 400)
-    assert first["requests"] == 200 + 70  # all users, and again those that were free by 7 s
+    assert (first.stopped_by, first.search.planned) == ("decided", 400)
+    assert first.requests == 200 + 70  # all users, and again those that were free by 7 s
     assert 30 <= answer.value <= 33
 
 
@@ -104,7 +104,7 @@ def test_refusals_do_not_end_a_search(tmp_path):
 
 def test_auto_levels_stop_when_the_slots_are_full(tmp_path):
     run, _ = sweep(tmp_path / "run", Slots(8), {"concurrency": "auto", "requests_per_user": 8})
-    loads = [line["concurrency"] for line in run.levels]
+    loads = [line.load.concurrency for line in run.levels]
     assert loads[:5] == [1, 2, 4, 8, 16]
     assert max(loads) == 16
 
@@ -115,7 +115,7 @@ def test_auto_levels_go_on_to_where_the_slo_breaks(tmp_path):
     run, answer = sweep(
         tmp_path / "run", Slots(10), {"concurrency": "auto"}, slo=["e2e_p90<=3.05s"]
     )
-    loads = [line["concurrency"] for line in run.levels]
+    loads = [line.load.concurrency for line in run.levels]
     assert loads[:6] == [1, 2, 4, 8, 16, 32]
     assert 30 <= answer.value <= 33
     assert answer.value < answer.first_breach <= 34
@@ -126,7 +126,7 @@ def test_auto_levels_go_on_to_where_the_slo_breaks(tmp_path):
 def test_auto_levels_end_where_the_server_is_full_if_no_slo_broke_by_then(tmp_path):
     load = {"concurrency": "auto", "requests_per_user": 8}
     run, answer = sweep(tmp_path / "run", Slots(8), load, slo=["e2e_p90<=100s"])
-    assert max(line["concurrency"] for line in run.levels) == answer.value == 16
+    assert max(line.load.concurrency for line in run.levels) == answer.value == 16
     assert answer.first_breach is None
 
 
@@ -134,7 +134,7 @@ def test_doubling_ends_where_few_requests_already_make_a_miss_certain(tmp_path):
     """12 answers are too few for a p90, yet none of them was below the limit."""
     run, answer = sweep(tmp_path / "run", Slots(2), {"concurrency": "auto"}, slo=["e2e_p90<=1.5s"])
     assert answer.value == 2
-    assert max(line["concurrency"] for line in run.levels) == 4
+    assert max(line.load.concurrency for line in run.levels) == 4
 
 
 @pytest.mark.parametrize(

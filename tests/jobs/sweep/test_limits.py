@@ -12,6 +12,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox, likely_level_s, read_max_time
 from tests.analysis.search.servers import MadeUpServer
+from tests.levels import level_of
 
 
 def sweep(server, max_s):
@@ -21,9 +22,9 @@ def sweep(server, max_s):
     rule = auto_levels(LevelSizes(), fits=box.fits)
     while (spec := rule(lines)) is not None:
         lines.append(summarise_level(server.level(spec)))
-        now_s += lines[-1]["wall_s"]
+        now_s += lines[-1].wall_s
         assert len(lines) < 40
-    return [line["concurrency"] for line in lines], notes, now_s
+    return [line.load.concurrency for line in lines], notes, now_s
 
 
 def test_the_doubling_ends_before_the_level_that_would_not_be_over_in_time():
@@ -59,8 +60,8 @@ def test_the_first_level_is_begun_however_little_time_there_is():
 def test_a_level_is_expected_to_gain_what_the_last_doubling_gained():
     """1 user: 1 request/s, 2 users: 1.5. Four should bring 2.25 a second: 12 take 5.33 s."""
     lines = [
-        {"concurrency": 1, "requests": 3, "wall_s": 3.0},
-        {"concurrency": 2, "requests": 6, "wall_s": 4.0},
+        level_of(concurrency=1, requests=3, wall_s=3.0),
+        level_of(concurrency=2, requests=6, wall_s=4.0),
     ]
     spec = LevelSpec(2, Load(concurrency=4), num_requests=12)
     assert likely_level_s(spec, lines) == pytest.approx(12 / 2.25)

@@ -10,6 +10,7 @@ from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.sweep_print import cheapest, cost_at
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import Budget, Spend
@@ -30,16 +31,14 @@ class Clock:
 
 def line_of(run):
     """What a level's line holds at least; 1,000 tokens a second out, 2,000 in and out."""
-    return {
-        "level": run.index,
-        "concurrency": run.concurrency,
-        "rate_per_s": None,
-        "requests": run.num_requests,
-        "throughput_tokens_per_s": 1000.0,
-        "total_throughput_tokens_per_s": 2000.0,
-        "valid": True,
-        "invalid_reason": None,
-    }
+    return Level(
+        run.index,
+        1,
+        run.load,
+        requests=run.num_requests,
+        throughput_tokens_per_s=1000.0,
+        total_throughput_tokens_per_s=2000.0,
+    )
 
 
 def sweep(spend, clock, *, level_s, levels=LEVELS, finished=()):
@@ -57,9 +56,9 @@ def test_each_level_has_its_price_and_what_was_spent_so_far():
     """By hand: 3.6 USD an hour is 0.001 a second; 1,000 tok/s make 1e6 in 1,000 s, for 1 USD."""
     clock = Clock()
     lines, _ = sweep(Spend(3.6, clock=clock), clock, level_s=lambda spec: 10.0)
-    assert [line["spent_usd"] for line in lines] == pytest.approx([0.01, 0.02, 0.03, 0.04])
-    assert lines[0]["usd_per_1m_output_tokens"] == pytest.approx(1.0)
-    assert lines[0]["usd_per_1m_total_tokens"] == pytest.approx(0.5)
+    assert [line.spent_usd for line in lines] == pytest.approx([0.01, 0.02, 0.03, 0.04])
+    assert lines[0].usd_per_1m_output_tokens == pytest.approx(1.0)
+    assert lines[0].usd_per_1m_total_tokens == pytest.approx(0.5)
     assert cheapest(lines).startswith("cheapest at concurrency 1: 1.00 USD per 1M output tokens")
 
 
@@ -67,12 +66,12 @@ def test_the_load_that_a_search_found_has_its_price():
     """By hand: at 3.6 USD an hour 2,000 tok/s make 1e6 tokens in 500 s, for 0.50 USD."""
     clock = Clock()
     lines, _ = sweep(Spend(3.6, clock=clock), clock, level_s=lambda spec: 10.0)
-    lines[2] |= {"usd_per_1m_output_tokens": 0.5, "usd_per_1m_total_tokens": 0.25}
+    lines[2] = replace(lines[2], usd_per_1m_output_tokens=0.5, usd_per_1m_total_tokens=0.25)
     answer = SloAnswer(("ttft_p90<=1s",), "concurrency", 4.0, 3, 6, 8, None, "smooth", 1.0)
     assert cost_at(lines, answer) == (
         "  there 0.50 USD per 1M output tokens, 0.25 per 1M in and out, at 3.60 USD an hour"
     )
-    assert cost_at([{**line, "usd_per_1m_output_tokens": None} for line in lines], answer) is None
+    assert cost_at([replace(line, usd_per_1m_output_tokens=None) for line in lines], answer) is None
     assert cost_at(lines, replace(answer, value=None)) is None
 
 
@@ -81,8 +80,8 @@ def test_a_level_that_would_cost_more_than_is_left_is_not_begun():
     clock, notes = Clock(), []
     spend = Spend(3.6, max_usd=0.1, note=notes.append, clock=clock)
     lines, specs = sweep(spend, clock, level_s=lambda spec: spec.num_requests * 1.0)
-    assert [line["requests"] for line in lines] == [10, 20, 40]
-    assert lines[-1]["spent_usd"] == pytest.approx(0.07)
+    assert [line.requests for line in lines] == [10, 20, 40]
+    assert lines[-1].spent_usd == pytest.approx(0.07)
     assert "0.07 USD are spent" in notes[0]
     assert "0.08 more" in notes[0]
     assert [spec.duration_s for spec in specs] == pytest.approx([100.0, 90.0, 70.0])
@@ -93,7 +92,7 @@ def test_a_level_that_the_money_cut_short_says_so_and_not_only_that_its_time_was
     spend = Spend(3600.0, max_usd=5.0, note=notes.append, clock=clock)
     rule = spend.levels(in_order(LEVELS))
     clock.now_s += rule([]).duration_s
-    spend.summarise(lambda spec: line_of(spec) | {"stopped_by": "duration"})(LEVELS[0])
+    spend.summarise(lambda spec: replace(line_of(spec), stopped_by="duration"))(LEVELS[0])
     assert notes == [
         "concurrency 1 was cut short: the 5 USD of --max-spend are used up at 3600.00 USD an hour"
     ]
@@ -121,10 +120,10 @@ def test_a_level_in_which_instances_came_is_invalid_and_the_price_follows():
     clock, counts = Clock(), iter([2, 2, 3, 3, 3])
     spend = Spend(7.2, count_instances=lambda: next(counts), clock=clock)
     lines, _ = sweep(spend, clock, level_s=lambda spec: 10.0)
-    assert [line["valid"] for line in lines] == [True, False, True, True]
-    assert "from 2 to 3 instances" in lines[1]["invalid_reason"]
-    assert [line["price_usd_per_hour"] for line in lines] == pytest.approx([7.2, 7.2, 10.8, 10.8])
-    assert [line["spent_usd"] for line in lines] == pytest.approx([0.02, 0.04, 0.07, 0.10])
+    assert [line.valid for line in lines] == [True, False, True, True]
+    assert "from 2 to 3 instances" in lines[1].invalid_reason
+    assert [line.price_usd_per_hour for line in lines] == pytest.approx([7.2, 7.2, 10.8, 10.8])
+    assert [line.spent_usd for line in lines] == pytest.approx([0.02, 0.04, 0.07, 0.10])
 
 
 def test_a_count_that_cannot_be_had_changes_nothing():

@@ -16,6 +16,7 @@ from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans, open_cloudw
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench
 from tests.jobs.hearing import Hearing
+from tests.levels import level_of
 from tests.loadgen.aws.cloudwatch_server import cloudwatch_server
 from tests.loadgen.aws.runtime_server import REGION, dummy_credentials, runtime_server
 
@@ -91,7 +92,7 @@ def test_a_refusal_says_what_aws_said(aws):
 
 def test_lines_without_wall_clock_times_have_no_span():
     times = {"started_at": "2026-01-02T12:00:00+00:00", "ended_at": "2026-01-02T12:01:00+00:00"}
-    spans = level_spans([{"level": 0, "attempt": 1}, {"level": 1, "attempt": 1, **times}])
+    spans = level_spans([level_of(), level_of(level=1, **times)])
     assert [span.level for span in spans] == [1]
 
 
@@ -117,7 +118,7 @@ def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path):
         )
     assert json.loads((run / "cloudwatch.json").read_text())[0]["invocations"] == 3
     (level,) = load_run(run).levels
-    assert level["server"]["cloudwatch"]["model_latency_mean_ms"] == pytest.approx(20)
+    assert level.server.cloudwatch.model_latency_mean_ms == pytest.approx(20)
     (table,) = [t for t in build_view([load_run(run)]).runs[0].more if "server" in t.caption]
     assert {column.group for column in table.columns} >= {"CloudWatch"}
 
@@ -127,7 +128,7 @@ def test_a_refusal_leaves_the_levels_without_it():
         raise LmiBenchError("CloudWatch: AccessDenied: no")
 
     times = {"started_at": at(0).isoformat(), "ended_at": at(1).isoformat()}
-    line = {"level": 0, "attempt": 1, "requests": 3, **times}
+    line = level_of(requests=3, **times)
     heard = Hearing()
     assert read_cloudwatch(SimpleNamespace(cloudwatch=refused), [line], heard) == []
     assert heard.notes == ["CloudWatch: AccessDenied: no; the levels are without it"]

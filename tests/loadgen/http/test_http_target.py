@@ -383,7 +383,7 @@ def test_a_level_names_who_counted_its_tokens(stated, counter, named):
         return result.levels
 
     lines = run_on_sockets(main())
-    assert lines[0]["generator"]["token_counts"] == named
+    assert lines[0].generator.token_counts == named
     assert named in token_counts_line(lines)
 
 

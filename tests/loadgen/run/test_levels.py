@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.loadgen.run.levels import in_order, levels_of
+from tests.levels import level_of
 
 
 def test_requests_of_a_level_are_users_times_requests_per_user():
@@ -29,5 +30,5 @@ def test_a_rate_without_a_number_sends_a_hundred():
 def test_finished_levels_are_left_out():
     levels = levels_of(parse_scenario({"load": {"concurrency": [1, 2, 4]}}))
     rule = in_order(levels)
-    assert rule([{"level": 0}, {"level": 2}]) == levels[1]
-    assert rule([{"level": 0}, {"level": 1}, {"level": 2}]) is None
+    assert rule([level_of(), level_of(level=2)]) == levels[1]
+    assert rule([level_of(level=n) for n in range(3)]) is None

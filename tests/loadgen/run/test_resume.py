@@ -102,11 +102,11 @@ def test_a_sweep_stopped_in_mid_level_resumes_there(sweeps, stop, exit_code):
     process.send_signal(stop)
     assert process.wait(timeout=30) == exit_code
     before = sweeps.files()
-    assert [line["level"] for line in load_run(sweeps.folder).levels] == [0]
+    assert [level.index for level in load_run(sweeps.folder).levels] == [0]
 
     assert sweeps.start().wait(timeout=30) == 0
     run = load_run(sweeps.folder)
-    assert [line["level"] for line in run.levels] == [0, 1, 2]
+    assert [level.index for level in run.levels] == [0, 1, 2]
     assert [len(records) for records in run.records] == [4, 8, 16]
     for name, content in sweeps.files().items():
         assert content.startswith(before[name]), "finished levels are kept byte for byte"

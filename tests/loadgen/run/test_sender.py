@@ -44,16 +44,16 @@ def test_latency_from_the_due_time_holds_the_wait_that_the_cap_caused():
     assert target.most == 1
     from_sent = statistics.fmean(r.token_times_s[0] - r.sent_s for r in run.records)
     assert from_sent == pytest.approx(0.5)
-    assert line["ttft_from_sent_ms"]["mean"] == pytest.approx(500.0)
-    assert line["ttft_ms"]["mean"] == pytest.approx(1900.0)
-    assert line["dispatch_delay_ms"]["mean"] == pytest.approx(1400.0)
-    assert line["held"] == {"requests": 7, "mean_ms": pytest.approx(1600.0)}
+    assert line.of("ttft_from_sent").mean == pytest.approx(500.0)
+    assert line.of("ttft").mean == pytest.approx(1900.0)
+    assert line.of("dispatch_delay").mean == pytest.approx(1400.0)
+    assert (line.held.requests, line.held.mean_ms) == (7, pytest.approx(1600.0))
 
 
 def test_a_cap_that_holds_requests_back_is_said_and_nobody_is_blamed():
     """Sent within 3.5 s instead of 0.7 s: 2 of 10 req/s."""
     line, _, _ = level(max_in_flight=1)
-    assert line["valid"]
+    assert line.valid
     (warning,) = [text for text in check_level(line) if "cap" in text]
     assert "7 requests back" in warning
     assert "2 of 10 req/s" in warning
@@ -61,8 +61,8 @@ def test_a_cap_that_holds_requests_back_is_said_and_nobody_is_blamed():
 
 def test_a_cap_that_is_never_reached_changes_nothing():
     line, _, _ = level(max_in_flight=8)
-    assert "held" not in line
-    assert line["ttft_ms"]["mean"] == pytest.approx(500.0)
+    assert line.held is None
+    assert line.of("ttft").mean == pytest.approx(500.0)
 
 
 def test_on_a_real_clock_only_what_waits_counts_as_held():
@@ -115,9 +115,9 @@ def test_a_time_out_does_not_count_the_wait_for_a_connection(load):
     """Half a second each, one at a time: the fourth waits 1.5 s and is answered within 0.6 s."""
     target = Narrow()
     line = sweep_of(target, LevelSpec(0, load, num_requests=4), timeout_s=0.6)
-    assert (line["requests"], line["errors"]) == (4, 0)
+    assert (line.requests, line.errors) == (4, 0)
     assert target.most == 1
-    assert line["held"]["requests"] >= 3
+    assert line.held.requests >= 3
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_what_waits_when_a_level_is_stopped_is_never_sent(load, cap):
     target = Stuck()
     target.max_connections = 1
     line = sweep_of(target, LevelSpec(0, load, num_requests=8, **cap), timeout_s=5.0)
-    assert target.asked == line["requests"] == 1
-    assert line["stopped_by"] == "timeout"
+    assert target.asked == line.requests == 1
+    assert line.stopped_by == "timeout"
 
 
 def test_conversations_that_wait_for_a_place_end_with_the_level():
@@ -140,4 +140,4 @@ def test_conversations_that_wait_for_a_place_end_with_the_level():
     line = run_virtual(
         run_sweep([spec], target, None, prompts=source, summarise=summarise_level, timeout_s=5.0)
     ).levels[0]
-    assert target.asked == line["requests"] == 1
+    assert target.asked == line.requests == 1

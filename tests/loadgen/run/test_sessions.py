@@ -95,16 +95,16 @@ def sweep(target, source, *, num_sessions=2, concurrency=None, rate_per_s=None, 
 
 def test_a_turn_leaves_the_think_time_after_the_answer_before_it_and_never_sooner():
     run, line = sweep(Answering(), dialogues(), concurrency=2)
-    assert line["requests"] == 6
+    assert line.requests == 6
     for session in (0, 1):
         turns = [record for record in run.records if record.session == session]
         assert [record.turn for record in turns] == [0, 1, 2]
         for before, after in pairwise(turns):
             assert after.sent_s - before.ended_s == pytest.approx(2.0, abs=1e-9)
             assert after.due_s == pytest.approx(after.sent_s)
-    assert line["sessions"]["started"] == 2
-    assert line["sessions"]["ttft_later_turns_ms"]["n"] == 4
-    assert line["valid"]
+    assert line.sessions.started == 2
+    assert line.sessions.ttft_later_turns_ms.n == 4
+    assert line.valid
 
 
 def test_each_turn_asks_with_all_that_was_said_before():
@@ -164,8 +164,8 @@ def test_the_cap_on_requests_stands_beside_the_cap_on_conversations():
     target = Answering()
     run, line = sweep(target, dialogues(pause="0"), num_sessions=6, concurrency=6, max_in_flight=2)
     assert target.most == 2
-    assert line["held"]["requests"] > 0
-    assert line["valid"], line["invalid_reason"]
+    assert line.held.requests > 0
+    assert line.valid, line.invalid_reason
     assert max(record.exchange.held_s for record in run.records) == pytest.approx(2 * ANSWER_S)
 
 
@@ -181,7 +181,7 @@ def test_conversations_of_a_rate_wait_for_their_cap():
     )
     assert target.most == 2
     assert [record.sent_s for record in run.records] == pytest.approx([0.0, 0.1, 0.5, 0.6])
-    assert line["sessions"]["started"] == 4
+    assert line.sessions.started == 4
 
 
 def test_a_failed_turn_ends_its_conversation_alone():
@@ -190,7 +190,7 @@ def test_a_failed_turn_ends_its_conversation_alone():
         *((0, 0), (0, 1)),
         *((1, 0), (1, 1), (1, 2)),
     ]
-    assert line["sessions"]["failed"] == 1
+    assert line.sessions.failed == 1
 
 
 def test_a_level_that_ends_by_time_cuts_conversations_between_turns():

@@ -11,6 +11,7 @@ import pytest
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import EngineError, TargetError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
@@ -30,7 +31,14 @@ def _levels(*concurrencies: int, per_user: int = 2, warmup: int = 0) -> list[Lev
 
 
 def _summary(run):
-    return {"requests": len(run.records), "errors": sum(not r.ok for r in run.records)}
+    return Level(
+        run.spec.index,
+        run.attempt,
+        run.spec.load,
+        requests=len(run.records),
+        errors=sum(not r.ok for r in run.records),
+        stopped_by=run.stopped_by,
+    )
 
 
 class Server:
@@ -63,7 +71,7 @@ def test_each_level_runs_once_and_is_saved(tmp_path):
         result = _sweep(_levels(1, 2, 4), Server(), store)
     assert result.stopped_by is None
     run = load_run(tmp_path / "run")
-    assert [line["requests"] for line in run.levels] == [2, 4, 8]
+    assert [line.requests for line in run.levels] == [2, 4, 8]
     assert [len(records) for records in run.records] == [2, 4, 8]
     assert run.records[2][0].sent_s == 0.0  # seconds since the level's own start
 
@@ -72,7 +80,7 @@ def test_the_first_time_out_ends_the_sweep_after_its_level(tmp_path):
     with RunStore.create(tmp_path / "run", MANIFEST) as store:
         result = _sweep(_levels(1, 4, 8), Server(limit=2), store)
     assert result.stopped_by == "timeout"
-    assert [line["stopped_by"] for line in result.levels] == [None, "timeout"]
+    assert [line.stopped_by for line in result.levels] == [None, "timeout"]
     server = Server()
     with RunStore.resume(tmp_path / "run", "h") as store:  # it is finished: nothing runs again
         assert _sweep(_levels(1, 4, 8), server, store).stopped_by == "timeout"
@@ -113,7 +121,7 @@ def test_a_share_of_errors_is_borne_when_it_is_allowed():
 
     result = _sweep(_levels(3, 6, per_user=4), EveryThird())
     assert result.stopped_by is None
-    assert [line["errors"] for line in result.levels] == [4, 8]
+    assert [line.errors for line in result.levels] == [4, 8]
     strict = _sweep(_levels(3, 6), EveryThird(), stop_rules=StopRules(max_error_share=0.1))
     assert (strict.stopped_by, len(strict.levels)) == ("errors", 1)
 
@@ -133,7 +141,7 @@ def test_warm_up_is_sent_first_and_left_out():
     server = Server()
     result = _sweep(_levels(2, warmup=3), server)
     assert server.sent[:3] == [-1, -2, -3]
-    assert result.levels[0]["requests"] == 4
+    assert result.levels[0].requests == 4
 
 
 def test_a_cancellation_in_mid_level_leaves_a_run_that_resumes_there(tmp_path):
@@ -156,7 +164,7 @@ def test_a_cancellation_in_mid_level_leaves_a_run_that_resumes_there(tmp_path):
     server = Server()
     with RunStore.resume(path, "h") as store:
         result = _sweep(_levels(1, 2, 4), server, store)
-    assert [line["level"] for line in result.levels] == [0, 1, 2]
+    assert [line.index for line in result.levels] == [0, 1, 2]
     assert len(server.sent) == 4 + 8  # the finished level is not run again
     assert (path / "levels.jsonl").read_bytes().startswith(before[0])
     assert (path / "requests.jsonl").read_bytes().startswith(before[1])
@@ -166,12 +174,12 @@ def test_a_rule_may_pick_the_next_level():
     """Double until a level holds more than 8 requests."""
 
     def double(finished):
-        if finished and finished[-1]["requests"] > 8:
+        if finished and finished[-1].requests > 8:
             return None
         return _levels(*(2**i for i in range(len(finished) + 1)))[-1]
 
     result = _sweep(double, Server())
-    assert [line["requests"] for line in result.levels] == [2, 4, 8, 16]
+    assert [line.requests for line in result.levels] == [2, 4, 8, 16]
 
 
 def test_progress_tells_how_far_it_is():
@@ -234,4 +242,4 @@ def test_an_open_loop_level_sends_at_its_rate():
 def test_a_level_cut_by_its_duration_says_so_and_the_sweep_goes_on():
     levels = [LevelSpec(i, Load(concurrency=1), num_requests=100, duration_s=2.5) for i in range(2)]
     result = _sweep(levels, Server())
-    assert [line["stopped_by"] for line in result.levels] == ["duration", "duration"]
+    assert [line.stopped_by for line in result.levels] == ["duration", "duration"]
