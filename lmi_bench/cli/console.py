@@ -75,7 +75,7 @@ def fit_columns(
     """
     kept, left_out = [dict(row) for row in rows], []
     for name in give_way:
-        if _needed(kept) <= width:
+        if not kept or _needed(kept) <= width:
             break
         if name in kept[0]:
             kept = [{key: row[key] for key in row if key != name} for row in kept]

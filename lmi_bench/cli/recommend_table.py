@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.level.layouts import Rejection
+from lmi_bench.cli.console import STDOUT, fit_columns, print_table, say
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.report.formats import number
 
 _GIVE_WAY = (
     "price of", "tok/s", "basis", "limited by", "USD/1M out", "ms/token p90", "ITL p50 ms",
     "capacity req/s", "TTFT p90 ms",
 )  # fmt: skip
 """Columns of little help to the choice first; the SLOs' own stand in a column of theirs."""
-_GAP, _EDGES = 3, 2  # spaces between two columns, and beside the table
+_SHOWN_CANDIDATES = 12
+_SHOWN_REASONS = 6
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
@@ -28,38 +32,42 @@ def distinct_layouts(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list(found.values())
 
 
-def candidate_rows(candidates: Sequence[Candidate], width: int) -> list[dict[str, str]]:
-    """Rows for that many columns of text; every figure that was predicted has its interval.
+def candidate_rows(
+    candidates: Sequence[Candidate], width: int
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Rows for a terminal of this width, and the columns that it has no room for.
 
-    Columns give way, the least telling first and those of the SLOs never, until the rows fit.
+    Every predicted figure has its interval. Columns give way, the least telling first and those of
+    the SLOs never.
     """
     rows = [_row(each) for each in candidates]
-    if rows and not any(row["engine"] for row in rows):
+    if not any(row["engine"] for row in rows):
         for row in rows:
             del row["engine"]
     held = {_title(outlook.slo) for each in candidates for outlook in each.slos}
-    for name in _GIVE_WAY:
-        if _needed(rows) <= width:
-            break
-        if name in held:
-            continue
-        for row in rows:
-            row.pop(name, None)
-    return rows
+    return fit_columns(rows, [name for name in _GIVE_WAY if name not in held], width)
 
 
-def left_out(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Columns that had no room."""
-    return [name for name in _GIVE_WAY if rows and name not in rows[0]]
-
-
-def _needed(rows: Sequence[Mapping[str, str]]) -> int:
-    if not rows:
-        return 0
-    widths = (
-        max(*map(len, name.split()), *(len(row[name]) for row in rows)) + _GAP for name in rows[0]
+def print_candidates(candidates: Sequence[Candidate]) -> None:
+    """The best dozen layouts, as much of each as the terminal has room for."""
+    layouts = distinct_layouts(candidates)
+    rows, left_out = candidate_rows(layouts[:_SHOWN_CANDIDATES], STDOUT.width)
+    print_table(
+        "Candidates, the best first: predicted [80 % interval]",
+        rows,
+        left=("engine", "limited by", "basis", "price of"),
+        whole=("fleet",),
     )
-    return sum(widths) - _GAP + _EDGES
+    if any(value.endswith(" ?") for row in rows for value in row.values()):
+        say("?: within the SLO as predicted, not at the interval's upper end")
+    if any("withheld" in row.values() for row in rows):
+        say("withheld: too near to saturation to foresee a latency")
+    if left_out:
+        say(f"no room for {', '.join(left_out)}: a wider terminal, or --json")
+    if len(layouts) > _SHOWN_CANDIDATES:
+        say(f"{len(layouts) - _SHOWN_CANDIDATES} more layouts in the --json file")
+    if len(layouts) < len(candidates):
+        say("of each layout its best engine setting; the others in the --json file")
 
 
 def _row(candidate: Candidate) -> dict[str, str]:
@@ -108,21 +116,10 @@ def interval(figure: Estimate | None) -> str:
     """47 [41-55]: predicted with its 80 % interval; alone where it is certain."""
     if figure is None:
         return "withheld"
-    low, high = short(figure.low), short(figure.high)
+    low, high = number(figure.low), number(figure.high)
     if low == high:
         return low
-    return f"{short(figure.value)} [{low}-{high}]"
-
-
-def short(value: float) -> str:
-    """Three digits, never in powers of ten.
-
-    >>> short(0.1234), short(47.36), short(1234.5)
-    ('0.123', '47.4', '1,234')
-    """
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{number(figure.value)} [{low}-{high}]"
 
 
 def _price_of(candidate: Candidate) -> str:
@@ -135,7 +132,7 @@ def _price_of(candidate: Candidate) -> str:
     return f"{cost['price_region']} {date} {component}".strip()
 
 
-def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
+def rejection_lines(rejected: Sequence[Rejection], shown: int = _SHOWN_REASONS) -> Iterator[str]:
     """The layouts that are out, by kind of reason, each with one of them as an example."""
     if not rejected:
         return
@@ -146,13 +143,25 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int) -> Iterator[str]:
         kinds[kind] += 1
         examples.setdefault(kind, each)
     yield "1 layout is out:" if len(rejected) == 1 else f"{len(rejected)} layouts are out:"
-    for kind, number in kinds.most_common(shown):
+    for kind, times in kinds.most_common(shown):
         each = examples[kind]
         place = each.instance_type
         if each.tensor_parallel is not None:
             place += f" TP {each.tensor_parallel}"
         if setting := each.setting.describe():
             place += f", {setting}"
-        yield f"  {number:>3}  {'such as ' if number > 1 else ''}{place}: {each.reason}"
+        yield f"  {times:>3}  {'such as ' if times > 1 else ''}{place}: {each.reason}"
     if len(kinds) > shown:
         yield f"  more kinds of reason: {len(kinds) - shown}, in the --json file"
+
+
+def accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What a fitted profile predicts of the levels that it was fitted to."""
+    rows = []
+    for level in accuracy["levels"]:
+        row = {"concurrency": str(level["concurrency"])}
+        for key, pair in level.items():
+            if isinstance(pair, Mapping):
+                row[key] = f"{pair['predicted']:.4g} / {pair['measured']:.4g}"
+        rows.append(row)
+    return rows

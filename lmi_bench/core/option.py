@@ -37,6 +37,10 @@ class Option:
     rare: bool = False
     argument: bool = False
 
+    def name_of(self, field: str) -> str:
+        """The name that messages use for the option of this field."""
+        return self.names[0] if self.names else f"--{field.replace('_', '-')}"
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -66,6 +70,21 @@ def settings_of(group: type[Any]) -> Iterator[Setting]:
             for mark in marks:
                 if isinstance(mark, Option):
                     yield Setting(field.name, kind, default, mark)
+
+
+def stated(settings: Any) -> Iterator[Setting]:
+    """The fields whose value is not their default, those of nested settings, too."""
+    values = dict(_values(settings))
+    return (each for each in settings_of(type(settings)) if values[each.name] != each.default)
+
+
+def _values(settings: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            yield from _values(value)
+        else:
+            yield field.name, value
 
 
 def filled(group: type[Any], given: dict[str, Any]) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.fit.from_run import (
@@ -15,9 +14,7 @@ from lmi_bench.analysis.fit.from_run import (
     run_lengths,
     run_model,
 )
-from lmi_bench.analysis.fleet.attainment import Routing
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
-from lmi_bench.analysis.fleet.request import Objective
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype, planned_dtype
@@ -25,43 +22,13 @@ from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.console import note
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import Listener
 from lmi_bench.core.run_store import Run, load_run
-from lmi_bench.jobs.money import Money
+from lmi_bench.jobs.planned import first_dtype
 from lmi_bench.jobs.planned_workload import read_workload
-from lmi_bench.jobs.recommend_axes import AxisFlags
+from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import default_note, find_profile
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The command's flags; None and () are what was left out."""
-
-    runs: tuple[Path, ...]
-    model: str | None
-    input_tokens: int | None
-    output_tokens: int | None
-    rate_per_s: float | None
-    users: int | None
-    think_time_s: float | None
-    slos: tuple[str, ...]
-    objective: Objective
-    instances: tuple[str, ...]
-    degrees: tuple[int, ...]
-    price_usd_per_hour: float | None
-    blended_ratio: float
-    discount: float
-    seed: int
-    measured_on: tuple[str, ...] = ()
-    vary: str | None = None
-    routing: Routing = "random"
-    explain: bool = False
-    money: Money = field(default_factory=Money)
-    profile: str | None = None
-    engine_version: str | None = None
-    workload: Path | None = None
-    engine: AxisFlags = field(default_factory=AxisFlags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +52,28 @@ class Basis:
     notes: tuple[str, ...] = ()
 
 
-def basis_of(question: Question) -> Basis:
+def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
     """Read what the question names. Raises InputError where it is not enough."""
-    runs = [load_run(path) for path in question.runs]
-    _check_flags_have_an_object(question, runs)
-    if question.workload is None:
-        return _measured(question, runs) if runs else _from_profile(question)
-    if question.input_tokens is not None or question.output_tokens is not None:
+    runs = [load_run(path) for path in settings.runs]
+    _check_flags_have_an_object(settings, runs)
+    if settings.workload is None:
+        return _measured(settings, runs, listener) if runs else _from_profile(settings)
+    if settings.input_tokens is not None or settings.output_tokens is not None:
         raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
-    read = read_workload(question.workload)
-    model = question.model or read.model
+    read = read_workload(settings.workload)
+    model = settings.model or read.model
     if runs:
-        base = _measured(question, runs)
+        base = _measured(settings, runs, listener)
         shape, dtype = base.workload.shape, base.workload.dtype
     elif model is None:
-        raise InputError(f"{question.workload} names no model: add --model")
+        raise InputError(f"{settings.workload} names no model: add --model")
     else:
         base = Basis(
-            find_profile(question.profile),
-            _machines(question, default=None),
-            Workload(find_model(model), planned_dtype(model, question.engine.first_dtype), 1, 1),
+            find_profile(settings.profile),
+            _machines(settings, default=None),
+            Workload(find_model(model), planned_dtype(model, first_dtype(settings.axes)), 1, 1),
             model,
-            notes=_notes(question, model),
+            notes=_notes(settings, model),
         )
         shape, dtype = base.workload.shape, base.workload.dtype
     return replace(
@@ -119,25 +86,25 @@ def basis_of(question: Question) -> Basis:
     )
 
 
-def _check_flags_have_an_object(question: Question, runs: list[Run]) -> None:
+def _check_flags_have_an_object(settings: RecommendSettings, runs: list[Run]) -> None:
     """Raises InputError for a flag about something that is not there."""
-    if question.measured_on and not runs:
+    if settings.measured_on and not runs:
         raise InputError("--measured-on says what runs were made on: give their folders, too")
-    local = LOCAL_NAME in question.instances or any(map(_of_this_engine, runs))
-    if question.price_usd_per_hour is not None and not local:
+    local = LOCAL_NAME in settings.instances or any(map(_of_this_engine, runs))
+    if settings.machine_price is not None and not local:
         raise InputError(
-            f"--price-per-hour is the price of this machine (--instance {LOCAL_NAME}); prices of "
-            "the catalog's machines stand in a --prices file"
+            f"--machine-price-per-hour is the price of this machine (--instance {LOCAL_NAME}); "
+            "prices of the catalog's machines stand in a --prices file"
         )
 
 
-def _from_profile(question: Question) -> Basis:
+def _from_profile(settings: RecommendSettings) -> Basis:
     missing = [
         flag
         for flag, value in (
-            ("--model", question.model),
-            ("--input-tokens", question.input_tokens),
-            ("--output-tokens", question.output_tokens),
+            ("--model", settings.model),
+            ("--input-tokens", settings.input_tokens),
+            ("--output-tokens", settings.output_tokens),
         )
         if value is None
     ]
@@ -147,31 +114,31 @@ def _from_profile(question: Question) -> Basis:
             f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
             "and --output-tokens"
         )
-    assert question.model is not None
-    assert question.input_tokens is not None
-    assert question.output_tokens is not None
+    assert settings.model is not None
+    assert settings.input_tokens is not None
+    assert settings.output_tokens is not None
     workload = Workload(
-        find_model(question.model),
-        planned_dtype(question.model, question.engine.first_dtype),
-        question.input_tokens,
-        question.output_tokens,
+        find_model(settings.model),
+        planned_dtype(settings.model, first_dtype(settings.axes)),
+        settings.input_tokens,
+        settings.output_tokens,
     )
     return Basis(
-        find_profile(question.profile),
-        _machines(question, default=None),
+        find_profile(settings.profile),
+        _machines(settings, default=None),
         workload,
-        question.model,
-        notes=_notes(question, question.model),
+        settings.model,
+        notes=_notes(settings, settings.model),
     )
 
 
-def _notes(question: Question, model: str) -> tuple[str, ...]:
+def _notes(settings: RecommendSettings, model: str) -> tuple[str, ...]:
     """What was taken for want of a flag."""
-    told = (default_note(question.profile), dtype_note(model, question.engine.first_dtype))
+    told = (default_note(settings.profile), dtype_note(model, first_dtype(settings.axes)))
     return tuple(text for text in told if text is not None)
 
 
-def _measured(question: Question, runs: list[Run]) -> Basis:
+def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) -> Basis:
     """The profile fitted to the runs' closed loops, and the loads that their rates were."""
     first = runs[0]
     for run in runs:
@@ -180,46 +147,48 @@ def _measured(question: Question, runs: list[Run]) -> Basis:
                 f"{run.path} has no finished level to calibrate on: sweep again, or go on with "
                 "--resume"
             )
-    measured_model = _measured_model(question, runs)
+    measured_model = _measured_model(settings, runs)
     measured_shape = find_model(measured_model)
-    model = question.model or measured_model
+    model = settings.model or measured_model
     shape = find_model(model)
     ours = any(map(_of_this_engine, runs))
     base = BUNDLED_CPU_PRIOR
-    if not ours or question.profile is not None:
-        base = find_profile(question.profile)
-    local = _this_machine(question, base) if ours else None
+    if not ours or settings.profile is not None:
+        base = find_profile(settings.profile)
+    local = _this_machine(settings, base) if ours else None
     placed = [
-        _placed(question, run, index, len(runs), local=local) for index, run in enumerate(runs)
+        _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
     ]
     told = [each for each in placed if has_users(each.run)]
     profile, accuracy = base, None
     if told:
-        note(f"calibrating on {sum(len(each.run.levels) for each in told)} measured level(s)")
+        listener.note(
+            f"calibrating on {sum(len(each.run.levels) for each in told)} measured level(s)"
+        )
         # a server's own name for its model says nothing of the format
-        told_dtype = narrow_dtype(model) if measured_model == question.model else None
+        told_dtype = narrow_dtype(model) if measured_model == settings.model else None
         profile, accuracy = calibrate_on_runs(base, told, measured_shape, dtype=told_dtype)
     lengths = run_lengths(first)
-    of_model = None if question.model is None else narrow_dtype(question.model)
+    of_model = None if settings.model is None else narrow_dtype(settings.model)
     workload = Workload(
         shape,
-        question.engine.first_dtype or of_model or run_dtype(first),
-        lengths[0] if question.input_tokens is None else question.input_tokens,
-        lengths[1] if question.output_tokens is None else question.output_tokens,
+        first_dtype(settings.axes) or of_model or run_dtype(first),
+        lengths[0] if settings.input_tokens is None else settings.input_tokens,
+        lengths[1] if settings.output_tokens is None else settings.output_tokens,
     )
-    loads = [] if shape.name != measured_shape.name else _loads(placed, workload)
+    loads = [] if shape.name != measured_shape.name else _loads(placed, workload, listener)
     default = None if local is None else (local,)
-    machines = _machines(question, default=default)
+    machines = _machines(settings, default=default)
     return Basis(profile, machines, workload, model, accuracy, tuple(loads))
 
 
-def _this_machine(question: Question, profile: EngineProfile) -> Instance:
+def _this_machine(settings: RecommendSettings, profile: EngineProfile) -> Instance:
     """This machine, by the figures that the profile is fitted to where it keeps some."""
     machine = profile.machine or probe_machine()
-    return machine.instance(price_usd_per_hour=question.price_usd_per_hour)
+    return machine.instance(price_usd_per_hour=settings.machine_price)
 
 
-def _measured_model(question: Question, runs: list[Run]) -> str:
+def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
     """The model of the runs; `--model` tells it where the server's name for it is not known.
 
     Raises InputError where the runs are of several models, or of one that nobody names.
@@ -230,11 +199,11 @@ def _measured_model(question: Question, runs: list[Run]) -> str:
         try:
             known[name] = find_model(name).name
         except InputError as exc:
-            if question.model is None:
+            if settings.model is None:
                 raise InputError(
                     f"{run.path}: {exc} Its server calls it so: add --model with what it is."
                 ) from exc
-            known[question.model] = find_model(question.model).name
+            known[settings.model] = find_model(settings.model).name
     if len(set(known.values())) > 1:
         raise InputError(
             f"the runs are of several models ({', '.join(known)}): a profile is fitted to one; "
@@ -243,7 +212,7 @@ def _measured_model(question: Question, runs: list[Run]) -> str:
     return next(iter(known))
 
 
-def _loads(placed: list[PlacedRun], workload: Workload) -> list[MeasuredLoad]:
+def _loads(placed: list[PlacedRun], workload: Workload, listener: Listener) -> list[MeasuredLoad]:
     """Loads of the workload's own weights; levels of another number format tell nothing."""
     found = [
         load
@@ -252,7 +221,7 @@ def _loads(placed: list[PlacedRun], workload: Workload) -> list[MeasuredLoad]:
         for load in loads_from_run(each, workload)
     ]
     if found:
-        note(f"{len(found)} measured load(s) of random arrivals are held against the SLOs")
+        listener.note(f"{len(found)} measured load(s) of random arrivals are held against the SLOs")
     return found
 
 
@@ -267,10 +236,10 @@ def _facts(run: Run) -> Mapping[str, Any]:
 
 
 def _placed(
-    question: Question, run: Run, index: int, count: int, *, local: Instance | None
+    settings: RecommendSettings, run: Run, index: int, count: int, *, local: Instance | None
 ) -> PlacedRun:
     """The run with the machine that it was made on: `--measured-on`, or as the run says."""
-    given = question.measured_on
+    given = settings.measured_on
     if len(given) not in (0, 1, count):
         raise InputError(
             f"--measured-on is given {len(given)} times for {count} runs: once for all of them, "
@@ -293,17 +262,17 @@ def _placed(
 
 
 def _machines(
-    question: Question, *, default: tuple[Instance, ...] | None
+    settings: RecommendSettings, *, default: tuple[Instance, ...] | None
 ) -> tuple[Instance, ...] | None:
     """The machines named by the user; `local` is this one, measured."""
-    if not question.instances:
+    if not settings.instances:
         return default
     machines = []
-    for name in question.instances:
+    for name in settings.instances:
         if name != LOCAL_NAME:
             machines.append(find_instance(name))
         elif default is not None and default[0].instance_type == LOCAL_NAME:
             machines.append(default[0])
         else:
-            machines.append(_this_machine(question, find_profile(question.profile)))
+            machines.append(_this_machine(settings, find_profile(settings.profile)))
     return tuple(machines)

@@ -5,17 +5,23 @@ Every function raises InputError that names the option which cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from lmi_bench.analysis.fleet.purchase import Purchase, PurchaseKind
+from lmi_bench.analysis.fleet.requirements import Requirements
+from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
+from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import load_run
+from lmi_bench.jobs.settings.money import LimitSettings, PurchaseSettings
 from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings
 from lmi_bench.targets.drafting import NGRAM_DRAFT
 
 _DRAFT_TOKENS = 4
@@ -73,3 +79,70 @@ def _measured(folder: Path) -> tuple[float, int]:
         accepted += int(done.get("accepted_tokens") or 0)
     count = int(settings["draft_tokens"])
     return acceptance_of_counts(drafted, accepted, count), count
+
+
+def purchase_of(settings: PurchaseSettings) -> Purchase:
+    """How the fleet is bought."""
+    if settings.purchase == "spot" and settings.price_list.platform == "sagemaker":
+        raise InputError(
+            "--purchase spot: SageMaker endpoints are not sold as spot capacity; add "
+            "--platform ec2, or use savings-plan"
+        )
+    kind = cast("PurchaseKind", settings.purchase)
+    purchase = Purchase(kind, settings.commit_discount, settings.committed)
+    has_rate = purchase.discount is not None or settings.price_list.prices is not None
+    if purchase.kind != "on-demand" and not has_rate:
+        raise InputError(
+            f"--purchase {purchase.kind}: no rate is known; give --commit-discount D (0 to 1), or "
+            "a --prices file with rates"
+        )
+    return purchase
+
+
+def requirements_of(money: PurchaseSettings, limits: LimitSettings) -> Requirements:
+    """The limits on the fleet."""
+    return Requirements(
+        min_throughput_tokens_per_s=limits.min_throughput,
+        max_usd_per_hour=limits.max_usd_per_hour,
+        max_usd_per_month=limits.max_usd_per_month,
+        max_usd_per_1m_output=limits.max_usd_per_1m,
+        regions=money.region,
+    )
+
+
+def first_dtype(settings: AxisSettings) -> str | None:
+    """The weight format that the others are compared with; None where none is given."""
+    names = _listed("--dtype", settings.dtype, str)
+    return weight_format(names[0]).name if names else None
+
+
+def engine_axes(settings: AxisSettings) -> EngineAxes:
+    """The values of each engine setting to choose from."""
+    return EngineAxes(
+        dtypes=_listed("--dtype", settings.dtype, str),
+        kv_dtypes=_listed("--kv-dtype", settings.kv_dtype, str),
+        speculation=planned_speculation(settings.speculation),
+        max_batch_sizes=_listed("--max-batch", settings.max_batch, int),
+        max_prefill_tokens=_listed("--prefill-tokens", settings.prefill_tokens, int),
+        chunked_prefill=_listed("--chunked-prefill", settings.chunked_prefill, _on_off),
+        memory_shares=_listed("--memory-share", settings.memory_share, float),
+        cuda_graphs=_listed("--graphs", settings.graphs, _on_off),
+        copies=_listed("--replicas", settings.replicas, int),
+    )
+
+
+def _listed(flag: str, text: str | None, read: Callable[[str], Any]) -> tuple[Any, ...]:
+    """The values between commas."""
+    if text is None:
+        return ()
+    try:
+        return tuple(read(part.strip()) for part in text.split(","))
+    except ValueError:
+        kind = {int: "whole numbers", float: "numbers", _on_off: "on, off or both"}.get(read)
+        raise InputError(f"{flag} {text}: write {kind or 'names'} between commas") from None
+
+
+def _on_off(word: str) -> bool:
+    if word.lower() not in ("on", "off"):
+        raise ValueError(word)
+    return word.lower() == "on"

@@ -15,12 +15,13 @@ from lmi_bench.cli.recommend_answer import answer_lines
 from lmi_bench.cli.recommend_table import (
     candidate_rows,
     distinct_layouts,
-    left_out,
     rejection_lines,
 )
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import Slo
-from lmi_bench.jobs.recommend_axes import AxisFlags
+from lmi_bench.jobs.planned import engine_axes, first_dtype
+from lmi_bench.jobs.settings.planning import DraftSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings
 
 REQUEST = RecommendRequest(
     Workload(find_model("llama-2-7b"), "float16", 128, 16),
@@ -40,22 +41,22 @@ def answer():
 
 @pytest.mark.parametrize("width", [80, 120, 180])
 def test_rows_fit_the_terminal_and_say_what_had_no_room(answer, width):
-    rows = candidate_rows(answer.candidates, width)
+    rows, left_out = candidate_rows(answer.candidates, width)
     columns = [max(*map(len, n.split()), *(len(r[n]) for r in rows)) for n in rows[0]]
     needed = sum(columns) + 3 * (len(columns) - 1)
     assert needed <= width
     assert {"fleet", "USD/h", "ITL p90 ms"} <= rows[0].keys()
-    assert not set(left_out(rows)) & rows[0].keys()
+    assert not set(left_out) & rows[0].keys()
 
 
 def test_every_figure_of_a_wide_table_has_its_interval(answer):
-    row = candidate_rows(answer.candidates, 500)[0]
+    (row, *_), left_out = candidate_rows(answer.candidates, 500)
     assert row["tok/s"] == "64"  # what arrives is served: 4 req/s of 16 tokens, no doubt
     for name in ("capacity req/s", "ITL p50 ms", "TTFT p90 ms", "ms/token p90", "ITL p90 ms"):
         predicted, _, rest = row[name].partition(" [")
         low, high = rest.split("]")[0].split("-")
         assert float(low) <= float(predicted) <= float(high)
-    assert not left_out([row])
+    assert not left_out
 
 
 def test_of_each_layout_the_best_setting_is_shown(answer):
@@ -99,20 +100,20 @@ def test_the_answer_says_what_to_rent_what_it_carries_and_what_is_left_to_each_s
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"chunked": "yes"}, "--chunked yes: write on, off or both"),
+        ({"chunked_prefill": "yes"}, "--chunked-prefill yes: write on, off or both"),
         ({"max_batch": "many"}, "--max-batch many: write whole numbers"),
         ({"memory_share": "0.9;0.8"}, "--memory-share"),
-        ({"draft": "ngram"}, "--draft-acceptance"),
+        ({"speculation": DraftSettings(draft="ngram")}, "--draft-acceptance"),
     ],
 )
 def test_a_flag_that_cannot_be_read_names_its_form(flags, message):
     with pytest.raises(InputError, match=message):
-        AxisFlags(**flags).axes()
+        engine_axes(AxisSettings(**flags))
 
 
 def test_flags_are_lists_and_the_first_format_is_the_one_to_compare_with():
-    flags = AxisFlags(dtype="fp16,int4", graphs="on,off", memory_share="0.8, 0.9")
-    axes = flags.axes()
-    assert flags.first_dtype == "float16"
+    flags = AxisSettings(dtype="fp16,int4", graphs="on,off", memory_share="0.8, 0.9")
+    axes = engine_axes(flags)
+    assert first_dtype(flags) == "float16"
     assert axes.cuda_graphs == (True, False)
     assert axes.memory_shares == (0.8, 0.9)

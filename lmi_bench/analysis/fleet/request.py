@@ -84,7 +84,7 @@ class RecommendRequest:
                 f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
             )
         if self.routing not in ROUTINGS:
-            raise InputError(f"--routing {self.routing}: use {', '.join(ROUTINGS)}")
+            raise InputError(f"--router {self.routing}: use {', '.join(ROUTINGS)}")
         if not 0 <= self.discount < 1:
             raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
 

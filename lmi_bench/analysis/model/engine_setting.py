@@ -228,8 +228,8 @@ class EngineAxes:
         if len(found) > MOST_SETTINGS:
             raise InputError(
                 f"{len(found)} combinations of engine settings, more than {MOST_SETTINGS}: give "
-                "fewer values of --dtype, --kv-dtype, --max-batch, --prefill-tokens, --chunked, "
-                "--memory-share, --graphs or --replicas"
+                "fewer values of --dtype, --kv-dtype, --max-batch, --prefill-tokens, "
+                "--chunked-prefill, --memory-share, --graphs or --replicas"
             )
         return tuple(found)
 

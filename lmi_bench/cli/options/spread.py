@@ -46,7 +46,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     vars(spread)[RARE] = frozenset(name for name, mark in marks.items() if mark.rare)
     vars(spread)[OLD_NAMES] = {
-        old: _names(name, mark)[0] + equals + value
+        old: mark.name_of(name) + equals + value
         for name, mark in marks.items()
         for old, equals, value in (each.partition("=") for each in mark.old_names)
     }
@@ -115,7 +115,3 @@ def _listed(bare: Any) -> Any:
             items: Any = list[get_args(each)[0]]  # type: ignore[misc]
             return items if each is bare else items | None
     return bare
-
-
-def _names(name: str, mark: Option) -> tuple[str, ...]:
-    return mark.names or ("--" + name.replace("_", "-"),)

@@ -15,7 +15,7 @@ MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and object
 
 MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
 INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD)
-OUTPUT_TOKENS = Option("Tokens to generate.", ("--output-tokens", "--osl"), group=WORKLOAD)
+OUTPUT_TOKENS = Option("Output length in tokens.", ("--output-tokens", "--osl"), group=WORKLOAD)
 DTYPE = Option(
     "Weight format: float16, bfloat16, float32, float8, int8, int4 or mxfp4.",
     ("--dtype",),
@@ -41,7 +41,6 @@ ROUTER = Option(
     "Router of several copies: random, round-robin or least-outstanding.",
     old_names=("--routing",),
     group=LOAD,
-    rare=True,
 )
 SLO = Option("Service-level objective such as ttft_p90<=1s; repeatable.", group=LIMITS)
 MACHINE_PRICE = Option(
@@ -102,6 +101,5 @@ class DraftSettings:
         Option(
             "Chance that a drafted token holds, 0 to 1, or a run that measured it.",
             group=ENGINE,
-            rare=True,
         ),
     ] = None

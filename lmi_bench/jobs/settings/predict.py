@@ -37,7 +37,7 @@ class PredictSettings:
     ] = 0.0
     mix: Annotated[
         str | None,
-        Option("Several kinds of request, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD),
+        Option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD),
     ] = None
     input_lengths: Annotated[
         str | None,
