@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lmi_bench.analysis.fleet.presets import Preset
-from lmi_bench.analysis.model.capacity import memory_plan_for
-from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
-from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.units import format_figure, s_to_ms
+from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
 from lmi_bench.deploy.backend_choice import (
     CHOSEN,
     TENSORRT_JIT_0_26,
@@ -25,8 +22,7 @@ from lmi_bench.deploy.images import ACCOUNT, all_images
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
-from lmi_bench.models.shape import tensor_parallel_problem
-from lmi_bench.targets.profiles import find_profile
+from lmi_bench.jobs.deploy import CheckedFile, SequenceLimits
 
 _ROPE_BACKENDS = (
     "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "
@@ -93,51 +89,23 @@ def print_backends(model: str, instance_name: str, djl_version: str) -> None:
     say("source: djl-serving's LmiConfigRecommender, validators and release notes, 0.26 to 0.36")
 
 
-def print_limits(
-    model: str,
-    instance_name: str,
-    tensor_parallel: int | None,
-    stated_dtype: str | None,
-    rope_factor: float,
-    profile_name: str | None,
-) -> None:
+def print_limits(found: SequenceLimits, rope_factor: float) -> None:
     """Sequences at once by token limit and degree, and what longer positions cost."""
-    if rope_factor < 1:
-        raise InputError(f"--rope-factor must be 1 or more, got {rope_factor:g}")
-    shape, instance = find_model(model), find_instance(instance_name)
-    profile, dtype = find_profile(profile_name), planned_dtype(model, stated_dtype)
-    trained = shape.max_positions
-    longest = int(trained * rope_factor)
-    degrees = [tensor_parallel] if tensor_parallel else [1, 2, 4, 8, 16]
-    degrees = [d for d in degrees if d <= instance.num_accelerators]
-    rows = []
-    for degree in degrees:
-        if tensor_parallel_problem(shape, degree) is not None:
-            continue
-        setup = Setup(shape, instance, degree, dtype)
-        for tokens in _lengths(longest):
-            memory = memory_plan_for(setup, profile, input_tokens=tokens - 1, output_tokens=1)
-            expected = memory_plan_for(
-                setup,
-                profile,
-                input_tokens=max(1, tokens // 2),
-                output_tokens=tokens - max(1, tokens // 2),
-            ).sequences_expected
-            copies = instance.num_accelerators // degree
-            rows.append(
-                {
-                    "TP": degree,
-                    "copies": copies,
-                    "tokens of a request": f"{tokens:,}" + (" *" if tokens > trained else ""),
-                    "sure to fit a copy": memory.sequences_guaranteed,
-                    "expected": expected,
-                    "on the machine": memory.sequences_guaranteed * copies,
-                    "KV left, GiB": f"{max(0.0, memory.kv_budget_bytes) / 2**30:.1f}",
-                }
-            )
-    if not rows:
-        raise InputError(f"{shape.name} cannot be split over {degrees} devices")
-    print_table(f"Sequences at once: {shape.name} in {dtype} on {instance.instance_type}", rows)
+    shape, trained = found.shape, found.shape.max_positions
+    rows = [
+        {
+            "TP": each.tensor_parallel,
+            "copies": each.copies,
+            "tokens of a request": f"{each.tokens:,}" + (" *" if each.tokens > trained else ""),
+            "sure to fit a copy": each.guaranteed,
+            "expected": each.expected,
+            "on the machine": each.guaranteed * each.copies,
+            "KV left, GiB": f"{bytes_to_gib(each.kv_left_bytes):.1f}",
+        }
+        for each in found.limits
+    ]
+    machine = found.instance.instance_type
+    print_table(f"Sequences at once: {shape.name} in {found.dtype} on {machine}", rows)
     say("expected: half of each request is prompt, and running ones are half through the rest")
     say(
         "set the token limits first (option.max_model_len; MAX_INPUT_LENGTH, MAX_TOTAL_TOKENS), "
@@ -150,6 +118,28 @@ def print_limits(
             "perplexity may rise with the length (fine-tuning on longer texts offsets part of it), "
             f"and each request takes more memory, so fewer run at once. {_ROPE_BACKENDS}"
         )
+
+
+def print_check(checked: CheckedFile, djl_version: str) -> None:
+    """The effective settings, each with its source, and the traps."""
+    options = all_options()
+    print_table(
+        f"What djl-serving {djl_version} goes by",
+        [
+            {
+                "key": name,
+                "value": setting.value,
+                "from": setting.origin,
+                "meaning": options[name].meaning if name in options else "passed on to the engine",
+            }
+            for name, setting in checked.settings.items()
+        ],
+        left=("key", "value", "from", "meaning"),
+    )
+    for name in checked.untranslated:
+        warn(f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs")
+    for trap in checked.traps:
+        warn(trap)
 
 
 def print_shards(model: str, degree: int, strategy: str | None) -> None:
@@ -241,12 +231,3 @@ def _ms(seconds: float | None) -> float | None:
 
 def _versions(eras: str) -> str:
     return "all versions" if eras == "ABC" else ", ".join(ERAS[era] for era in eras)
-
-
-def _lengths(longest: int) -> Iterator[int]:
-    """Doubling from 512, ending with the longest."""
-    tokens = 512
-    while tokens < longest:
-        yield tokens
-        tokens *= 2
-    yield longest

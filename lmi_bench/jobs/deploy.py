@@ -1,4 +1,4 @@
-"""Deployment files: from a recommendation or a stated layout to a folder, and back."""
+"""Configurations for servers that others run: written, checked, packed, and waited for."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.catalog.models import find_model_entry
-from lmi_bench.cli.console import note, print_table, say, warn
-from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, InputError
-from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, write_bundle
+from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.models import find_model, find_model_entry
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.deploy.bundle import Bundle, Target, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.environment import effective_settings, untranslated_variables
-from lmi_bench.deploy.option_table import all_options
+from lmi_bench.deploy.environment import Setting, effective_settings, untranslated_variables
+from lmi_bench.deploy.images import ACCOUNT
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.sagemaker import Wishes, needs_components
 from lmi_bench.deploy.server_settings import SERVERS
 from lmi_bench.jobs.saved_recommendation import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
+from lmi_bench.jobs.settings.deploy import DeploySettings
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.sagemaker_draft import refuse_sagemaker_draft
 
@@ -30,51 +37,96 @@ _PROBE_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The layout flags; None is what was left out."""
+class Deployment:
+    """The files that were written, and the plan that they run.
 
-    model: str | None
-    instance: str | None
-    instances: int
-    tensor_parallel: int | None
-    copies: int | None
-    dtype: str | None
-    max_model_len: int | None
-    max_input_tokens: int | None
-    slots: int | None
-    model_id: str | None
-    profile: str | None
-    goal: str = "throughput"
-    draft: str | None = None
+    has_components  each copy is an inference component
+    """
+
+    plan: DeploymentPlan
+    bundle: Bundle
+    has_components: bool
 
 
-def write_deployment(
-    recommendation: Path | None, layout: Layout, target: Target, wishes: Wishes, out: Path
-) -> None:
-    """Write a folder and say what is in it. Raises InputError before anything is written."""
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """What an LMI container goes by.
+
+    untranslated  variables that are set, but that LMI containers do not read
+    """
+
+    settings: dict[str, Setting]
+    untranslated: list[str]
+    traps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How long a server took to become healthy; None where it did not, with what it answered."""
+
+    seconds: float | None
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimit:
+    """How many requests of so many tokens run at once at a tensor-parallel degree.
+
+    guaranteed, expected  of one copy, whatever arrives, and half through their output
+    kv_left_bytes         of the device, for the KV cache
+    """
+
+    tensor_parallel: int
+    copies: int
+    tokens: int
+    guaranteed: int
+    expected: int
+    kv_left_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """The limits of a model on a machine, by degree and by tokens of a request."""
+
+    shape: ModelShape
+    dtype: str
+    instance: Instance
+    limits: tuple[SequenceLimit, ...]
+
+
+def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> Deployment:
+    """Write the folder. Raises InputError before anything is written."""
+    target = Target(
+        server=settings.server,
+        region=settings.region,
+        image=settings.image,
+        account=settings.account or ACCOUNT,
+        model_data_uri=settings.model_data,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    wishes = Wishes(
+        name=settings.name,
+        role_arn=settings.role_arn,
+        startup_s=settings.startup_timeout,
+        max_instances=settings.max_instances,
+        target_per_copy=settings.target_concurrency,
+        components=settings.components,
+        accept_eula=settings.accept_eula,
+    )
     if target.server not in SERVERS:
         raise InputError(f"--server {target.server}: use one of {', '.join(SERVERS)}")
-    refuse_sagemaker_draft(layout.draft, _against_sagemaker_draft(layout, target, wishes))
-    plan = _plan(recommendation, layout)
+    refuse_sagemaker_draft(settings.draft, _against_sagemaker_draft(settings))
+    plan = _plan(settings, listener)
     _check_licence(plan, wishes)
     bundle = build_bundle(plan, target, wishes)
-    write_bundle(bundle, out)
-    say(plan.describe())
-    say(plan.basis)
-    if bundle.image is not None:
-        say(f"image {bundle.image}")
-        one_copy = target.server == "tgi"
-        if wishes.components or needs_components(plan, one_copy_a_container=one_copy):
-            say(f"copies: {plan.copies} inference components a machine")
-        elif plan.copies > 1:
-            say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")
-    for trap in bundle.traps:
-        warn(trap)
-    say(f"{out}: {', '.join(bundle.files)}")
+    write_bundle(bundle, settings.out)
+    one_copy = target.server == "tgi"
+    has_components = wishes.components or needs_components(plan, one_copy_a_container=one_copy)
+    return Deployment(plan, bundle, has_components)
 
 
-def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> None:
-    """Print the effective settings and the traps. Raises InputError for mistakes."""
+def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:
+    """Work out the effective settings and the traps. Raises InputError for mistakes."""
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
     environ = dict(os.environ)
@@ -87,34 +139,11 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
         allowed=allowed,
     )
     verdict.raise_mistakes(source)
-    options = all_options()
-    print_table(
-        f"What djl-serving {djl_version} goes by",
-        [
-            {
-                "key": name,
-                "value": setting.value,
-                "from": setting.origin,
-                "meaning": options[name].meaning if name in options else "passed on to the engine",
-            }
-            for name, setting in settings.items()
-        ],
-        left=("key", "value", "from", "meaning"),
-    )
-    for name in untranslated_variables(environ):
-        warn(f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs")
-    for trap in verdict.traps:
-        warn(trap)
+    return CheckedFile(settings, untranslated_variables(environ), verdict.traps)
 
 
-def pack(folder: Path, archive: Path) -> None:
-    """Write the archive and say what is in it."""
-    names = pack_model(folder, archive)
-    say(f"{archive}: {', '.join(names)}")
-
-
-def wait_until_healthy(url: str, limit_s: float) -> int:
-    """Ask /ping once a second until it answers 200; returns the exit code."""
+def wait_until_healthy(url: str, limit_s: float) -> Health:
+    """Ask /ping once a second until it answers 200, or the time is over."""
     address = f"{url.rstrip('/')}/ping"
     if not address.startswith(("http://", "https://")):
         raise InputError(f"{url!r} is no address: write one such as http://127.0.0.1:8080")
@@ -123,66 +152,113 @@ def wait_until_healthy(url: str, limit_s: float) -> int:
     while True:
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310 - http only
-                if answer.status == 200:
-                    say(f"{url} is healthy after {time.monotonic() - start_s:.1f} s")
-                    return EXIT_DONE
                 last = f"status {answer.status}"
+                if answer.status == 200:
+                    return Health(time.monotonic() - start_s, last)
         except urllib.error.HTTPError as exc:
             last = f"status {exc.code}"
         except (urllib.error.URLError, OSError) as exc:
             last = str(getattr(exc, "reason", exc))
         if time.monotonic() - start_s + _PROBE_EVERY_S > limit_s:
-            warn(
-                f"{url} was not healthy within {limit_s:g} s ({last}): SageMaker would give it up; "
-                "raise container_startup_health_check_timeout, or look at the container's log"
-            )
-            return EXIT_FAILED
+            return Health(None, last)
         time.sleep(_PROBE_EVERY_S)
 
 
-def _plan(recommendation: Path | None, layout: Layout) -> DeploymentPlan:
-    if layout.goal not in ("throughput", "latency"):
-        raise InputError(f"--goal {layout.goal}: use throughput or latency")
-    if recommendation is not None:
-        if layout.model is not None or layout.instance is not None:
-            raise InputError("give a recommendation, or --model and --instance, not both")
-        content = load_recommendation(recommendation)
-        plan = plan_from_recommendation(content, model_id=layout.model_id)
-        note("token limits are those of the recommended workload: longer requests are refused")
-    else:
-        if layout.model is None or layout.instance is None:
-            raise InputError("give a file of `recommend --json`, or --model and --instance")
-        plan = plan_from_layout(
-            layout.model,
-            layout.instance,
-            find_profile(layout.profile),
-            tensor_parallel=layout.tensor_parallel,
-            copies=layout.copies,
-            instances=layout.instances,
-            dtype=layout.dtype,
-            max_model_len=layout.max_model_len,
-            max_input_tokens=layout.max_input_tokens,
-            slots=layout.slots,
-            model_id=layout.model_id,
+def sequence_limits(
+    model: str,
+    instance_name: str,
+    *,
+    tensor_parallel: int | None = None,
+    dtype: str | None = None,
+    rope_factor: float = 1.0,
+    profile: str | None = None,
+) -> SequenceLimits:
+    """How many sequences fit at once. Raises InputError where no degree is possible.
+
+    tensor_parallel  one degree instead of all
+    rope_factor      the trained positions are extended so many times
+    """
+    if rope_factor < 1:
+        raise InputError(f"--rope-factor must be 1 or more, got {rope_factor:g}")
+    shape, instance = find_model(model), find_instance(instance_name)
+    engine, weights = find_profile(profile), planned_dtype(model, dtype)
+    degrees = [tensor_parallel] if tensor_parallel else [1, 2, 4, 8, 16]
+    degrees = [each for each in degrees if each <= instance.num_accelerators]
+
+    def limits() -> Iterator[SequenceLimit]:
+        for degree in degrees:
+            if tensor_parallel_problem(shape, degree) is not None:
+                continue
+            setup = Setup(shape, instance, degree, weights)
+            for tokens in _doubling(int(shape.max_positions * rope_factor)):
+                half = max(1, tokens // 2)
+                sure = memory_plan_for(setup, engine, input_tokens=tokens - 1, output_tokens=1)
+                likely = memory_plan_for(setup, engine, input_tokens=half, output_tokens=tokens - half)
+                yield SequenceLimit(
+                    degree,
+                    instance.num_accelerators // degree,
+                    tokens,
+                    sure.sequences_guaranteed,
+                    likely.sequences_expected,
+                    max(0.0, sure.kv_budget_bytes),
+                )
+
+    found = tuple(limits())
+    if not found:
+        raise InputError(f"{shape.name} cannot be split over {degrees} devices")
+    return SequenceLimits(shape, weights, instance, found)
+
+
+def _doubling(longest: int) -> Iterator[int]:
+    """Doubling from 512, ending with the longest."""
+    tokens = 512
+    while tokens < longest:
+        yield tokens
+        tokens *= 2
+    yield longest
+
+
+def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
+    if settings.recommendation is not None:
+        content = load_recommendation(settings.recommendation)
+        plan = plan_from_recommendation(content, model_id=settings.model_id)
+        listener.note(
+            "token limits are those of the recommended workload: longer requests are refused"
         )
-    if layout.draft is not None:
-        plan = replace(plan, engine=replace(plan.engine, draft=layout.draft))
-    if layout.goal == "latency":
+    else:
+        assert settings.model is not None
+        assert settings.instance is not None
+        plan = plan_from_layout(
+            settings.model,
+            settings.instance,
+            find_profile(settings.profile),
+            tensor_parallel=settings.tensor_parallel,
+            copies=settings.replicas,
+            instances=settings.machines,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            max_input_tokens=settings.max_input_tokens,
+            slots=settings.max_batch,
+            model_id=settings.model_id,
+        )
+    if settings.draft is not None:
+        plan = replace(plan, engine=replace(plan.engine, draft=settings.draft))
+    if settings.goal == "latency":
         plan = replace(plan, slots=1, basis=f"{plan.basis}; one request at a time, for latency")
     return plan
 
 
-def _against_sagemaker_draft(layout: Layout, target: Target, wishes: Wishes) -> list[str]:
+def _against_sagemaker_draft(settings: DeploySettings) -> list[str]:
     found = []
-    if target.model_data_uri is not None or layout.model_id is not None:
+    if settings.model_data is not None or settings.model_id is not None:
         found.append("weights of one's own (--model-data, --model-id)")
-    if wishes.components:
+    if settings.components:
         found.append("inference components (--components)")
     return found
 
 
 def _check_licence(plan: DeploymentPlan, wishes: Wishes) -> None:
-    """Meta's models want their licence accepted; a recommendation cannot do it for anyone."""
+    """Raises InputError where a licence must be accepted first, as for Meta's models."""
     try:
         gated = find_model_entry(plan.shape.name).hf_id.startswith(_GATED)
     except InputError:
