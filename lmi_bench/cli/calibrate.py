@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from lmi_bench.cli.options.spread import spread_options
-from lmi_bench.core.units import format_figure
+from lmi_bench.core.units import format_interval
 from lmi_bench.jobs.settings.calibrate import CalibrateSettings
 
 if TYPE_CHECKING:
     from lmi_bench.analysis.level.cells import Cell
-    from lmi_bench.jobs.calibrate import Calibration, NextLevel
+    from lmi_bench.jobs.calibrate import Calibration
 
 _SHOWN_LEVELS = 12
 
@@ -32,7 +32,15 @@ def calibrate(settings: CalibrateSettings) -> None:
         _print_fit(calibration)
     print_table(
         "Measure next, the most telling first",
-        [_next_row(each) for each in calibration.next_levels],
+        [
+            {
+                "level": _level(each.level),
+                "expected tok/s": format_interval(
+                    each.expected.value, each.expected.low, each.expected.high
+                ),
+            }
+            for each in calibration.next_levels
+        ],
         left=("level",),
     )
     if settings.out is not None:
@@ -75,15 +83,6 @@ def _print_fit(calibration: Calibration) -> None:
     )
     for text in profile.notes:
         warn(text)
-
-
-def _next_row(each: NextLevel) -> dict[str, str]:
-    expected = each.expected
-    shown = map(format_figure, (expected.value, expected.low, expected.high))
-    return {
-        "level": _level(each.level),
-        "expected tok/s": "{} [{} to {}]".format(*shown),
-    }
 
 
 def _level(cell: Cell) -> str:

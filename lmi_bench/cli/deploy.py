@@ -62,8 +62,7 @@ def check(
     ] = None,
     djl_version: _Version = "0.36.0",
     allow: Annotated[
-        list[str] | None,
-        Option("Name that may pass unknown, such as a new argument; repeatable."),
+        list[str] | None, Option("Name that may pass unknown, such as a new argument; repeatable.")
     ] = None,
 ) -> None:
     """Say what an LMI container would make of a file and of this environment; exit 2 if it would
@@ -139,8 +138,7 @@ def shards(
     strategy: Annotated[
         str | None,
         Option(
-            "Strategy: shard-over-heads, replicated-heads or shard-over-batch.",
-            default="all three",
+            "Strategy: shard-over-heads, replicated-heads or shard-over-batch.", default="all three"
         ),
     ] = None,
 ) -> None:

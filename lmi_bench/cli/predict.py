@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from lmi_bench.cli.options.spread import spread_options
 from lmi_bench.core.option import Option
-from lmi_bench.core.units import format_figure
+from lmi_bench.core.units import format_interval
 from lmi_bench.jobs.settings.predict import PredictSettings
 
 if TYPE_CHECKING:
@@ -112,4 +112,4 @@ def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
 def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
     if figure is None:
         return absent
-    return "{} [{} to {}]".format(*map(format_figure, (figure.value, figure.low, figure.high)))
+    return format_interval(figure.value, figure.low, figure.high)

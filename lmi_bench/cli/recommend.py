@@ -24,7 +24,8 @@ def recommend(
     """Rank instances, TP degrees and replicas by cost, latency or throughput under SLOs.
 
     Without a load: one machine, as full as the limits allow. With a run, its levels calibrate
-    the step-time model first.
+    the step-time model first. Engine settings may be several values between commas: the best
+    combination wins.
     """
     from lmi_bench.cli.console import say, terminal, write_json
     from lmi_bench.jobs.portfolio import plan_portfolio
@@ -50,12 +51,7 @@ def recommend(
 
 def _print(advice: Advice) -> None:
     from lmi_bench.cli.console import print_table, say, warn
-    from lmi_bench.cli.recommend_answer import (
-        answer_lines,
-        beside_lines,
-        load_rows,
-        unpriced_lines,
-    )
+    from lmi_bench.cli.recommend_answer import answer_lines, beside_lines, load_rows, unpriced_lines
     from lmi_bench.cli.recommend_table import accuracy_rows, print_candidates, rejection_lines
 
     answer, request, basis = advice.answer, advice.request, advice.basis

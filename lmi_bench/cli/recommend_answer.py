@@ -27,30 +27,20 @@ def answer_lines(answer: Recommendation, request: RecommendRequest) -> Iterator[
     """What to rent, why, what it carries and costs, and what to measure before buying."""
     best = answer.recommended
     if best is not None:
-        yield f"recommended: {described(best)}"
+        yield f"recommended: {_fleet(best, with_copies=True)}"
         yield from _figures(best, request)
         yield f"  why: {best.reason}"
         yield from (f"  {text}" for text in _money_lines(best))
         yield from (f"  {text}" for text in _attainment_lines(best))
     elif answer.nearest is not None:
         verb = "carries" if answer.missed == "the load" else "keeps"
-        yield f"no candidate {verb} {answer.missed}; the nearest: {described(answer.nearest)}"
+        nearest = _fleet(answer.nearest, with_copies=True)
+        yield f"no candidate {verb} {answer.missed}; the nearest: {nearest}"
         yield f"  {answer.nearest.reason}"
         yield from _figures(answer.nearest, request)
     yield from _measure_next_lines(answer)
     if best is None and answer.nearest is None:
         yield "the model fits into none of these machines: see the reasons above"
-
-
-def described(candidate: Candidate) -> str:
-    """Machines, degree, copies, setting."""
-    copies = "copy" if candidate.copies == 1 else "copies"
-    text = (
-        f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}, "
-        f"{candidate.copies} {copies} a machine"
-    )
-    setting = candidate.setting.describe()
-    return f"{text}, {setting}" if setting else text
 
 
 def _figures(candidate: Candidate, request: RecommendRequest) -> Iterator[str]:
@@ -118,16 +108,19 @@ def unpriced_lines(answer: Recommendation) -> Iterator[str]:
             best[candidate.instance] = (price, candidate)
     for price, candidate in list(best.values())[:_SHOWN_UNPRICED]:
         yield (
-            f"no price known: {fleet_text(candidate)} would win below USD {price:,.2f} a machine "
+            f"no price known: {_fleet(candidate)} would win below USD {price:,.2f} a machine "
             "and hour"
         )
     if len(best) > _SHOWN_UNPRICED:
         yield f"and {len(best) - _SHOWN_UNPRICED} more unpriced machines, in the --json file"
 
 
-def fleet_text(candidate: Candidate) -> str:
-    """Machines, degree, setting: `2 x ml.p4d.24xlarge, TP 4, int4`."""
+def _fleet(candidate: Candidate, *, with_copies: bool = False) -> str:
+    """Machines, degree, copies, setting: `2 x ml.p4d.24xlarge, TP 4, 2 copies a machine, int4`."""
     text = f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}"
+    if with_copies:
+        noun = "copy" if candidate.copies == 1 else "copies"
+        text += f", {candidate.copies} {noun} a machine"
     setting = candidate.setting.describe()
     return f"{text}, {setting}" if setting else text
 
@@ -219,7 +212,7 @@ def _worst_minutes(chosen: Candidate, slo: str) -> str:
 def beside_lines(advice: Advice) -> Iterator[str]:
     """The frontier and the sensitivity."""
     if len(advice.frontier) > 1:
-        named = (fleet_text(each) for each in advice.frontier)
+        named = (_fleet(each) for each in advice.frontier)
         yield f"cheapest to fastest (ms/token p90), none beaten in both: {'; '.join(named)}"
     for item in advice.sensitivity:
         yield f"would change the answer? {item['text']}"

@@ -51,3 +51,12 @@ def format_figure(value: float | None, places: int | None = None) -> str:
     if places is None and abs(value) < _FOUR_DIGITS:
         return f"{value:,.4g}"
     return f"{value:,.{places or 0}f}"
+
+
+def format_interval(value: float, low: float, high: float) -> str:
+    """A figure with its interval.
+
+    >>> format_interval(47.361, 41.0, 55.2)
+    '47.36 [41 to 55.2]'
+    """
+    return "{} [{} to {}]".format(*map(format_figure, (value, low, high)))

@@ -25,8 +25,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.run_store import Run, load_run
-from lmi_bench.jobs.planned import first_dtype
-from lmi_bench.jobs.planned_workload import read_workload
+from lmi_bench.jobs.planned import first_dtype, read_workload
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import default_note, find_profile
 
@@ -61,24 +60,16 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
     if settings.input_tokens is not None or settings.output_tokens is not None:
         raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
     read = read_workload(settings.workload)
-    model = settings.model or read.model
     if runs:
         base = _measured(settings, runs, listener)
-        shape, dtype = base.workload.shape, base.workload.dtype
-    elif model is None:
-        raise InputError(f"{settings.workload} names no model: add --model")
     else:
-        base = Basis(
-            find_profile(settings.profile),
-            _machines(settings, default=None),
-            Workload(find_model(model), planned_dtype(model, first_dtype(settings.axes)), 1, 1),
-            model,
-            notes=_notes(settings, model),
-        )
-        shape, dtype = base.workload.shape, base.workload.dtype
+        model = settings.model or read.model
+        if model is None:
+            raise InputError(f"{settings.workload} names no model: add --model")
+        base = _from_profile(replace(settings, model=model, input_tokens=1, output_tokens=1))
     return replace(
         base,
-        workload=read.planned(shape, dtype),
+        workload=read.planned(base.workload.shape, base.workload.dtype),
         measured=(),
         rate_per_s=read.rate_per_s,
         slos=read.slos,
@@ -99,43 +90,25 @@ def _check_flags_have_an_object(settings: RecommendSettings, runs: list[Run]) ->
 
 
 def _from_profile(settings: RecommendSettings) -> Basis:
-    missing = [
-        flag
-        for flag, value in (
-            ("--model", settings.model),
-            ("--input-tokens", settings.input_tokens),
-            ("--output-tokens", settings.output_tokens),
-        )
-        if value is None
-    ]
-    if missing:
+    """A shipped or calibrated profile, with notes on the defaults that were applied."""
+    model, asked, answered = settings.model, settings.input_tokens, settings.output_tokens
+    if model is None or asked is None or answered is None:
+        named = {"--model": model, "--input-tokens": asked, "--output-tokens": answered}
+        missing = [flag for flag, value in named.items() if value is None]
         verb = "is" if len(missing) == 1 else "are"
         raise InputError(
             f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
             "and --output-tokens"
         )
-    assert settings.model is not None
-    assert settings.input_tokens is not None
-    assert settings.output_tokens is not None
-    workload = Workload(
-        find_model(settings.model),
-        planned_dtype(settings.model, first_dtype(settings.axes)),
-        settings.input_tokens,
-        settings.output_tokens,
-    )
+    dtype = first_dtype(settings.axes)
+    notes = (default_note(settings.profile), dtype_note(model, dtype))
     return Basis(
         find_profile(settings.profile),
         _machines(settings, default=None),
-        workload,
-        settings.model,
-        notes=_notes(settings, settings.model),
+        Workload(find_model(model), planned_dtype(model, dtype), asked, answered),
+        model,
+        notes=tuple(text for text in notes if text is not None),
     )
-
-
-def _notes(settings: RecommendSettings, model: str) -> tuple[str, ...]:
-    """What was taken for want of a flag."""
-    told = (default_note(settings.profile), dtype_note(model, first_dtype(settings.axes)))
-    return tuple(text for text in told if text is not None)
 
 
 def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) -> Basis:

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lmi_bench.analysis.fleet.day import (
-    STEP_S,
-    DayPlan,
-    DayResult,
-    StartUp,
-    parse_start_up,
-)
+from lmi_bench.analysis.fleet.day import STEP_S, DayPlan, DayResult, StartUp, parse_start_up
 from lmi_bench.analysis.fleet.day import plan_day as plan
 from lmi_bench.analysis.fleet.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
 from lmi_bench.analysis.fleet.purchase import best_commitment, cost_of_hours

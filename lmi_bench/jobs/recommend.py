@@ -71,8 +71,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     request = _request(settings, basis)
     span = None if settings.vary is None else parse_range(settings.vary)
     answer = rank(
-        request,
-        progress=lambda text, share: listener.progress(text, round(100 * share), 100),
+        request, progress=lambda text, share: listener.progress(text, round(100 * share), 100)
     )
     best = tuple(frontier(request, answer.candidates))
     changes: tuple[dict[str, Any], ...] = ()

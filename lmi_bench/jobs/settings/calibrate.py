@@ -73,16 +73,13 @@ class ValidateSettings:
     ] = ()
     calibrate_cells: Annotated[
         int | None,
-        Option(
-            "Number of lines to choose and calibrate on, for each engine of the table apart.",
-        ),
+        Option("Number of lines to choose and calibrate on, for each engine of the table apart."),
     ] = None
     calibrate_on: Annotated[
         Path | None, Option("Table whose lines to calibrate on.", metavar="CELLS.csv")
     ] = None
     profile: Annotated[
-        str | None,
-        Option("Profile to judge as it is: a file of `calibrate`, vllm-0.12 ..."),
+        str | None, Option("Profile to judge as it is: a file of `calibrate`, vllm-0.12 ...")
     ] = None
     instance: Annotated[str | None, _INSTANCE] = None
     dtype: Annotated[str | None, _DTYPE] = None
@@ -91,8 +88,7 @@ class ValidateSettings:
         Option("Limit for the rates of open loops, such as ttft_mean<=500ms; repeatable."),
     ] = ()
     seed: Annotated[
-        int,
-        Option("Random seed of the calibration split (0: from all lines; other: from 70 %)."),
+        int, Option("Random seed of the calibration split (0: from all lines; other: from 70 %).")
     ] = 0
 
     def __post_init__(self) -> None:

@@ -23,8 +23,7 @@ class DaySettings:
         Path | None, Option("Load of the day: columns hour, rate_per_s.", metavar="FILE.csv")
     ] = None
     shape: Annotated[
-        str | None,
-        Option("Shape of a day without a file: flat, office or sine.", default="office"),
+        str | None, Option("Shape of a day without a file: flat, office or sine.", default="office")
     ] = None
     peak: Annotated[
         float | None,
@@ -35,7 +34,7 @@ class DaySettings:
         str,
         Option(
             "Start-up time of a machine in seconds: 460, or detection=60,provisioning=180,"
-            "image=120,weights=60,compile=30,warm_up=10.",
+            "image=120,weights=60,compile=30,warm_up=10."
         ),
     ] = ""
     capacity: Annotated[

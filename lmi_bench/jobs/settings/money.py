@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import planning
@@ -14,23 +14,19 @@ from lmi_bench.jobs.settings.planning import LIMITS, PRICES, PriceSettings
 class PurchaseSettings:
     """Prices, the way of buying, and spare machines."""
 
+    GROUP: ClassVar = PRICES
+
     price_list: PriceSettings = field(default_factory=PriceSettings)
     region: Annotated[
-        tuple[str, ...],
-        Option("Region whose prices count; repeatable.", default="all", group=PRICES, rare=True),
+        tuple[str, ...], Option("Region whose prices count; repeatable.", default="all", rare=True)
     ] = ()
-    purchase: Annotated[
-        str, Option("Purchase: on-demand, savings-plan, reserved or spot.", group=PRICES)
-    ] = "on-demand"
+    purchase: Annotated[str, Option("Purchase: on-demand, savings-plan, reserved or spot.")] = (
+        "on-demand"
+    )
     commit_discount: Annotated[float | None, planning.COMMIT_DISCOUNT] = None
     committed: Annotated[
         int | None,
-        Option(
-            "Committed machines, used or not.",
-            default="as many as are needed",
-            group=PRICES,
-            rare=True,
-        ),
+        Option("Committed machines, used or not.", default="as many as are needed", rare=True),
     ] = None
     availability: Annotated[
         str,
@@ -44,18 +40,17 @@ class PurchaseSettings:
 class LimitSettings:
     """What a fleet must carry, and what it may cost."""
 
+    GROUP: ClassVar = LIMITS
+
     min_throughput: Annotated[
-        float | None,
-        Option("Least output tok/s that the fleet must be able to carry.", group=LIMITS),
+        float | None, Option("Least output tok/s that the fleet must be able to carry.")
     ] = None
     max_usd_per_hour: Annotated[
-        float | None, Option("Highest price of the fleet in USD per hour.", group=LIMITS)
+        float | None, Option("Highest price of the fleet in USD per hour.")
     ] = None
     max_usd_per_month: Annotated[
-        float | None,
-        Option("Highest price of the fleet in USD per month of 730 hours.", group=LIMITS),
+        float | None, Option("Highest price of the fleet in USD per month of 730 hours.")
     ] = None
     max_usd_per_1m: Annotated[
-        float | None,
-        Option("Highest price of 1M output tokens at the load in USD.", group=LIMITS),
+        float | None, Option("Highest price of 1M output tokens at the load in USD.")
     ] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option
@@ -67,17 +67,16 @@ def check_at_least_one(**values: int | None) -> None:
 class PriceSettings:
     """Where the prices of the catalog's machines come from."""
 
+    GROUP: ClassVar = PRICES
+
     prices: Annotated[
         Path | None,
         Option(
             "Price list that goes before the catalog's: instance, usd_per_hour, region, date.",
             metavar="FILE.yaml",
-            group=PRICES,
         ),
     ] = None
-    platform: Annotated[str, Option("Price platform: sagemaker or ec2.", group=PRICES)] = (
-        "sagemaker"
-    )
+    platform: Annotated[str, Option("Price platform: sagemaker or ec2.")] = "sagemaker"
 
     def __post_init__(self) -> None:
         if self.platform not in ("sagemaker", "ec2"):
@@ -88,18 +87,14 @@ class PriceSettings:
 class DraftSettings:
     """Speculative decoding: which model guesses, and how often a guess holds."""
 
+    GROUP: ClassVar = ENGINE
+
     draft: Annotated[
-        str | None,
-        Option("Draft of speculative decoding: ngram or a smaller model.", group=ENGINE),
+        str | None, Option("Draft of speculative decoding: ngram or a smaller model.")
     ] = None
     draft_tokens: Annotated[
-        int | None,
-        Option("Drafted tokens that a step verifies.", default="4", group=ENGINE, rare=True),
+        int | None, Option("Drafted tokens that a step verifies.", default="4", rare=True)
     ] = None
     draft_acceptance: Annotated[
-        str | None,
-        Option(
-            "Chance that a drafted token holds, 0 to 1, or a run that measured it.",
-            group=ENGINE,
-        ),
+        str | None, Option("Chance that a drafted token holds, 0 to 1, or a run that measured it.")
     ] = None

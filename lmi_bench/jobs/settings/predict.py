@@ -36,8 +36,7 @@ class PredictSettings:
         Option("Share of each prompt that the prefix cache holds already, 0 to 1.", group=WORKLOAD),
     ] = 0.0
     mix: Annotated[
-        str | None,
-        Option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD),
+        str | None, Option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD)
     ] = None
     input_lengths: Annotated[
         str | None,
@@ -64,8 +63,7 @@ class PredictSettings:
     shared_prefix: Annotated[
         int,
         Option(
-            "Tokens with which all prompts begin, behind a prefix cache: simulated.",
-            group=WORKLOAD,
+            "Tokens with which all prompts begin, behind a prefix cache: simulated.", group=WORKLOAD
         ),
     ] = 0
     seed: Annotated[int, planning.SEED] = 0

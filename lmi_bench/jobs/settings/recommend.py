@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option, stated
@@ -21,7 +21,6 @@ from lmi_bench.jobs.settings.planning import (
 )
 
 OBJECTIVES = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
-_LISTS = f"{ENGINE}: values between commas, the best combination wins"
 
 # What `--portfolio` takes beside its file; the rest stands in the file or is of one model.
 _OF_A_PORTFOLIO = (
@@ -34,32 +33,24 @@ _OF_A_PORTFOLIO = (
 class AxisSettings:
     """Engine settings to choose from; every field but the draft's may be a comma list."""
 
-    dtype: Annotated[str | None, replace(planning.DTYPE, group=_LISTS)] = None
-    kv_dtype: Annotated[str | None, replace(planning.KV_DTYPE, group=_LISTS)] = None
-    max_batch: Annotated[
-        str | None, Option("Limit on sequences that run together.", group=_LISTS)
-    ] = None
+    GROUP: ClassVar = ENGINE
+
+    dtype: Annotated[str | None, planning.DTYPE] = None
+    kv_dtype: Annotated[str | None, planning.KV_DTYPE] = None
+    max_batch: Annotated[str | None, Option("Limit on sequences that run together.")] = None
     prefill_tokens: Annotated[
         str | None,
-        Option(
-            "Limit on the prompt tokens of a step; the chunk size with --chunked-prefill on.",
-            group=_LISTS,
-        ),
+        Option("Limit on the prompt tokens of a step; the chunk size with --chunked-prefill on."),
     ] = None
     chunked_prefill: Annotated[
-        str | None,
-        Option(
-            "Chunked prefill, beside decoding: on, off.", old_names=("--chunked",), group=_LISTS
-        ),
+        str | None, Option("Chunked prefill, beside decoding: on, off.", old_names=("--chunked",))
     ] = None
     memory_share: Annotated[
-        str | None,
-        Option("Share of a device's memory that the engine takes, 0 to 1.", group=_LISTS),
+        str | None, Option("Share of a device's memory that the engine takes, 0 to 1.")
     ] = None
-    graphs: Annotated[str | None, Option("CUDA graphs: on, off.", group=_LISTS)] = None
+    graphs: Annotated[str | None, Option("CUDA graphs: on, off.")] = None
     replicas: Annotated[
-        str | None,
-        Option("Copies of the model on a machine.", default="as many as fit", group=_LISTS),
+        str | None, Option("Copies of the model on a machine.", default="as many as fit")
     ] = None
     speculation: DraftSettings = field(default_factory=DraftSettings)
 
@@ -69,8 +60,7 @@ class RecommendSettings:
     """A model or its measured runs, the load, the limits, and the machines to choose from."""
 
     runs: Annotated[
-        tuple[Path, ...],
-        Option("Sweeps to calibrate on.", argument=True, metavar="[RUN_DIR]..."),
+        tuple[Path, ...], Option("Sweeps to calibrate on.", argument=True, metavar="[RUN_DIR]...")
     ] = ()
     model: Annotated[str | None, replace(planning.MODEL, default="that of the run")] = None
     input_tokens: Annotated[int | None, planning.INPUT_TOKENS] = None
@@ -110,8 +100,7 @@ class RecommendSettings:
     ] = None
     router: Annotated[str, planning.ROUTER] = "random"
     slo: Annotated[
-        tuple[str, ...],
-        replace(planning.SLO, help=f"{planning.SLO.help} Exit 99 if out of reach."),
+        tuple[str, ...], replace(planning.SLO, help=f"{planning.SLO.help} Exit 99 if out of reach.")
     ] = ()
     objective: Annotated[
         str,
