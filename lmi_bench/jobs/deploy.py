@@ -193,7 +193,9 @@ def sequence_limits(
             for tokens in _doubling(int(shape.max_positions * rope_factor)):
                 half = max(1, tokens // 2)
                 sure = memory_plan_for(setup, engine, input_tokens=tokens - 1, output_tokens=1)
-                likely = memory_plan_for(setup, engine, input_tokens=half, output_tokens=tokens - half)
+                likely = memory_plan_for(
+                    setup, engine, input_tokens=half, output_tokens=tokens - half
+                )
                 yield SequenceLimit(
                     degree,
                     instance.num_accelerators // degree,

@@ -1,0 +1,76 @@
+"""Planning settings: refused where they cannot be meant, and the same words everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import stated
+from lmi_bench.jobs.recommend import recommend
+from lmi_bench.jobs.settings.calibrate import CalibrateSettings, ValidateSettings
+from lmi_bench.jobs.settings.day import DaySettings
+from lmi_bench.jobs.settings.deploy import DeploySettings
+from lmi_bench.jobs.settings.money import PurchaseSettings
+from lmi_bench.jobs.settings.planning import PriceSettings
+from lmi_bench.jobs.settings.predict import PredictSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings, RecommendSettings
+
+LLAMA = {"model": "llama-2-7b", "instance": "ml.g5.2xlarge"}
+EQUAL = {**LLAMA, "input_tokens": 128, "output_tokens": 16}
+REC = Path("rec.json")
+ONE = RecommendSettings(
+    model="llama-2-7b",
+    input_tokens=128,
+    output_tokens=16,
+    instance=("ml.g5.2xlarge",),
+    tensor_parallel=(1,),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        (PriceSettings, {"platform": "azure"}, "--platform azure"),
+        (PredictSettings, EQUAL, "either --concurrency or --rate"),
+        (PredictSettings, {**EQUAL, "rate": "1", "tensor_parallel": 0}, "--tp must be at least 1"),
+        (PredictSettings, {**EQUAL, "rate": "1", "prefix_hit": 1.5}, "--prefix-hit must be 0 to 1"),
+        (PredictSettings, {**LLAMA, "rate": "1", "mix": "2/3", "prefix_hit": 0.5}, "one length"),
+        (RecommendSettings, {"objective": "speed"}, "--objective speed"),
+        (CalibrateSettings, {"next_levels": -1}, "--next must be 0 or more"),
+        (ValidateSettings, {"seed": 3}, "name a table"),
+        (ValidateSettings, {"sources": (REC,), "calibrate_cells": 0}, "--calibrate-cells must be"),
+        (DaySettings, {"recommendation": REC}, "--start-up is missing"),
+        (DeploySettings, {}, "give a file of `recommend --json`"),
+        (DeploySettings, {"recommendation": REC, "model": "x"}, "not both"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_when_the_settings_are_made(kind, values, says):
+    with pytest.raises(InputError, match=says):
+        kind(**values)
+
+
+def test_only_what_differs_from_its_default_counts_as_stated():
+    settings = RecommendSettings(
+        money=PurchaseSettings(PriceSettings(platform="ec2")), axes=AxisSettings(graphs="on")
+    )
+    assert [each.name for each in stated(settings)] == ["graphs", "platform"]
+    assert list(stated(RecommendSettings())) == []
+
+
+@pytest.mark.parametrize("word", ["least-outstanding", "least_outstanding"])
+def test_a_router_is_named_with_the_words_of_a_sweep(word):
+    assert recommend(replace(ONE, router=word)).request.routing == "least-outstanding"
+
+
+def test_machines_may_stand_between_commas_or_be_repeated():
+    settings = RecommendSettings(instance=("ml.g5.2xlarge, local", "ml.p4d.24xlarge"))
+    assert settings.instances == ("ml.g5.2xlarge", "local", "ml.p4d.24xlarge")
+
+
+def test_a_recommendation_prints_nothing(capsys):
+    advice = recommend(replace(ONE, rate=1.0))
+    assert advice.to_json()["recommended"]["instance"] == "ml.g5.2xlarge"
+    assert capsys.readouterr() == ("", "")
