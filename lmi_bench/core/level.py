@@ -400,7 +400,9 @@ class Level(JsonValue):
         return super(Level, self)._written(name)
 
     def _is_left_out(self, slot: Slot) -> bool:
-        if slot.name in _OF_A_PRICE:  # a level that completed nothing has a price and no cost
+        if (
+            self.file_keys is None and slot.name in _OF_A_PRICE
+        ):  # one that completed nothing has a price and no cost
             return self.price_usd_per_hour is None and getattr(self, slot.name) is None
         if slot.name in LATENCY_KEY or slot.name in ("concurrency", "rate_per_s"):
             unset = self._written(slot.name) is None

@@ -19,15 +19,6 @@ _PATTERN = re.compile(
     rf"({'|'.join(METRICS)})_({'|'.join(STATISTICS)})\s*<=\s*([0-9]*\.?[0-9]+)\s*(ms|s)"
 )
 
-# The key of levels.jsonl that holds a metric's statistics, in ms.
-LEVEL_KEY = {
-    "ttft": "ttft_ms",
-    "itl": "itl_ms",
-    "tpot": "tpot_ms",
-    "e2e": "e2e_ms",
-    "latency_per_token": "latency_ms_per_token",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Slo:
@@ -44,11 +35,6 @@ class Slo:
     def of_a_request(self) -> str:
         """The limit on one request's own value, without the statistic that a level has."""
         return f"{self.metric}<={self.limit_ms:g}ms"
-
-    @property
-    def level_key(self) -> str:
-        """Where a level's line in levels.jsonl keeps the metric."""
-        return LEVEL_KEY[self.metric]
 
 
 def parse_slo(text: str) -> Slo:

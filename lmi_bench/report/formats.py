@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from lmi_bench.core import load
 from lmi_bench.core.level import Statistics
 from lmi_bench.report.values import Cell
 
@@ -64,7 +65,7 @@ def load_name(axis: str, value: float | None) -> str:
     """A level as a sentence names it: `concurrency 8`, `2.5 req/s`."""
     if value is None:
         return MISSING
-    return f"concurrency {value:g}" if axis == "concurrency" else f"{value:g} req/s"
+    return load.load_name(axis, value)
 
 
 def minute(created_at: str) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import orjson
 import pytest
 
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import LATENCY_KEY, Judgement, Level
 from lmi_bench.core.load import Load
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.workload import LevelSpec
 
 LINE = {
     "level": 2,
@@ -82,3 +87,39 @@ def test_a_judgement_without_an_end_is_null_in_json():
 def test_a_key_of_the_file_is_named_for_each_metric():
     assert LATENCY_KEY["latency_per_token"] == "latency_ms_per_token"
     assert LATENCY_KEY["ttft_from_sent"] == "ttft_from_sent_ms"
+
+
+def test_every_key_of_a_level_is_listed_in_the_docs():
+    text = (Path(__file__).parents[2] / "docs" / "run_files.md").read_text()
+    section = text[text.index("## levels.jsonl") : text.index("## knees.json")]
+    assert [key for key in Level.slots() if f"`{key}`" not in section] == []
+
+
+def test_a_level_that_was_just_measured_is_read_back_as_it_was_written():
+    records = tuple(
+        RequestRecord(i, 0.0, Exchange(0.0, (0.1 * (i + 1), 2.0)), input_tokens=8)
+        for i in range(30)
+    )
+    for load in (Load(concurrency=4), Load(rate_per_s=2.5)):
+        measured = summarise_level(LevelRun(LevelSpec(3, load, num_requests=30), 2, records))
+        line = orjson.dumps(measured.to_json(), option=orjson.OPT_SERIALIZE_NUMPY)
+        assert orjson.dumps(Level.from_json(orjson.loads(line)).to_json()) == line
+
+
+def kept_lines():
+    """The level lines of the golden outputs: simulated sweeps of every kind of load."""
+    for path in sorted(
+        (Path(__file__).parents[1] / "golden" / "outputs").rglob("levels.jsonl.txt")
+    ):
+        text, decoder = path.read_text(), json.JSONDecoder()
+        while text := text.lstrip():
+            line, end = decoder.raw_decode(text)
+            yield line
+            text = text[end:]
+
+
+def test_every_line_of_the_golden_sweeps_is_written_back_byte_for_byte():
+    masked = ("elapsed_s", "spent_usd")
+    lines = [{k: v for k, v in line.items() if k not in masked} for line in kept_lines()]
+    assert len(lines) > 50
+    assert [line for line in lines if not same_bytes(line)] == []

@@ -309,7 +309,7 @@ def test_a_sweep_over_http_counts_every_request():
                     target,
                     None,
                     prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),
-                    summarise=lambda run: {},
+                    summarise=summarise_level,
                     on_level=lambda run, line: runs.append(run),
                     spacing_s=0.001,
                 )
@@ -398,7 +398,7 @@ def test_a_cancelled_sweep_hangs_up_on_the_server():
                         target,
                         None,
                         prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),
-                        summarise=lambda run: {},
+                        summarise=summarise_level,
                     )
                 )
                 while len(server.requests) < 8:

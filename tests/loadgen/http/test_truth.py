@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -70,7 +71,7 @@ def _level(protocol: str, *options: str, users: int = 8):
                     target,
                     None,
                     prompts=SyntheticPrompts([Lengths(16, TOKENS)], CommonWords(), seed=0),
-                    summarise=lambda run: {},
+                    summarise=summarise_level,
                     on_level=lambda run, line: runs.append(run),
                     stop_rules=StopRules(max_error_share=None),
                     spacing_s=SPACING_S,

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.load import Load
@@ -76,7 +77,7 @@ def test_a_level_says_what_the_engine_did_in_it_and_not_before():
             target,
             None,
             prompts=SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0),
-            summarise=lambda run: {},
+            summarise=summarise_level,
             on_level=lambda run, line: runs.append(run),
         )
 
@@ -129,7 +130,7 @@ def test_an_engine_that_dies_ends_the_sweep_with_its_error():
             target,
             None,
             prompts=SyntheticPrompts([Lengths(8, 8)], NoText(), seed=0),
-            summarise=lambda run: {},
+            summarise=summarise_level,
         )
 
     with pytest.raises(EngineError, match="out of device memory"):
@@ -154,7 +155,7 @@ def test_a_closed_loop_keeps_the_batch_full():
             target,
             None,
             prompts=SyntheticPrompts([Lengths(8, 8)], NoText(), seed=0),
-            summarise=lambda run: {},
+            summarise=summarise_level,
             on_level=lambda run, line: runs.append(run),
         )
 

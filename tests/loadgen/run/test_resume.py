@@ -24,6 +24,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.run_store import RunStore
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 
@@ -53,7 +54,7 @@ with store:
     try:
         run_on_sockets(run_sweep(
             levels, Server(), store,
-            prompts=SyntheticPrompts([Lengths(8, 1)], NoText(), seed=0), summarise=lambda run: {},
+            prompts=SyntheticPrompts([Lengths(8, 1)], NoText(), seed=0), summarise=summarise_level,
         ))
     except KeyboardInterrupt:
         sys.exit(130)

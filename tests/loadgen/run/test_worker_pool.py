@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.lengths import parse_seconds
 from lmi_bench.core.load import Load
@@ -80,7 +81,7 @@ def _sweep(url, levels, count, prompts=PROMPTS, **options):
                 target,
                 None,
                 prompts=prompts,
-                summarise=lambda run: {},
+                summarise=summarise_level,
                 on_level=lambda run, _: runs.append(run),
                 on_progress=states.append,
                 spacing_s=SPACING_S,
@@ -164,7 +165,7 @@ async def _endless(url, pool):
             target,
             None,
             prompts=PROMPTS,
-            summarise=lambda run: {},
+            summarise=summarise_level,
             workers=pool,
         )
 
