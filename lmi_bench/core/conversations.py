@@ -28,7 +28,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class RecordedConversation:
-    """One conversation; `system`: what stands before it."""
+    """One conversation; `system`: the text before it."""
 
     turns: tuple[RecordedTurn, ...]
     system: str = ""

@@ -1,7 +1,7 @@
-"""What can go wrong, and what the command line makes of it.
+"""The errors, and the exit codes that the command line gives them.
 
-    LmiBenchError              1  a failure that is not the user's to mend
-    ├── InputError             2  the user can mend it: one line, with numbers and what to do
+    LmiBenchError              1  a failure that the user cannot fix
+    ├── InputError             2  the user can fix it: one line, with numbers and what to do
     │   └── CapacityError         something does not fit (memory, heads, tokens)
     ├── TargetError               one request failed; a result, kept in its record
     ├── OverloadedError           the engine takes no more requests just now
@@ -41,7 +41,7 @@ TARGET_ERROR_KINDS: tuple[str, ...] = get_args(TargetErrorKind)
 
 
 def file_reason(exc: Exception) -> str:
-    """Why a file could not be read, without the errno and without its name a second time."""
+    """Why a file could not be read, without the errno and the file's name."""
     if isinstance(exc, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {exc.start})"
     return getattr(exc, "strerror", None) or str(exc)
@@ -87,7 +87,7 @@ class TargetError(LmiBenchError):
 
 
 def timeout_message(timeout_s: float, num_tokens: int) -> str:
-    """What a request's record says when its time is over and `num_tokens` had come."""
+    """Error text of a request that timed out after `num_tokens` tokens."""
     if not num_tokens:
         return f"no first token within {timeout_s:g} s"
     return f"no complete answer within {timeout_s:g} s, {num_tokens} tokens came"

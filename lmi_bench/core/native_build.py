@@ -57,7 +57,7 @@ def library(
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
     compiler   None: the one that the environment names, or the first that is installed
-    tell       told in one line that a build starts
+    tell       prints one line when a build starts
 
     Safe with several processes at once: a library appears whole or not at all. Raises
     NativeUnavailableError without a compiler that can build it.

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the only thing that crosses from running to thinking.
+"""The results of a run: the only data that passes from the load generator to the analysis.
 
 Times in a finished level's records are seconds since the level's start, monotonic.
 """
@@ -104,11 +104,11 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorCheck:
-    """What the load generator says of itself during a level; times in seconds.
+    """The load generator's check of itself during a level; times in seconds.
 
-    receiver             who read the sockets: "native", "python", "mixed"; "" without sockets
-    token_counts         who counted the answers' tokens: "server", "tokenizer", "chunks", or
-                         several of them, the most frequent first; "" without sockets
+    receiver             reader of the sockets: "native", "python", "mixed"; "" without sockets
+    token_counts         source of the token counts: "server", "tokenizer", "chunks", or several of
+                         them, the most frequent first; "" without sockets
     receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
                          an upper bound of it where the kernel gives no time
     merged_share         share of the tokens that shared a read with a later one of their stream
@@ -117,10 +117,10 @@ class GeneratorCheck:
     ttft_error_bound_s   by how much the TTFT p99 may be off because of the generator, at most, and
                          as a share of it (`_frac`); likewise the ITL p99, and the p50 of both.
                          None: not known. See `loadgen.error_bound`
-    itl_p99_interval_s   where the true ITL p99 lies
+    itl_p99_interval_s   interval that contains the true ITL p99
     asked_load, achieved_load  requests a second, or users in flight while the level was full
     workers    processes that sent
-    valid      False when the offered load was missed; `reason` then says by whom and what to do
+    valid      False when the offered load was missed; `reason` then names the cause and what to do
     """
 
     dispatch_delay_p50_s: float = 0.0
@@ -153,13 +153,13 @@ class GeneratorCheck:
 
 @dataclass(frozen=True, slots=True)
 class LevelRun:
-    """A level that ran: its records in request order, and why it ended early if it did.
+    """A finished level: its records in request order, and why it ended early, if it did.
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted", "decided": a search knew its verdict)
-    connect_s   what each connection opened for the level took, TLS included; tls_s: its handshake
-    server      what the server said of itself on `/metrics`, where it was asked
-    engine      what the engine in this process did meanwhile: counts, shares as fractions
+    connect_s   time to open each connection of the level, TLS included; tls_s: its handshake
+    server      the server's own `/metrics`, if collected
+    engine      work of the engine in this process: counts, shares as fractions
     """
 
     spec: LevelSpec

@@ -1,4 +1,4 @@
-"""The run folder: what a sweep leaves on disk, and how it survives being killed.
+"""The run folder: the files of a sweep, written so that a killed sweep can resume.
 
     manifest.json   schema version, scenario and its hash, target, host, versions, commands
     requests.jsonl  one line a request; seconds since its level's start, monotonic
@@ -94,7 +94,7 @@ class RunStore:
     ) -> RunStore:
         """Begin a run in a new folder.
 
-        secrets  values that must never be written, wherever they turn up
+        secrets  values that must never be written
         Raises InputError when the folder exists.
         """
         try:
@@ -161,7 +161,7 @@ class RunStore:
         return store
 
     def next_attempt(self, level: int) -> int:
-        """The number of the next try at a level: 1, or one above what the files hold of it."""
+        """The number of the next attempt at a level: 1, or one above those in the files."""
         return self._attempts.get(level, 0) + 1
 
     def append_level(self, records: Sequence[RequestRecord], finished: Level) -> None:
@@ -182,7 +182,7 @@ class RunStore:
         self._attempts[level] = max(attempt, self._attempts.get(level, 0))
 
     def write_knees(self, knees: Sequence[Mapping[str, Any]]) -> None:
-        """Save what the finished sweep says about its knee."""
+        """Save the knees of the finished sweep."""
         self._write(KNEES, list(knees))
 
     def write_slo_answer(self, answer: Mapping[str, Any]) -> None:
@@ -190,13 +190,13 @@ class RunStore:
         self._write(SLO_ANSWER, dict(answer))
 
     def write_cloudwatch(self, levels: Sequence[Mapping[str, Any]]) -> None:
-        """Save what CloudWatch said of the levels; those known from before stay."""
+        """Save CloudWatch's metrics of levels; earlier levels keep theirs."""
         known = {(line["level"], line["attempt"]): dict(line) for line in _cloudwatch(self.path)}
         known |= {(line["level"], line["attempt"]): dict(line) for line in levels}
         self._write(CLOUDWATCH, list(known.values()))
 
     def close(self) -> None:
-        """Let other sweeps write the folder."""
+        """Unlock the folder for other sweeps."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -219,7 +219,7 @@ _GO_ON = "make room and continue with --resume"
 
 @contextmanager
 def _writing(path: Path, what: str, help_text: str) -> Iterator[None]:
-    """Say in one line which part of a run the disk did not take, and what to do."""
+    """Turn a write error into one line: which part of the run failed, and what to do."""
     try:
         yield
     except OSError as exc:
@@ -274,7 +274,7 @@ _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
 def is_stillborn(path: Path) -> bool:
-    """Whether a run was killed here before its manifest was written: it has nothing to lose."""
+    """Whether a run was killed here before it wrote its manifest, so that nothing can be lost."""
     if not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
@@ -291,7 +291,7 @@ def _read_levels(path: Path) -> list[Level]:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a .jsonl file; one without its end is torn and left out."""
+    """Lines of a .jsonl file, without a last line that was cut off."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -135,11 +135,6 @@ class ClosedLoop:
         self._stopped = False
 
     @property
-    def num_sent(self) -> int:
-        """Requests handed out so far."""
-        return self._next_index
-
-    @property
     def is_stopped(self) -> bool:
         """Whether a stop rule was met."""
         return self._stopped

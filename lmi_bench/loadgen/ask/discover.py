@@ -44,7 +44,7 @@ _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx
 class Discovery:
     """What was found.
 
-    server         who answers, for people
+    server         name of the server, for display
     tokenizer      where the model's tokenizer may lie, beside its name
     max_model_len  most tokens of a request, both ways; None: not stated
     states_counts  whether answers come with the server's own token counts
@@ -86,7 +86,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class _Hints:
-    """What the GETs said: who it may be, and which protocols are worth a try."""
+    """What the GETs revealed: the likely server, and which protocols to try."""
 
     server: str = ""
     protocols: tuple[str, ...] = ()
@@ -105,12 +105,11 @@ def discover(
     timeout_s: float = 60.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Discovery:
-    """Find out what answers at `url`; a protocol or model that is given is kept.
+    """Find out what answers at `url`; keeps a given protocol or model.
 
-    timeout_s  of the request that generates; the others have 5 s
-    tell       called with what is waited for, if that takes long
-
-    Raises InputError where nothing answers, a key is needed, or no protocol fits.
+    timeout_s  time-out of the request that generates; the others have 5 s
+    tell       prints what the program is waiting for, if that takes long
+    Raises InputError if nothing answers, a key is needed, or no protocol fits.
     """
     probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     by_path = next((names for end, names in _SUFFIXES.items() if _path_ends(probe, end)), ())
@@ -241,7 +240,7 @@ def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
 
 
 def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> tuple[str, ...]:
-    """What is told where a cut answer could not be told from a whole one."""
+    """A note if a truncated answer could not be distinguished from a complete one."""
     says_why = any(event.finish_reason is not None for event in events)
     if says_why or not stream or not protocol.startswith("openai"):
         return ()

@@ -23,23 +23,22 @@ from lmi_bench.wire.format import find_format
 GET_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 2**20
 TELL_AFTER_S = 2.0
-"""A person who waits longer than this is told for what."""
+"""After this long, print what the program is waiting for."""
 OVERRUN_LINES, OVERRUN_S = 100, 10.0
-"""An answer of a few tokens that has more lines after so long has no end in sight: the server does
-not keep to the length that it was asked for."""
+"""Stop reading a probe's answer after 100 lines or 10 s: the server ignores the asked length."""
 
 
 class UnansweredError(InputError):
-    """A request reached the server and got no whole answer in time."""
+    """A request reached the server but got no complete answer in time."""
 
 
 class EndlessError(UnansweredError):
-    """What came was already far longer than what was asked for."""
+    """The answer is already far longer than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole reply; status 0 where none came in time."""
+    """A complete reply; status 0 if none came in time."""
 
     status: int
     content_type: str = ""
@@ -57,7 +56,7 @@ class Reply:
 
 
 class _OverrunError(Exception):
-    """An answer that goes on far beyond what was asked for; its text: what came of it so far."""
+    """An answer far beyond the requested length; its text: what has arrived so far."""
 
 
 class Probe:
@@ -93,7 +92,7 @@ class Probe:
         return tuple(part for value in values for part in (value, value.rpartition(" ")[2]))
 
     def get(self, path: str) -> Reply:
-        """GET a path of the API that the URL lies in; status 0 where nothing comes of it."""
+        """GET a path of the URL's API; status 0 if that fails."""
         try:
             with self._told_of(f"GET {path}", GET_TIMEOUT_S):
                 return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
@@ -139,7 +138,7 @@ class Probe:
             timer.cancel()
 
     def _root(self) -> str:
-        """What stands before the API's own paths, such as `/openai` in `/openai/v1`."""
+        """The path prefix before the API's own paths, such as `/openai` in `/openai/v1`."""
         for mark in ("/v1/", "/invocations/", "/predictions/", "/generate/", "/generate_stream/"):
             if mark in self.path + "/":
                 return (self.path + "/").partition(mark)[0]

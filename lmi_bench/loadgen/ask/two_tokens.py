@@ -119,7 +119,7 @@ def events_of(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterato
 
 
 def length_notes(wire_format: WireFormat) -> tuple[str, ...]:
-    """What a person is told of the format that a server keeps to."""
+    """Notes about the length format that a server obeys."""
     return (_OLD_LENGTH_NOTE,) if wire_format is OLD_LENGTH else ()
 
 

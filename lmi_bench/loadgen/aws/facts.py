@@ -6,7 +6,7 @@ describe it, and then the sweep goes on without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ class EndpointFacts:
     num_instances       running now
     price_usd_per_hour  of all its instances, from the catalog; None where that is unknown
     model, image        as the container's settings name them
-    count_instances     asks again how many run; None where that cannot be told
-    notes               what a person is told at start
+    count_instances     asks again how many instances run; None: unknown
+    notes               notes to print at start
     """
 
     facts: dict[str, Any]
@@ -115,7 +115,6 @@ def describe_endpoint(
     planned = next(v for v in config["ProductionVariants"] if v["VariantName"] == name)
     container, component = _container(sagemaker, planned, inference_component)
     instance_type = planned.get("InstanceType")
-    num_instances = running.get("CurrentInstanceCount")
     answering = [running] if target_variant is not None else endpoint["ProductionVariants"]
     price, price_facts = _price_of_all(answering, config["ProductionVariants"], region)
     environment = _without_secrets(container.get("Environment", {}))
@@ -128,7 +127,7 @@ def describe_endpoint(
         "variant": name,
         "variants": len(endpoint.get("ProductionVariants", ())),
         "instance": instance_type,
-        "instances": num_instances,
+        "instances": running.get("CurrentInstanceCount"),
         "serverless": planned.get("ServerlessConfig"),
         "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
         "managed_scaling": planned.get("ManagedInstanceScaling"),
@@ -139,31 +138,36 @@ def describe_endpoint(
         "price": price_facts,
     }
     model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
-    where = f"{num_instances} x {instance_type}" if instance_type else "serverless"
-    if len(answering) > 1:
-        where += f" and {len(answering) - 1} other variant(s), which answer, too"
-    notes = [f"{endpoint_name} in {region}: {where}, routing {facts['routing']}"]
-    notes.append(
-        f"price {price:.2f} USD an hour for all instances ({price_facts['provenance']})"
-        if price is not None
-        else f"price unknown: {price_facts['reason']}"
-    )
-    if facts["autoscaling"] or facts["managed_scaling"]:
-        notes.append("warning: the endpoint scales by itself, so levels may differ in instances")
-    if status != "InService":
-        notes.append(f"warning: the endpoint is {status}")
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
         instance_type=instance_type,
-        num_instances=num_instances,
+        num_instances=running.get("CurrentInstanceCount"),
         price_usd_per_hour=price,
         model=model,
         image=container.get("Image"),
         count_instances=lambda: _count_instances(
             sagemaker, endpoint_name, [each["VariantName"] for each in answering]
         ),
-        notes=tuple(notes),
+        notes=tuple(_notes(facts, price, len(answering))),
     )
+
+
+def _notes(facts: Mapping[str, Any], price: float | None, num_answering: int) -> Iterator[str]:
+    """What to print about an endpoint before the sweep starts."""
+    instance_type = facts["instance"]
+    where = f"{facts['instances']} x {instance_type}" if instance_type else "serverless"
+    if num_answering > 1:
+        where += f" and {num_answering - 1} other variant(s), which answer, too"
+    yield f"{facts['endpoint']} in {facts['region']}: {where}, routing {facts['routing']}"
+    if price is None:
+        yield f"price unknown: {facts['price']['reason']}"
+    else:
+        provenance = facts["price"]["provenance"]
+        yield f"price {price:.2f} USD an hour for all instances ({provenance})"
+    if facts["autoscaling"] or facts["managed_scaling"]:
+        yield "warning: the endpoint scales by itself, so levels may differ in instances"
+    if facts["status"] != "InService":
+        yield f"warning: the endpoint is {facts['status']}"
 
 
 def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]) -> int | None:

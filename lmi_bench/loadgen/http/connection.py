@@ -189,7 +189,7 @@ class Connection:
                 return
             ended = ended or self._tls.ended
         if data:
-            if self._parser is None:  # nobody asked for it
+            if self._parser is None:  # no request is waiting for it
                 self.close()
                 return
             reads = self._reads
@@ -208,7 +208,7 @@ class Connection:
             return
         data = self._kept.since(self._num_fed)
         if data:
-            if self._parser is None:  # nobody asked for it
+            if self._parser is None:  # no request is waiting for it
                 self.close()
                 return
             self.num_bytes = self._num_fed = self._num_fed + len(data)

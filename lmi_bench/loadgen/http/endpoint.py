@@ -1,4 +1,4 @@
-"""Where requests go, and what stands above every body."""
+"""The address of an endpoint, and the request head above every body."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Headers as they stand on the wire."""
+    """Headers as sent on the wire."""
     lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
     return "".join(lines).encode("latin-1", "replace")

@@ -63,7 +63,7 @@ class KernelClock:
         self._offset_ns.append(offset_ns)
 
     def monotonic_ns(self, control: bytes | None, user_ns: int) -> int | None:
-        """The kernel's time of a read that user code saw at `user_ns`; None if it cannot be told.
+        """The kernel's time of a read that user code saw at `user_ns`; None if unknown.
 
         control  the read's SO_TIMESTAMPNS message
         """

@@ -72,7 +72,7 @@ def choose_receive(
     """The native receiver where it can be had, built first if need be (under a second).
 
     tls   the endpoint's connections are encrypted: Python reads those
-    tell  told in one line that a build starts
+    tell  prints one line when a build starts
 
     Raises InputError where it is insisted on and cannot be had.
     """
@@ -159,7 +159,7 @@ class KeptStream:
         self._stream = _Stream()
 
     def body_is_chunked(self) -> None:
-        """From now on a read that ends a chunk of events wakes nobody."""
+        """From now on a read that ends a chunk of events does not wake the loop."""
         self._stream.chunked = 1
 
     @property
@@ -233,7 +233,7 @@ class NativeHarvester:
     def wait(
         self, timeout_s: float | None, tick_s: float | None, num_descriptors: int
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Read until somebody must be told: (descriptor, kind, epoll events, errno) of each.
+        """Read until the loop must act: (descriptor, kind, epoll events, errno) of each event.
 
         Nobody after `timeout_s`, or sooner, to let Python look for signals.
 

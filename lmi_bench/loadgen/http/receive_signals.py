@@ -21,7 +21,7 @@ class ReceiveSignals:
 
     timestamps     whose time the events have: "kernel", "user" or "loop" (of a target that takes
                    them itself)
-    receiver       who read the sockets: "native", "python", "mixed", or "" where there are none
+    receiver       reader of the sockets: "native", "python", "mixed", or "" without sockets
     delays_s       user time - kernel time of each read with tokens, or its upper bound; inf where
                    neither is known
     times_s        times of the token events, answer after answer, and `events` how many each has
@@ -29,7 +29,7 @@ class ReceiveSignals:
     merged         events that shared a read with a later one of their stream
     without_stamp  reads with tokens for which the kernel's time was wanted and not to be had
     clock_steps    steps of the real-time clock, during which user time was taken
-    counted_by     whole answers by who counted their tokens: "server", "tokenizer" or "chunks"
+    counted_by     complete answers by source of their token count: "server", "tokenizer", "chunks"
     connect_s      time that each new connection took, TLS included; tls_s: of its TLS handshake
     """
 

@@ -31,13 +31,13 @@ from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.event import WireFormat
 
 SPACING_S = 0.0004
-"""Seconds between the first sends of neighbouring users. All at once, hundreds of requests wait
+"""Seconds between the first sends of neighbouring users. If hundreds are sent at once, they wait
 for each other in the server's accept and read queues, which is no property of the model."""
 MAX_UNDECODED_BYTES = 256 * 2**20
-"""Answers kept undecoded during a level; beyond it each is decoded when it ends."""
+"""Most bytes of answers kept undecoded during a level; more are decoded as they end."""
 LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 4 * 2**20, 64 * 2**10
-"""How long an answer may be: a token with its log-probs and its frame has some 200 to 4,000 bytes.
-Without a limit a server that does not end would fill this machine's memory."""
+"""Maximum size of an answer: a token with its log-probs and framing takes 200 to 4,000 bytes.
+Without a limit an endless answer would fill this machine's memory."""
 USER_TIME_TICK_S = 0.00025
 """How often the receiver looks for data by user time: it bounds how late an idle loop reads, for
 about 2 % of a core."""
@@ -52,7 +52,7 @@ Sign = Callable[[bytes], Mapping[str, str]]
 
 @dataclass(slots=True)
 class _Response:
-    """A response, or as much of it as came."""
+    """A response, or the part of it that arrived."""
 
     reads: Sequence[Read]
     sent_ns: int
@@ -79,15 +79,15 @@ class HttpTarget:
 
     model       name that the endpoint knows
     headers     added to every request, such as Authorization
-    stream      False asks for answers that come whole
+    stream      False requests answers in one piece
     sign        called with each body just before it is sent
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
                 the kernel's where the host has it
-    connections "reuse": as many as there are requests at once; "per-request": a new one for each;
-                a number: at most so many, for which requests wait
-    first_token_timeout_s  a request fails when no token came by then; None: never for that reason
-    count_tokens  tokens of an answer's text, where the server does not state them; None: its events
-                are counted
+    connections "reuse": one for each request in flight, reused; "per-request": a new one for each;
+                a number: the limit, above which requests wait
+    first_token_timeout_s  a request fails if no token came by then; None: no such limit
+    count_tokens  counts the tokens of an answer's text if the server does not report them; None:
+                events are counted
     native      library of the native receiver (`native_harvest.choose_receive`), which reads the
                 connections without TLS; None: Python reads
     """
@@ -140,19 +140,19 @@ class HttpTarget:
 
     @property
     def timestamps(self) -> Timestamps:
-        """Whose receive time counts."""
+        """The receive time in use: the kernel's or user code's."""
         return "kernel" if self._stamps is not None and self._stamps.available else "user"
 
     @property
     def max_connections(self) -> int | None:
-        """As many requests can be under way at once; None: no limit."""
+        """Maximum requests in flight; None: no limit."""
         return self._connections if isinstance(self._connections, int) else None
 
     async def open(self, connections: int) -> None:
-        """Have this many idle connections, handshakes done.
+        """Open connections until this many are idle, handshakes done.
 
-        Failures to connect are left to the requests, which say so in their records. Raises
-        InputError when the process may not open that many.
+        Requests record failures to connect, not this method. Raises InputError if the process may
+        not open that many.
         """
         _refuse_virtual_time()
         if isinstance(self._connections, int):
@@ -296,7 +296,7 @@ class HttpTarget:
     def _watch_first_token(
         self, connection: Connection, response: Callable[[], _Response]
     ) -> asyncio.TimerHandle | None:
-        """Give the request up if no token came in time."""
+        """Fail the request if no token comes in time."""
         limit_s = self._first_token_timeout_s
         if limit_s is None:
             return None
@@ -352,7 +352,7 @@ class HttpTarget:
         return next((i for i in places if self._idle[i].address == address), -1)
 
     async def _addresses(self) -> Turns:
-        """Where connections lead, looked up once: by the first that asks, for all."""
+        """Addresses to connect to, looked up once by the first connection."""
         async with self._look_up:
             if self._connect_to is None:
                 found = await self._resolve()
@@ -425,7 +425,7 @@ def _refuse_virtual_time() -> None:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the process's limit of open files if need be; InputError where it may not be."""
+    """Raise the process's limit of open files if needed; InputError if that is not allowed."""
     try:
         import resource
     except ImportError:  # no such limit on this platform

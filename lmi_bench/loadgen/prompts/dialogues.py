@@ -158,7 +158,7 @@ class RecordedDialogues:
     """Conversations of a file, shuffled by the seed, over and over.
 
     output_tokens  of a turn whose answer was not recorded
-    salt           stands before each conversation, so that no prefix cache has seen it
+    salt           prefix of each conversation, so that no prefix cache has seen it
     """
 
     def __init__(

@@ -315,7 +315,7 @@ class DatasetPrompts:
         self._ignore_eos = ignore_eos
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """Request `number` of a level; the salt, if any, stands before the prompt."""
+        """Request `number` of a level; the salt, if any, precedes the prompt."""
         entry = self._entries[number % len(self._entries)]
         text = entry.text
         if self._salt:
@@ -398,7 +398,7 @@ def _block(lengths: Sequence[Lengths]) -> list[int]:
 
 
 def _stable_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of whole words that stay single tokens when they stand beside each other."""
+    """Ids of whole words that stay single tokens when adjacent."""
     special = list(tokenizer.encode(""))
     draw = random.Random(0)
     candidates = draw.sample(range(tokenizer.vocab_size), k=tokenizer.vocab_size)

@@ -19,7 +19,7 @@ class InProcessTarget:
     """An engine that runs on the same loop; times are that loop's clock.
 
     simulated      its executor sleeps on the loop's clock, so virtual time is allowed
-    eos_token_ids  end a request that does not ignore them
+    eos_token_ids  tokens that end a request unless it ignores them
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class InProcessTarget:
         return self._engine.stats()
 
     async def send(self, request: PlannedRequest) -> Exchange:
-        """Generate one request to its end; a cancellation stops it and frees its blocks.
+        """Generate the complete answer; a cancellation stops it and frees its blocks.
 
         Raises TargetError where the engine refuses it, EngineError where the engine failed.
         """

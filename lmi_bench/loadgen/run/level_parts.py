@@ -1,4 +1,4 @@
-"""A level that several processes send: who sends what, and how their parts become one again.
+"""A level that several processes send: how it is split, and how the parts are merged.
 
 The plan is split by number, so that the parts hold the same requests as the whole; merging keeps
 every sample, so that a percentile of the merged level is the percentile of all of them.
@@ -70,7 +70,7 @@ WHOLE = Share()
 
 @dataclass(frozen=True, slots=True)
 class LevelPart:
-    """What one process left of a level; its records count their times from the common start."""
+    """One process's part of a level; its times are relative to the common start."""
 
     records: tuple[RequestRecord, ...]
     signals: ReceiveSignals
@@ -83,7 +83,7 @@ class LevelPart:
 def merge_parts(
     spec: LevelSpec, attempt: int, parts: Sequence[LevelPart], *, max_error_share: float | None
 ) -> LevelRun:
-    """One level of its parts: all records in request order, judged as a whole.
+    """Merge the parts of a level: all records in request order, judged as a whole.
 
     max_error_share  share of failed requests above which the level counts as stopped by errors
     """
@@ -100,7 +100,7 @@ def merge_parts(
     watch.virtual = all(part.virtual for part in parts)
     stopped_by = next((part.stopped_by for part in parts if part.stopped_by), None)
     if stopped_by == "decided" and len(records) == spec.num_requests:
-        stopped_by = None  # the verdict fell when all had been sent: nothing was cut
+        stopped_by = None  # all had been sent when the verdict was reached: nothing was cut
     errors = sum(not record.ok for record in records)
     if (
         stopped_by is None

@@ -1,6 +1,6 @@
-"""One level: its requests made and its connections opened, then warm-up, clock, loop and judgement.
+"""One level: prepare requests, open connections, warm up, start the clock, run the loop, judge.
 
-Garbage collection rests while the clock runs, and nothing is retried.
+Garbage collection is off while the clock runs, and nothing is retried.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from lmi_bench.loadgen.run.target import Target, resolve
 
 PREPARED_REQUESTS = 16_384
 PREPARED_TOKENS = 4_000_000
-"""Most requests, and prompt tokens, that are made before a level starts; the rest are made as they
-are sent, which keeps the loop from its sockets for a while each."""
+"""Maximum requests, and prompt tokens, prepared before a level starts. The rest are made when they
+are sent, which delays the loop's reads each time."""
 REPORT_EVERY_S = 0.05
 OPEN_LOOP_CONNECTIONS = 64
-"""Connections opened before an open-loop level; more are opened as they are needed."""
+"""Connections opened before an open-loop level; more are opened on demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """What ends a level early, and the sweep after it.
 
-    first_timeout    a request that timed out: the target is past its limit
-    max_error_share  share of failed requests that a level may have. Failures come back sooner than
-                     answers, so a level of a known number of requests is only cut short when the
-                     share is certain; one of a fixed duration from `min_requests` ended ones on
-    ends_sweep       False: the next level is picked by the rule of levels all the same
-    watch            what looks at a level's answers as they end (they are decoded for it, on the
-                     loop) and says when nothing more need be sent: `stopped_by` is then "decided"
+    first_timeout    stop at the first time-out: the target is past its limit
+    max_error_share  maximum share of failed requests. Failures return sooner than answers, so a
+                     level with a fixed number of requests stops only when the share is certain; a
+                     level with a fixed duration is judged after `min_requests` requests
+    ends_sweep       False: the sweep continues with the next level
+    watch            gives a function that sees each answer of a level when it ends (decoded for it,
+                     on the loop) and returns True when enough is known: `stopped_by` is "decided"
     """
 
     first_timeout: bool = True
@@ -60,10 +60,10 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a level is: plain values for whoever shows them.
+    """Progress of a level, for display.
 
-    total     requests of the level, None when only its duration is fixed
-    tokens    that came so far; reads instead, where answers are decoded later
+    total     requests of the level; None if only its duration is fixed
+    tokens    tokens so far, or reads if answers are decoded later
     state     "warm-up", "running" or "finished"
     stopped_by  the rule that was met, when one was
     """
@@ -125,7 +125,7 @@ class LevelRunner:
         seed: int,
         before_start: Callable[[], Awaitable[None]] | None = None,
     ) -> LevelRun:
-        """Send the whole level; `before_start` is waited for when all is ready."""
+        """Send the whole level; awaits `before_start` when all is ready."""
 
         async def start() -> float:
             if before_start is not None:
@@ -141,7 +141,7 @@ class LevelRunner:
     ) -> LevelPart:
         """Send this process's share of the level.
 
-        start  waited for when all is ready; gives the level's start on the loop's clock
+        start  awaited when all is ready; returns the level's start on the loop's clock
         """
         level, engine = self._resolved.level, self._resolved.engine
         self._prepare()
@@ -177,14 +177,14 @@ class LevelRunner:
         )
 
     def stop(self, reason: str) -> None:
-        """Send nothing more; what is in flight ends as it may."""
+        """Send nothing more; requests in flight finish."""
         if self._stopped_by is None:
             self._stopped_by = reason
         self._stop()
 
     def _prepare(self) -> None:
         if self._spec.load.sessions:
-            return  # what a turn says depends on the answers before it
+            return  # a turn's text depends on the answers before it
         known = self._num_requests or 2 * self._users
         tokens = 0
         for index in range(min(known, PREPARED_REQUESTS)):
@@ -349,7 +349,7 @@ class LevelRunner:
         now_s = asyncio.get_running_loop().time()
         soon = now_s - self._reported_s < REPORT_EVERY_S and self._stopped_by is None
         if state == "running" and self._done and soon:
-            return  # whoever draws it takes longer than a request does here
+            return  # throttle: drawing is slower than a request
         self._reported_s = now_s
         self._on_progress(
             Progress(
@@ -368,9 +368,9 @@ class LevelRunner:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """No garbage collection while the clock runs: a pause of one would land in the latencies.
+    """Disable garbage collection while the clock runs: its pauses would show in the latencies.
 
-    Freezing alone would not do, since the collector walks what was made since.
+    Freezing alone is not enough, because the collector still walks newer objects.
     """
     was_enabled = gc.isenabled()
     gc.collect()

@@ -1,7 +1,7 @@
-"""One request, measured: what came back, or why nothing did.
+"""One request, measured: its answer, or the reason for its failure.
 
-Times are the running loop's clock. A target may hand over an answer still undecoded, so that the
-meaning of its bytes is worked out when the level is over and the loop stays free for sockets.
+Times are on the running loop's clock. A target may return an answer undecoded: it is decoded when
+the level is over, so that the loop stays free for sockets.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Measured:
     held_s: float = 0.0
 
     def hold(self, seconds: float) -> None:
-        """A cap made the request wait so long before it was sent."""
+        """Add the seconds that a cap made the request wait before it was sent."""
         self.held_s += seconds
 
     @property
     def known_status(self) -> str:
-        """Status as far as it is known without decoding."""
+        """The status, as far as known without decoding."""
         return self.outcome.status if isinstance(self.outcome, RequestRecord) else "ok"
 
     def record(self) -> RequestRecord:
@@ -69,8 +69,8 @@ async def measure(
 ) -> Measured:
     """Send one request; a failure is a result, a cancellation from outside passes through.
 
-    timeout_s  seconds from sending to the end of the answer; None waits for ever
-    guard      gives up what the whole level waits for
+    timeout_s  seconds from sending to the end of the answer; None: no limit
+    guard      gives up requests when the whole level has stalled
     """
     loop = asyncio.get_running_loop()
     sent_s = loop.time()
@@ -95,7 +95,7 @@ async def measure(
     finally:
         if guard is not None:
             guard.ended(limit, loop.time() - sent_s)
-    if record.status == "timeout":  # it had its place until now, whenever its last byte came
+    if record.status == "timeout":  # it was in flight until now, whenever its last byte came
         record = replace(record, exchange=replace(record.exchange, ended_s=loop.time()))
     return Measured(
         request, due_s, _free_s(record, loop.time()), sum(record.exchange.token_counts), record
@@ -103,7 +103,7 @@ async def measure(
 
 
 def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchange | None) -> str:
-    """Which deadline was missed: the first token's, or that of the whole answer."""
+    """The missed deadline: for the first token, or for the complete answer."""
     came = 0 if partial is None else sum(partial.token_counts)
     if guard is not None and guard.gave_up_after_s is not None:
         return (
@@ -115,7 +115,7 @@ def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchan
 
 
 def _free_s(record: RequestRecord, now_s: float) -> float:
-    """When the user of a request was free: at the answer's end, or now if it failed."""
+    """When the request's user became free: at the answer's end, or now if it failed."""
     if not record.ok:
         return now_s
     if record.ended_s is not None:

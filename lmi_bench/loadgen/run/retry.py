@@ -1,7 +1,7 @@
-"""Retries as AWS's SDKs do them in standard mode: an option, never the default.
+"""Retries in the standard mode of AWS's SDKs: an option, never the default.
 
-A benchmark that retries in silence hides the failures it should count. Here each retry is counted,
-and the latency runs from the first send, as the application behind the SDK would see it.
+A benchmark that retries silently hides the failures that it should count. Here each retry is
+counted, and latency runs from the first send, as the application behind the SDK would see it.
 
 Source: botocore/retries/standard.py (1.40): three attempts, back-off random(0, 1) * 2 ** (attempt
 - 1) of at most 20 s, and a quota of 500 that a retry takes 5 from and a success gives back to.
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Quota:
-    """How much may still be retried: a server that fails everyone is not asked thrice by each."""
+    """Remaining retries: a server that fails every request does not get each one three times."""
 
     left: int = _QUOTA
 
@@ -46,14 +46,14 @@ class _Quota:
         return True
 
     def give(self, retries: int) -> None:
-        """After a success: what its last retry took, or 1 where there was none."""
+        """After a success: give back the cost of its last retry, or 1 without a retry."""
         self.left = min(_QUOTA, self.left + (_RETRY_COST if retries else _SUCCESS_GAIN))
 
 
 class RetryingTarget:
-    """A target whose transient failures are tried again; an async context manager, as it is.
+    """A target that retries transient failures of another; an async context manager.
 
-    draw  random numbers from 0 to 1
+    draw  gives random numbers from 0 to 1
     """
 
     def __init__(self, target: HttpTarget, draw: Callable[[], float] = random.random) -> None:
@@ -63,16 +63,16 @@ class RetryingTarget:
 
     @property
     def max_connections(self) -> int | None:
-        """As many requests can be under way at once; None: no limit."""
+        """Maximum requests in flight; None: no limit."""
         return self._target.max_connections
 
     async def send(self, request: PlannedRequest) -> Exchange:
-        """Send a request until it is answered, or may not be tried again. Raises TargetError."""
+        """Send a request until it is answered or out of retries. Raises TargetError."""
         exchange, first_s, retries = await self._retried(lambda: self._target.send(request))
         return _from_first(exchange, first_s, retries)
 
     async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
-        """Likewise, decoding left for later."""
+        """The same, without decoding the answer."""
         answer, first_s, retries = await self._retried(lambda: self._target.send_undecoded(request))
         if not retries:
             return answer
@@ -104,7 +104,7 @@ class RetryingTarget:
         await self._target.__aexit__(kind, exc, tb)
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, float, int]:
-        """What an attempt gave, when the first one was sent, and how many followed it."""
+        """An attempt's result, when the first attempt was sent, and the number of retries."""
         first_s = asyncio.get_running_loop().time()
         retries = 0
         while True:
@@ -130,7 +130,7 @@ class RetryingTarget:
 
 
 def _is_transient(exc: TargetError) -> bool:
-    """Whether another attempt may succeed; an answer that has begun is not asked for again."""
+    """Whether another attempt may succeed; an answer that has begun is not requested again."""
     if exc.exchange is not None and exc.exchange.token_times_s:
         return False
     return exc.kind in _TRANSIENT_KINDS or _TRANSIENT_STATUS.match(str(exc)) is not None

@@ -38,7 +38,7 @@ MIN_ACHIEVED_SHARE = 0.95
 MAX_UNSURE_FIRST_SHARE = 0.001
 """Share of the first tokens that a late read hid among later ones, above which TTFT is unknown."""
 MAX_UNSURE_FIRSTS = 2
-"""So few hidden first tokens say nothing of a share: they count by what they may do to TTFT."""
+"""Up to two hidden first tokens are too few for a rate; judge them by their effect on TTFT."""
 MAX_BOUND_SHARE = 0.05
 """Error bound of a TTFT figure, as a share of it, above which a level is the generator's own."""
 MAX_TAIL_BOUND_SHARE = 0.25
@@ -240,7 +240,7 @@ def _missed_rate(
     if spec.rate_per_s is None or check.achieved_load is None:
         return None
     if any(record.exchange.held_s for record in records):
-        return None  # a cap held requests back, as it was told to: the checks say so
+        return None  # a cap held requests back as configured; the checks report it
     if check.achieved_load >= MIN_ACHIEVED_SHARE * spec.rate_per_s:
         return None
     return (

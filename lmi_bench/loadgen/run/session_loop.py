@@ -1,8 +1,8 @@
 """Conversations: a turn is due a pause after the answer before it, never sooner.
 
-Closed loop: users that hold one conversation after the other. Open loop: conversations that begin
-when they are due, however many are under way. Latency counts from when a turn was due; what a cap
-made it wait is kept beside it.
+Closed loop: each user holds one conversation after another. Open loop: conversations begin when
+they are due, however many are in progress. Latency counts from a turn's due time; the wait that a
+cap caused is recorded separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SessionLoop:
     """The conversations of one level.
 
     max_in_flight  maximum requests in flight; None: no limit
-    duration_s  no turn is sent that would be due later
+    duration_s  turns due later than this are not sent
     on_ended    called as each request ends; False: send no more
     """
 
@@ -72,7 +72,7 @@ class SessionLoop:
         first_s: float = 0.0,
         spacing_s: float = 0.0,
     ) -> list[Measured]:
-        """Let the users hold the conversations, one after the other each; the first begins first.
+        """Let each user hold one conversation after another.
 
         first_s, spacing_s  when the first user begins after the level's start, and each next one
         """
@@ -111,7 +111,7 @@ class SessionLoop:
         return self._in_order()
 
     async def _hold(self, dialogue: Dialogue, due_s: float, *, held_s: float = 0.0) -> float:
-        """One conversation, to its end or its first failure; when its user was free again."""
+        """One conversation, to its end or first failure; returns when its user is free again."""
         loop = asyncio.get_running_loop()
         reply: Exchange | None = None
         while due_s < self._end_s:

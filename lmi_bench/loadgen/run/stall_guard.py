@@ -1,7 +1,7 @@
-"""A level without a time-out is not held for ever by an answer that never ends.
+"""Ends stalled requests of a level without a time-out.
 
-A slow server still ends an answer now and then. When nothing has ended for far longer than any
-answer took, what is in flight is given up, whether its bytes keep coming or not.
+A slow server still completes an answer now and then. When none has completed for far longer than
+any answer took, the requests in flight fail, even if bytes keep arriving.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 LEAST_S = 300.0
-"""Nothing is given up sooner: a model may load, a queue may be long."""
+"""Nothing fails sooner: a model may be loading, a queue may be long."""
 TIMES_LONGEST = 10.0
 S_PER_TOKEN = 2.0
 
@@ -17,8 +17,8 @@ S_PER_TOKEN = 2.0
 class StallGuard:
     """Follows the requests of one level on the running loop's clock.
 
-    What is in flight fails when nothing has ended for the longest of `least_s`, ten times the
-    longest answer so far, and 2 s for each token asked of what is in flight.
+    The requests in flight fail when none has ended for the longest of `least_s`, ten times the
+    longest answer so far, and 2 s for each requested token of the longest request in flight.
     """
 
     def __init__(self, least_s: float = LEAST_S) -> None:
@@ -30,7 +30,7 @@ class StallGuard:
         self.gave_up_after_s: float | None = None
 
     def began(self, limit: asyncio.Timeout, output_tokens: int) -> None:
-        """A request was sent; `limit` is what can end it."""
+        """A request was sent; `limit` can end it."""
         loop = asyncio.get_running_loop()
         if not self._in_flight:
             self._quiet_since_s = loop.time()
@@ -39,7 +39,7 @@ class StallGuard:
             self._timer = loop.call_at(self._quiet_since_s + self._limit_s(), self._look)
 
     def ended(self, limit: asyncio.Timeout, took_s: float) -> None:
-        """A request ended, however it did."""
+        """A request ended, in success or failure."""
         self._in_flight.pop(limit, None)
         self._quiet_since_s = asyncio.get_running_loop().time()
         self._longest_s = max(self._longest_s, took_s)

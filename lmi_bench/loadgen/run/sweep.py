@@ -6,7 +6,8 @@ and the run resumes there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -55,18 +56,18 @@ async def run_sweep(
     workers: WorkerPool | None = None,
     server: ServerWatch | None = None,
 ) -> SweepResult:
-    """Run the levels that the store does not hold yet; returns all.
+    """Run the levels that the store does not contain yet; returns all levels.
 
     levels      a list, or a rule that picks the next level from the finished ones
-    store       where each level is saved when it ends; None keeps nothing on disk
-    summarise   makes a level of what ran
+    store       saves each level when it ends; None: nothing is written to disk
+    summarise   makes a level of its run
     on_level    called when a level is saved
     spacing_s   seconds between the first sends of a closed loop's users
-    workers     send the levels that one process cannot, or all; they open their own target
-    server      asked for its own view of each level
+    workers     processes for the levels that one process cannot send; each opens its own target
+    server      collects the server's metrics for each level
 
-    Raises EngineError and other LmiBenchErrors of the target itself; a request's failure is a
-    record. Cancelled in mid-level it leaves the levels before it.
+    Raises EngineError and other LmiBenchErrors of the target itself; a failed request is a record.
+    If cancelled during a level, it keeps the levels before it.
     """
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
@@ -75,15 +76,11 @@ async def run_sweep(
     while stopped_by is None and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
-        # A search looks at each answer as it ends, in this process; caps count what is in flight
-        # here.
-        capped = spec.max_in_flight is not None or spec.max_sessions is not None
-        capped = capped or resolve(target).max_connections is not None
-        watched = rules.watch(spec) is not None or capped
-        count = 1 if workers is None or watched else workers.count_for(spec, finished)
-        try:
-            if workers is not None and count > 1:
-                run = await workers.run_level(
+        pool = None if _needs_one_process(spec, target, rules) else workers
+        count = 1 if pool is None else pool.count_for(spec, finished)
+        async with _observed(server) as before_start:
+            if pool is not None and count > 1:
+                run = await pool.run_level(
                     spec,
                     attempt,
                     count,
@@ -92,24 +89,15 @@ async def run_sweep(
                     timeout_s=timeout_s,
                     spacing_s=spacing_s,
                     seed=seed,
-                    before_start=None if server is None else server.begin,
+                    before_start=before_start,
                 )
             else:
                 runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
                 run = await runner.run(
-                    attempt,
-                    spacing_s=spacing_s,
-                    seed=seed,
-                    before_start=None if server is None else server.begin,
+                    attempt, spacing_s=spacing_s, seed=seed, before_start=before_start
                 )
-            if server is not None:
-                await server.end()
-                run = replace(run, server=server.summary(run.records))
-        except BaseExceptionGroup as group:  # a task group wraps even a single error
-            raise _first_error(group) from group
-        finally:
-            if server is not None:
-                server.abandon()
+        if server is not None:
+            run = replace(run, server=server.summary(run.records))
         level = _by_the_wall_clock(summarise(run), started_at)
         if store is not None:
             store.append_level(run.records, level)
@@ -119,8 +107,31 @@ async def run_sweep(
     return SweepResult(finished, stopped_by)
 
 
+def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> bool:
+    """Whether a rule watches each answer as it ends, or a cap counts the requests in flight."""
+    capped = spec.max_in_flight is not None or spec.max_sessions is not None
+    capped = capped or resolve(target).max_connections is not None
+    return capped or rules.watch(spec) is not None
+
+
+@contextlib.asynccontextmanager
+async def _observed(
+    server: ServerWatch | None,
+) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
+    """Run one level inside, the server watch around it; gives what to await before its start."""
+    try:
+        yield None if server is None else server.begin
+        if server is not None:
+            await server.end()
+    except BaseExceptionGroup as group:  # a task group wraps even a single error
+        raise _first_error(group) from group
+    finally:
+        if server is not None:
+            server.abandon()
+
+
 def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
-    """The level with when it ran, to be looked up in other logs; unchanged in virtual time."""
+    """The level with its start and end, to find it in other logs; unchanged in virtual time."""
     if is_virtual():
         return level
     started, ended = (
@@ -136,7 +147,7 @@ def _stopped_by(finished: Sequence[Level]) -> str | None:
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error worth showing: a known failure if there is one, else the first of all."""
+    """The error to show: a known failure if there is one, otherwise the first error."""
     found: list[BaseException] = []
 
     def walk(exc: BaseException) -> None:

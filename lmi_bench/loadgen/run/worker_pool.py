@@ -190,7 +190,7 @@ class WorkerPool:
             loop.add_reader(ours.fileno(), worker.receive)
 
     def close(self) -> None:
-        """End the workers: their pipes close, and who does not go by itself is terminated."""
+        """End the workers: close their pipes, and terminate those that do not exit."""
         workers, self._workers = self._workers, []
         for worker in workers:
             with contextlib.suppress(RuntimeError):  # the loop is closed already

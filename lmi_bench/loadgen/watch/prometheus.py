@@ -16,7 +16,7 @@ _VALUE = r"[ \t]*([^\s{]\S*)(?:[ \t]+-?\d+)?[ \t]*$"
 
 
 class Sample(NamedTuple):
-    """One line: `labels` as they stand, braces included, "" where there are none."""
+    """One line: `labels` as written, braces included, or "" without labels."""
 
     name: str
     labels: str

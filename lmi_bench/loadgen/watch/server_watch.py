@@ -223,7 +223,7 @@ def _of_servers(
 
 
 def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The server's mean TTFT beside the client's: what lies between is network and HTTP."""
+    """The server's mean TTFT beside the client's: the difference is network and HTTP."""
     client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
     if not grown.get("ttft_count") or not client_s:
         return {}
