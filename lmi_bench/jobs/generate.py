@@ -19,7 +19,7 @@ from lmi_bench.engine.server.stop_strings import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.jobs.settings.generate import GenerateSettings
-from lmi_bench.targets.applies import idle_in_engine
+from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.launching import follow_launcher
 from lmi_bench.targets.parts import EngineParts
@@ -124,11 +124,12 @@ def open_engine(
     """
     stated = stated_settings(settings.model_options)
     engine = parse_scenario({"engine": stated}, source="generate").engine
+    refuse_idle("bundled", [f"engine.{name}" for name in stated], engine)
     if follow_launcher(engine):
         return None
     question = read()
     parts = open_torch_engine(settings.model, engine, listener)
-    for line in (*quantize_notes(parts.quantized), *idle_in_engine("bundled", engine)):
+    for line in quantize_notes(parts.quantized):
         listener.note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
     return parts, parts.tokenizer, question

@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.jobs.matrix_plan import Cell, read_matrix
+from lmi_bench.jobs.matrix_plan import Combination, read_matrix
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult
@@ -33,7 +33,7 @@ class CellState:
     run  as its folder has it; None where there is none
     """
 
-    cell: Cell
+    cell: Combination
     state: str = "waiting"
     error: str = ""
     slo_missed: bool = False
@@ -143,7 +143,7 @@ def _run_cell(
     return result
 
 
-def _state_of(folder: Path, cell: Cell) -> CellState:
+def _state_of(folder: Path, cell: Combination) -> CellState:
     state = _state(folder / cell.folder)
     run = None if state == "waiting" else load_run(folder / cell.folder)
     return CellState(cell, state, run=run)

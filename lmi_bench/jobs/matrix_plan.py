@@ -40,7 +40,7 @@ class _MatrixFile(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Combination:
     """One payload on one target.
 
     fields          of its scenario, as plain values
@@ -75,7 +75,7 @@ class Cell:
         return key
 
 
-def read_matrix(path: Path) -> list[Cell]:
+def read_matrix(path: Path) -> list[Combination]:
     """The cells of a matrix file, payload after payload on each target.
 
     Every cell's scenario is checked before anything runs. Raises InputError.
@@ -139,13 +139,13 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
 
 def _cell(
     path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
-) -> Cell:
+) -> Combination:
     own = {name: target[name] for name in _OWN_OF_TARGETS if name in target}
     stated = {name: value for name, value in target.items() if name not in _OWN_OF_TARGETS}
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {own['name']}"
     parse_scenario(fields, source=f"{path}, {fields['name']}")
-    return Cell(
+    return Combination(
         target=str(own["name"]),
         payload=str(payload["name"]),
         fields=fields,

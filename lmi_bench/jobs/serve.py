@@ -29,6 +29,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.jobs.settings.serve import ServeSettings
+from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.launching import follow_launcher
 from lmi_bench.targets.loading_deadline import loading_deadline
@@ -86,6 +87,7 @@ def serve(
 def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSettings, EngineSection]:
     """The settings with what a container's file and the environment add, and the engine's."""
     stated = stated_settings(settings.model_options, settings.batching)
+    options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
     path = settings.serving_properties
     if path is not None or is_lmi_environment(os.environ):
@@ -108,6 +110,7 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
                 stated[setting] = value
                 listener.note(f"{variable}={value} from the environment")
     engine = parse_scenario({"engine": stated}, source="serve").engine
+    refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
     found = replace(settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s)
     return found, engine
 

@@ -1,4 +1,4 @@
-"""Speculative decoding as the flags state it: who guesses, and what is said of it."""
+"""Speculative decoding as the settings state it: the drafter, facts for the manifest, notes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def speculation_facts(settings: EngineSection) -> dict[str, Any]:
 
 
 def speculation_notes(settings: EngineSection) -> tuple[str, ...]:
-    """What a person is told at the start."""
+    """Notes for the start of a run."""
     if settings.draft is None:
         return ()
     stated = settings.draft_acceptance

@@ -128,7 +128,7 @@ def several_addresses(url: str) -> tuple[str, ...]:
     try:
         found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
     except OSError:
-        return ()  # whoever connects says so
+        return ()  # connecting fails with a message of its own
     most = max(len({place[0] for kind, *_, place in found if kind == one}) for one, *_ in found)
     if most < 2:
         return ()
@@ -168,7 +168,7 @@ def _with_lengths_as_taken(scenario: Scenario, taken: Accepted) -> tuple[Scenari
 
 
 def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str, ...]]:
-    """The scenario with what was found in it, and what a person is told."""
+    """The scenario with what was found, and notes about it."""
     at_hand = _first_tokenizer((found.model, found.tokenizer)) is not None
     notes = [found.describe(tokenizer=at_hand), *found.notes]
     overrides: dict[str, Any] = {"protocol": found.protocol, "model": found.model}

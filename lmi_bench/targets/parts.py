@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class EngineParts:
     """An engine that is ready to be entered: its executor holds the model already.
 
-    facts    what a run's manifest says of it; notes: what a person is told at start
+    facts    for a run's manifest; notes: shown at the start of a run
     executors  one a replica
     profile    of a simulated engine
     drafter    of speculative decoding

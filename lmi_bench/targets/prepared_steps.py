@@ -78,7 +78,7 @@ def _most_sequences(settings: EngineSection) -> int:
 
 
 def step_notes(settings: EngineSection, prepared: PreparedSteps | None) -> tuple[str, ...]:
-    """What a person is told at start."""
+    """Notes for the start of a run."""
     if prepared is None:
         return ()
     shapes = ", ".join(map(str, prepared.shapes)) or "none that this engine can fill"

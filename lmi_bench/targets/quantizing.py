@@ -52,7 +52,7 @@ def quantize_facts(
 
 
 def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
-    """What a person is told at the start."""
+    """Notes for the start of a run."""
     if quantized is None:
         return ()
     held, floats = quantized.held_bytes, quantized.float_bytes

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
-from lmi_bench.loadgen.aws.access import open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import open_cloudwatch, read_levels
+from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, open_cloudwatch, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.access import Access
@@ -30,18 +32,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         settings.custom_attributes,
     )
     aws = open_aws_access(settings.endpoint_url)
-    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
-        found = read_endpoint_facts(
-            aws,
-            invocation.endpoint_name,
-            target_variant=settings.target_variant,
-            inference_component=settings.inference_component,
-        )
-    else:
-        found = EndpointFacts(
-            {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
-            notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
-        )
+    found = _facts(aws, invocation)
     protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
     model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
     scenario = scenario.with_overrides({"protocol": protocol, "model": model})
@@ -56,11 +47,6 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         "target_variant": settings.target_variant,
         "headers": sorted(access.headers),
     }
-    cloudwatch = None
-    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH"):
-        variant = settings.target_variant or str(found.facts.get("variant", "AllTraffic"))
-        client = open_cloudwatch(aws.session, aws.region)
-        cloudwatch = functools.partial(read_levels, client, invocation.endpoint_name, variant)
     receive = choose_receiver(scenario, aws.runtime_url, listener)
     facts["receiver"] = receive.note
     keys = aws.credentials.get_frozen_credentials()
@@ -84,6 +70,32 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         notes=(*found.notes, *several_addresses(aws.runtime_url)),
         usd_per_hour=found.price_usd_per_hour,
         count_instances=found.count_instances,
-        cloudwatch=cloudwatch,
+        cloudwatch=_cloudwatch(aws, invocation, found),
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
+
+
+def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
+    """What SageMaker says of the endpoint, where its control plane can be asked."""
+    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
+        return read_endpoint_facts(
+            aws,
+            invocation.endpoint_name,
+            target_variant=invocation.target_variant,
+            inference_component=invocation.inference_component,
+        )
+    return EndpointFacts(
+        {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
+        notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
+    )
+
+
+def _cloudwatch(
+    aws: AwsAccess, invocation: Invocation, found: EndpointFacts
+) -> Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None:
+    """What reads the endpoint's metrics of given spans; None without CloudWatch."""
+    if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
+        return None
+    variant = invocation.target_variant or str(found.facts.get("variant", "AllTraffic"))
+    client = open_cloudwatch(aws.session, aws.region)
+    return functools.partial(read_levels, client, invocation.endpoint_name, variant)

@@ -33,7 +33,7 @@ class TimeBox:
     """Follows a sweep's time: one for each sweep, from its first question on.
 
     max_s  None: no limit
-    note   told once of the first level that is left out
+    note   called once, for the first level that is left out
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Spend:
     """Follows a sweep's levels: one for each sweep.
 
     usd_per_hour     of all instances; None: nothing is known and nothing is added to the lines
-    count_instances  instances that answer now; None where that cannot be told
+    count_instances  instances that answer now; None where that is unknown
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A run that `--resume` finds complete: its answer is in the folder, and nobody is asked."""
+"""`--resume` on a complete run: its stored result is returned and nothing is sent."""
 
 from __future__ import annotations
 
