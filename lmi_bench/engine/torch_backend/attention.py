@@ -1,8 +1,8 @@
 """Causal attention of one step over the paged cache.
 
-A prompt's rows go through torch's scaled_dot_product_attention, which is made for many queries.
-A decoding row has one query, and there SDPA on a CPU is 5 to 10 times slower than plain matrix
-products: pages are gathered into buffers that live on and multiplied as one batch.
+Prompt rows use torch's scaled_dot_product_attention, which is built for many queries. A decode
+row has one query, for which SDPA on a CPU is 5 to 10 times slower than plain matrix products: its
+pages are gathered into reused buffers and multiplied as one batch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from lmi_bench.engine.torch_backend.kv_cache import KvCache
 class PagedAttention:
     """Attention of every layer of one model over one cache.
 
-    Where each query head has its own keys (MHA), decoding is bound by reading the cache: products
-    are taken in the cache's own format, and values are summed where they lie, which saves half of
-    the gathering. With shared keys (GQA) each one read serves several queries, and products are
-    taken in the model's compute format.
+    With keys per query head (MHA), decoding is bound by reading the cache: it computes in the
+    cache's format and sums values in place, which saves half of the gathering. With shared keys
+    (GQA) each key read serves several queries, and it computes in the model's compute format.
 
-    mask_formats  what the packed steps that come in must have been made with
+    mask_formats  formats that packed steps must be made with
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class PagedAttention:
         compute: torch.dtype,
         windows: Sequence[int | None] = (),
     ) -> None:
-        """windows  of every layer, in tokens, None for a layer that sees everything; none given:
-        no layer has one"""
+        """windows  per layer, in tokens, None: full attention; empty: full in every layer"""
         shape = cache.shape
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
@@ -61,7 +59,7 @@ class PagedAttention:
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
-        """Store the step's keys and values, then attend over everything before each row.
+        """Store the step's keys and values, then attend over all positions up to each row.
 
         q        shape (rows, heads, head_dim); k, v: shape (rows, kv_heads, head_dim)
         returns  shape (rows, heads * head_dim)
@@ -89,7 +87,7 @@ class PagedAttention:
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
             )
-        # KV heads stand as SDPA's batch, and each is seen by its group of query heads uncopied
+        # KV heads are SDPA's batch; expand shares each with its query heads without a copy
         shared = (kv_heads, group, keys.shape[1], self._head_dim)
         attended = functional.scaled_dot_product_attention(
             q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
@@ -102,7 +100,7 @@ class PagedAttention:
         return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
 
     def _decode(self, layer: int, q: Tensor, group: DecodeGroup) -> Tensor:
-        """One row a sequence; result shape (sequences, heads, head_dim)."""
+        """One row per sequence; result shape (sequences, heads, head_dim)."""
         batch, _, context = group.bias.shape
         dtype = group.bias.dtype
         key_pages, value_pages = self._cache.head_pages(layer)
@@ -113,7 +111,7 @@ class PagedAttention:
         weights = torch.softmax(scores, dim=-1)
         if group.value_rows is None:
             attended = torch.bmm(weights, self._gather(value_pages, group, dtype))
-        else:  # a weighted sum of rows found by index: no copy of the values is made
+        else:  # a weighted sum of indexed rows, without a copy of the values
             attended = functional.embedding_bag(
                 group.value_rows,
                 value_pages.view(-1, self._head_dim),
@@ -133,7 +131,7 @@ class PagedAttention:
         return gathered.view(batch, context, self._head_dim)
 
     def _buffer(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A piece of a buffer that only grows: fresh memory costs a page fault every 4 KiB."""
+        """Part of a buffer that only grows: new memory costs a page fault every 4 KiB."""
         count = math.prod(size)
         held = self._buffers.get(name)
         if held is None or held.numel() < count:

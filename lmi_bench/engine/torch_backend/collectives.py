@@ -1,8 +1,8 @@
-"""How the ranks of a tensor-parallel group add and join their parts.
+"""Sums and concatenations across the ranks of a tensor-parallel group.
 
-Two ways behind one interface: memory that the ranks of one machine share, and torch.distributed
-(NCCL between GPUs, gloo elsewhere). Every rank gets the same bits back, so ranks that take the same
-steps stay the same without another word.
+One interface, two implementations: shared memory on one machine, and torch.distributed (NCCL
+between GPUs, gloo elsewhere). Every rank receives identical bits, so ranks that run the same steps
+stay identical without further communication.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATIENCE: Final = datetime.timedelta(minutes=30)  # a dead rank is noticed by i
 
 
 class Transport(StrEnum):
-    """What carries the ranks' parts."""
+    """The means of communication between ranks."""
 
     SHARED_MEMORY = "shared_memory"
     GLOO = "gloo"
@@ -29,7 +29,7 @@ class Transport(StrEnum):
 
 
 class Collectives(Protocol):
-    """What one rank does together with all others; each calls the same in the same order."""
+    """Collective operations; all ranks make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
@@ -38,35 +38,35 @@ class Collectives(Protocol):
 
     @property
     def degree(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks in the group."""
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place; x is contiguous and of one shape everywhere."""
+        """Sum over the ranks, in place; x is contiguous and has the same shape on every rank."""
         ...
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """The ranks' columns side by side: (rows, columns) each to (rows, degree * columns)."""
+        """Concatenate the ranks' columns: (rows, columns) each to (rows, degree * columns)."""
         ...
 
     def close(self) -> None:
-        """Let go of what connects the ranks."""
+        """Release the connection between the ranks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where torch.distributed's ranks find each other: a file that does not exist yet."""
+    """Rendezvous of torch.distributed's ranks: a file that does not exist yet."""
 
     transport: Transport
     path: str
 
 
 class DistributedCollectives:
-    """Over torch.distributed, one process group a process."""
+    """Collectives over torch.distributed, one process group per process."""
 
     def __init__(self, meeting: Meeting | None, rank: int, degree: int) -> None:
-        """meeting  None: the process has joined its group already"""
+        """meeting  None: the process has already joined its group"""
         self._rank = rank
         self._degree = degree
         if meeting is None:
@@ -90,16 +90,16 @@ class DistributedCollectives:
 
     @property
     def degree(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks in the group."""
         return self._degree
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+        """Sum over the ranks, in place."""
         distributed.all_reduce(x)
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """The ranks' columns side by side."""
+        """Concatenate the ranks' columns."""
         parts = [torch.empty_like(x) for _ in range(self._degree)]
         distributed.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=1)
@@ -110,5 +110,5 @@ class DistributedCollectives:
 
 
 def loopback_interface() -> str:
-    """The network interface that gloo is to use between processes of one machine."""
+    """The network interface for gloo between processes of one machine."""
     return _LOOPBACK

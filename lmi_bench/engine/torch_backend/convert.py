@@ -1,7 +1,7 @@
-"""PyTorch's .bin weights into safetensors, and one hash over weights in either format.
+"""Converts PyTorch's .bin weights to safetensors, and hashes weights in either format.
 
-A .bin file is a pickle. It is read with torch's restricted unpickler, which builds tensors and
-calls nothing else, and only by this explicit conversion; the engine itself reads safetensors alone.
+A .bin file is a pickle. Only this explicit conversion reads it, with torch's restricted unpickler,
+which builds tensors and calls nothing else; the engine itself reads only safetensors.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _SINGLE: Final = "pytorch_model.bin"
 
 
 def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> str:
-    """Write a folder of .bin weights anew as safetensors; returns the hash of its weights.
+    """Write a folder's .bin weights as safetensors; returns the hash of the weights.
 
-    What other tensors share memory with is written once for each name: safetensors shares nothing.
+    Tensors that share memory are each written in full: safetensors cannot share.
 
-    Raises InputError where there is no .bin, where a file holds something else than tensors, and
-    where `out` exists.
+    Raises InputError if there is no .bin file, a file has other content than tensors, or `out`
+    exists.
     """
     if out.exists():
-        raise InputError(f"{out} exists: name a folder that does not")
+        raise InputError(f"{out} exists: name a new folder")
     read_config(folder)
     files = _pickles(folder)
     make_new_folder(out)
     writer, digests = ShardWriter(out), {}
     for name, tensor in _read(files, progress):
         digests[name] = _digest(name, tensor)
-        writer.add({name: tensor.clone()})  # a view of a mapped file would outlive it
+        writer.add({name: tensor.clone()})  # a view would outlive its mapped file
     writer.finish()
     copy_beside(folder, out)
     return _hash_of(digests)
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 over names, formats, shapes and bytes of a folder's tensors, in either format."""
+    """SHA-256 of names, formats, shapes and bytes of a folder's tensors, in either format."""
     if any(folder.glob("*.safetensors")):
         with Checkpoint(folder) as checkpoint:
             digests = {
@@ -71,24 +71,24 @@ def _pickles(folder: Path) -> list[Path]:
             raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
         for name in names:
             if Path(name).name != name or not (folder / name).is_file():
-                raise InputError(f"{folder} lacks {name}, which {_INDEX} names")
+                raise InputError(f"{folder} lacks {name}, which {_INDEX} lists")
         return [folder / name for name in names]
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
-    raise InputError(f"{folder} has neither {_SINGLE} nor {_INDEX}: there is nothing to convert")
+    raise InputError(f"{folder} has neither {_SINGLE} nor {_INDEX}: nothing to convert")
 
 
 def _read(files: list[Path], progress: Progress | None) -> Iterator[tuple[str, Tensor]]:
     total_bytes, read_bytes = sum(path.stat().st_size for path in files), 0
     for path in files:
         try:
-            mapped = zipfile.is_zipfile(path)  # what torch wrote before 1.6 is read whole
+            mapped = zipfile.is_zipfile(path)  # files from torch before 1.6 are not zip
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as exc:
             first = str(exc).splitlines()[0]
-            raise InputError(f"{path} is no file of tensors alone: {first}") from exc
+            raise InputError(f"{path} is not a file of tensors only: {first}") from exc
         if not isinstance(content, dict):
-            raise InputError(f"{path} holds a {type(content).__name__}, not tensors by name")
+            raise InputError(f"{path} contains a {type(content).__name__}, not tensors by name")
         for name, tensor in content.items():
             if not isinstance(tensor, Tensor):
                 raise InputError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
@@ -99,7 +99,7 @@ def _read(files: list[Path], progress: Progress | None) -> Iterator[tuple[str, T
 
 
 def _digest(name: str, tensor: Tensor) -> bytes:
-    """Of one tensor; the bytes as they lie in the file."""
+    """Hash of one tensor: its name, format, shape, and bytes as stored in the file."""
     whole = tensor.contiguous()
     head = f"{name} {whole.dtype} {tuple(whole.shape)}\n"
     data = whole.reshape(-1).view(torch.uint8) if whole.numel() else torch.empty(0)
@@ -107,5 +107,5 @@ def _digest(name: str, tensor: Tensor) -> bytes:
 
 
 def _hash_of(digests: dict[str, bytes]) -> str:
-    """Of a whole model, whatever the order and the files of its tensors."""
+    """Hash of a whole model, independent of the order and files of its tensors."""
     return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()

@@ -1,8 +1,7 @@
-"""Demo models: Llamas of random but fixed weights, made on first use so that nothing is loaded
-from a network.
+"""Demo models: Llamas with fixed random weights, generated on first use without a download.
 
-They are for measuring: their speed, memory and token counts are those of any model of that
-shape, their text means nothing. Weights are stored as bfloat16, 2 bytes a parameter.
+They are for measuring: speed, memory and token counts match any model of that shape; their text
+has no meaning. Weights are stored as bfloat16, 2 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
     demo_tokenizer_json,
 )
 
-_VERSION: Final = "v1"  # part of the cache folder's name: raise it when a file's content changes
+_VERSION: Final = "v1"  # part of the cache folder's name: increment when a file's content changes
 _SEED: Final = 20_261_121
 _MAX_POSITIONS: Final = 2048
 
@@ -49,15 +48,15 @@ DEMO_MODELS: Final[Mapping[str, _DemoShape]] = {
 
 
 def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
-    """The folder of a demo model, written first if it is not there yet.
+    """The folder of a demo model, written first if it does not exist.
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/models, or ~/.cache/lmi-bench/models
 
-    Safe with several processes at once: a folder appears whole or not at all. Raises InputError
-    for an unknown name.
+    Safe for concurrent processes: a folder appears complete or not at all. Raises InputError for
+    an unknown name.
     """
     if name not in DEMO_MODELS:
-        raise InputError(f"demo model {name!r} is not known; there are: {', '.join(DEMO_MODELS)}")
+        raise InputError(f"demo model {name!r} is unknown; known: {', '.join(DEMO_MODELS)}")
     parent = _default_cache_dir() if cache_dir is None else cache_dir
     folder = parent / f"{name}-{_VERSION}"
     if folder.is_dir():
@@ -66,7 +65,7 @@ def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
     try:
         _write(unfinished, DEMO_MODELS[name])
-        unfinished.chmod(0o755)  # mkdtemp keeps others out, a cache need not
+        unfinished.chmod(0o755)  # mkdtemp excludes other users, a cache need not
         try:
             unfinished.rename(folder)
         except OSError:
@@ -122,9 +121,9 @@ def _config(shape: _DemoShape) -> dict[str, Any]:
 
 
 def _weights(shape: _DemoShape) -> dict[str, Tensor]:
-    """Normal weights of variance 1 / inputs, which keep the size of what passes through.
+    """Normal weights with variance 1 / inputs, which keep the scale of activations.
 
-    Embeddings are smaller: with tied ones the next token would otherwise be the last one again.
+    Embeddings are smaller: with tied ones the model would otherwise repeat the last token.
     """
     generator = torch.Generator().manual_seed(_SEED)
 

@@ -1,10 +1,10 @@
-"""The demo models' vocabulary: 32,000 ASCII strings that can be told apart in any order.
+"""The demo models' vocabulary: 32,000 ASCII strings, uniquely decodable in any order.
 
 Token ids 0 to 2 are `<unk>`, `<s>` and `</s>`; every other one is a space and a word of one to
-four small letters: " a", " ab", " abc", " baca". A text of such strings falls apart at its
-spaces and angle brackets in one way only, so any sequence of ids survives the way through text:
-a prompt of an exact token count can be sent to an endpoint that takes nothing but text. Anything
-else becomes `<unk>`, one a run of letters or one a character.
+four small letters: " a", " ab", " abc", " baca". Text splits uniquely at its spaces and angle
+brackets, so any sequence of ids survives conversion to text and back: a prompt with an exact token
+count can be sent to a text-only endpoint. Other text becomes `<unk>`, one per run of letters or
+per character.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECES: Final = r"</?[a-z]+>| [a-z]+|[A-Za-z0-9]+|[\s\S]"
 
 
 def demo_tokens() -> list[str]:
-    """The vocabulary's strings; a token's id is its place."""
+    """The vocabulary's strings; a token's id is its index."""
     letters, vowels = ascii_lowercase, "aeiou"
     words = chain(
         letters,

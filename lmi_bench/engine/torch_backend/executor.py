@@ -1,4 +1,4 @@
-"""The executor that really computes: a model on one device, driven from a thread of its own."""
+"""The executor with a real model: one device, driven from its own thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading leaves: the runner and the numbers worth showing."""
+    """Result of loading: the runner and the numbers to show."""
 
     runner: ModelRunner
     precision: Precision
@@ -63,7 +63,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model folder that has been read but for its weights."""
+    """A model folder's configuration, without its weights."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -72,7 +72,7 @@ class ModelSource:
 
 
 def read_model(folder: Path) -> ModelSource:
-    """Read a Hugging Face folder's config.json; raises InputError where it cannot be loaded."""
+    """Read a Hugging Face folder's config.json; raises InputError if it cannot be loaded."""
     config = read_config(folder)
     check_loadable(folder, config)
     name = folder.resolve().name
@@ -85,14 +85,14 @@ class TorchExecutor:
 
     model_shape         the model, named after its folder
     num_blocks          cache blocks of `block_size` tokens
-    free_memory_bytes   seen after the weights were loaded, before the cache was taken
+    free_memory_bytes   free after loading the weights, before allocating the cache
     kv_bytes_per_block  keys and values of one block, all layers
-    kv_cache_bytes      of all blocks
+    kv_cache_bytes      size of all blocks
     kv_dtype            number format of the cache
-    weights_description formats of weights and arithmetic, for a start-up line
-    weight_bytes        of matrices, embeddings and head as they are held
-    quantized           what quantizing did to the matrices; None where they keep their floats
-    prepared            what preparing decode steps came to; None where none were
+    weights_description formats of weights and arithmetic, for the start-up line
+    weight_bytes        matrices, embeddings and head as stored in memory
+    quantized           bytes before and after quantization; None without quantization
+    prepared            result of preparing decode steps; None without prepared steps
     """
 
     def __init__(
@@ -132,21 +132,19 @@ class TorchExecutor:
         progress: Progress | None = None,
         told: Told | None = None,
     ) -> TorchExecutor:
-        """Load a Hugging Face folder (config.json and safetensors) and take memory for its cache.
+        """Load a Hugging Face folder (config.json and safetensors) and allocate its cache.
 
-        beside    share the thread of this executor, whose close ends it: two pools of threads
-                  would hinder each other
-        progress  told (bytes read, bytes of all files) while the weights are loaded, in the
-                  worker's thread
-        told      told how far calibration or compiling has come, in the worker's thread
+        beside    executor whose thread is shared, and ended by its close: two thread pools would
+                  slow each other down
+        progress  called with (bytes read, bytes of all files) while loading, in the worker thread
+        told      called with the progress of calibration or compilation, in the worker thread
 
-        Raises InputError for a folder or a setting that cannot be used, CapacityError where no
-        block fits.
+        Raises InputError for an unusable folder or setting, CapacityError if no block fits.
         """
         source = read_model(folder)
         load = partial(_load, source, settings, progress, told)
         if beside is not None:
-            # OpenMP keeps a pool of threads for each thread that computes: one worker does it all
+            # OpenMP keeps a thread pool per computing thread: use one worker for both
             loaded = beside._worker.submit(load).result()
             worker = beside._worker
         else:
@@ -166,39 +164,39 @@ class TorchExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """One: on a CPU, planning takes less than a hundredth of a step."""
+        """One: on a CPU, planning takes less than 1 % of a step."""
         return 1
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Run one step in the worker thread. Raises EngineError when it fails."""
+        """Run one step in the worker thread. Raises EngineError if it fails."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._worker, self._runner.run, batch)
         except LmiBenchError:
             raise
-        except RuntimeError as exc:  # what torch raises, out of memory included
+        except RuntimeError as exc:  # raised by torch, also when out of memory
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Natural log-probability of each token of `continuation` behind `given` and each other.
+        """Natural log-probability of each token of `continuation` after `given`.
 
-        Only while the executor holds no sequence: raises EngineError otherwise.
+        Raises EngineError if the executor has sequences.
         """
         loop = asyncio.get_running_loop()
         token_ids = [*given, *continuation]
         return await loop.run_in_executor(self._worker, self._runner.score, token_ids, len(given))
 
     async def compare_prepared(self) -> list[StepDifference]:
-        """Prepared steps against the same steps run as they are, one for each shape; none where
-        none are prepared. Only while the executor holds no sequence."""
+        """Compare prepared with ordinary steps, one for each shape; empty without prepared steps.
+        Call only while the executor has no sequences."""
         if self._static is None or self._eager is None:
             return []
         compare = partial(compare_steps, self._static, self._eager)
         return await asyncio.get_running_loop().run_in_executor(self._worker, compare)
 
     async def time_products(self, rows: int) -> float | None:
-        """Seconds of a decode step's matrix products for so many sequences; None where another
-        back end has the weights. Only while no step runs."""
+        """Seconds for the matrix products of a decode step with `rows` sequences; None if another
+        back end has the weights. Call only while no step runs."""
         if self._model is None:
             return None
         loop = asyncio.get_running_loop()
@@ -206,19 +204,19 @@ class TorchExecutor:
 
     @property
     def step_counts(self) -> tuple[int, int] | None:
-        """Steps that ran prepared, and those that did not; None where none are prepared."""
+        """Numbers of prepared and other steps run; None without prepared steps."""
         if self._static is None:
             return None
         return self._static.static_steps, self._static.other_steps
 
     async def close(self) -> None:
-        """Wait for the step that runs, then end the worker thread if it is this one's own."""
+        """Wait for the running step, then end the worker thread unless it is shared."""
         if self._owns_worker:
             await asyncio.to_thread(self._worker.shutdown)
 
 
 def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
-    """How the weights are rounded: as asked for, or as the folder stores them."""
+    """Name of the weights' quantization: as requested, or as stored in the folder."""
     stored = config.get("quantization_config") or {}
     if quantize != NOT_QUANTIZED or not stored:
         return str(quantize)
@@ -226,7 +224,7 @@ def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
 
 
 def first_result(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    """What the worker's first work returns; the worker ends where that fails."""
+    """Result of the worker's first work; the worker ends if it fails."""
     try:
         return worker.submit(work).result()
     except BaseException:
@@ -237,9 +235,9 @@ def first_result(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Resu
 def _load(
     source: ModelSource, settings: LoadSettings, progress: Progress | None, told: Told | None
 ) -> Loaded:
-    """Load weights and take the cache, in the thread that will compute."""
+    """Load weights and allocate the cache, in the thread that will compute."""
     place, shape = settings.place, source.shape
-    if place.type == "cuda":  # of this thread, for kernels and captures
+    if place.type == "cuda":  # this thread's device, for kernels and captures
         torch.cuda.set_device(place)
     precision = choose_precision(
         settings.dtype,

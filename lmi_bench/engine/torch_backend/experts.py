@@ -1,9 +1,9 @@
-"""Mixture of experts: each row goes through the few MLPs that its router scores highest.
+"""Mixture of experts: each row goes through the few MLPs that the router scores highest.
 
 The experts run one after the other over the rows that chose them. On a CPU such a loop of packed
-products takes half the time of one grouped product. A GPU would have to wait for the host to learn
-how many rows chose each, and a CUDA graph cannot: there few rows go through every expert, which
-costs arithmetic that a decode step, bound by reading the experts, has to spare.
+products takes half the time of one grouped product. On a GPU the host would have to wait for the
+number of rows per expert, which a CUDA graph cannot do: there, small steps send every row through
+every expert. A decode step is bound by reading the experts and has arithmetic to spare.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear
 
 EVERY_EXPERT_ROWS: Final = 64
-"""Most rows of a step on a GPU that go through every expert, chosen or not."""
+"""Maximum rows of a GPU step that go through every expert, chosen or not."""
 
 
 class ExpertMlp:
     """sum over the chosen experts of weight_e * expert_e(x) (Jiang et al. 2024, arXiv:2401.04088).
 
-    The weights are the softmax over all experts' scores in float32; `renormalise` scales those of
-    a row's chosen ones to sum to 1. Experts are added in their order, so a row's result does not
-    depend on which others share its step.
+    The weights are the softmax over all experts' scores in float32; `renormalise` scales the
+    weights of a row's chosen experts to sum to 1. Experts are added in index order, so a row's
+    result does not depend on the other rows of its step.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ExpertMlp:
         renormalise: bool,
         join: Callable[[Tensor], Tensor],
     ) -> None:
-        """join  makes the whole of what this rank's parts of the experts gave"""
+        """join  combines the partial results of all ranks"""
         self._router = router
         self._experts = experts
         self._experts_per_token = experts_per_token
@@ -56,9 +56,9 @@ class ExpertMlp:
         return self._join(out).add_(residual)
 
     def of_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Every row through every expert, those that it did not choose weighing nothing.
+        """Send every row through every expert, with weight 0 for those it did not choose.
 
-        weights, chosen  shape (rows, experts a token)
+        weights, chosen  shape (rows, experts per token)
         """
         factors = x.new_zeros(len(x), len(self._experts))
         factors = factors.scatter_(1, chosen, weights.to(x.dtype))
@@ -68,7 +68,7 @@ class ExpertMlp:
         return out
 
     def of_chosen_experts(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Each expert over the rows that chose it; arguments as `of_every_expert`."""
+        """Run each expert on the rows that chose it; arguments as in `of_every_expert`."""
         by_expert = chosen.flatten().argsort(stable=True)
         rows = by_expert // self._experts_per_token
         factors = weights.to(x.dtype).flatten()[by_expert, None]

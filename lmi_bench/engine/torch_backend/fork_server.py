@@ -1,6 +1,6 @@
 """The process from which ranks are forked: it imports torch once, before it has any thread.
 
-Imports no torch itself, so that the server can be importing while this process does the same.
+This module does not import torch, so the server and this process can import it in parallel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ _PRELOADED: Final = ["lmi_bench.engine.torch_backend.rank"]
 
 
 def fork_context() -> ForkServerContext:
-    """What rank processes are made with; starts the server if there is none and waits for
-    nothing."""
+    """The context that creates rank processes; starts the server if needed, without waiting."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     forkserver.ensure_running()

@@ -1,7 +1,7 @@
-"""What turns the rows of a step into logits: the seam between the step back ends.
+"""The interface of the step back ends: from the rows of a step to logits.
 
-The runner keeps sequences and chooses tokens and is the same for all; a back end has the weights
-and the cache, in whatever layout it is fast with.
+The runner, common to all, tracks sequences and samples tokens; a back end has the weights and the
+cache in its own layout.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Forward(Protocol):
     num_blocks: int
 
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Of the sampled rows, in the order of the sequences, shape (sampled rows, vocab)."""
+        """Logits of the sampled rows in sequence order, shape (sampled rows, vocab)."""
         ...
 
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
-        """The token of the highest logit of each sampled row."""
+        """The token with the highest logit, for each sampled row."""
         ...
 
 
 class TorchForward:
-    """The back end `torch`: any device, the reference of the others."""
+    """The back end `torch`: runs on any device and is the reference for the others."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TorchForward:
         *,
         num_blocks: int | None = None,
     ) -> None:
-        """num_blocks  of the cache that sequences are given; None: all"""
+        """num_blocks  cache blocks available to sequences; None: all"""
         self.shape = model.shape
         self.cache = cache
         self.block_size = cache.shape.block_size

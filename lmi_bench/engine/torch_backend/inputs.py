@@ -1,12 +1,11 @@
-"""One step's sequences packed into rows, and what attention needs to find their pages.
+"""Packs a step's sequences into rows, with the page indices that attention needs.
 
-The rows of all sequences stand one after the other in one matrix, so every linear layer runs
-once a step whatever the mix. Sequences with several rows (prompts, chunks, drafts to verify)
-come first, those with one row (decoding) last and by context length, so that neighbours can
-share one gather with little padding.
+All rows are concatenated into one matrix, so every linear layer runs once per step. Sequences with
+several rows (prompts, chunks, drafts to verify) come first; those with one row (decoding) come
+last, sorted by context length, so that neighbours share one gather with little padding.
 
-Layers that see a sliding window read only the pages that it reaches; they get a view of their
-own, with other pages and masks than the layers that see everything.
+Layers with a sliding window read only the pages within it; they get their own view, with other
+pages and masks than layers with full attention.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from torch import Tensor
 
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, head_page_rows, slots_of
 
-_GATHER_BYTES: Final = 16 << 20  # most keys gathered at once, a few times a core's second cache
-_WINDOW_ROWS: Final = 256  # at least so many rows of a prompt share the keys of their windows
+_GATHER_BYTES: Final = 16 << 20  # limit of keys gathered at once, a few times a core's L2 cache
+_WINDOW_ROWS: Final = 256  # minimum rows of a prompt that share the keys of their windows
 _MASKED: Final = -1e30
 
 
 def masked_score(dtype: torch.dtype) -> float:
-    """What hides a key: finite in that format, so that no row of a softmax can turn to NaN."""
+    """The score that hides a key: finite in that format, so that a softmax never gives NaN."""
     return max(_MASKED, torch.finfo(dtype).min)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """One sequence's part of a step, with ids known and its whole block table.
+    """One sequence's part of a step, with its token ids and whole block table.
 
-    sampled  rows from the end of `token_ids` whose logits are wanted: 0, 1, or 1 + drafted ones
+    sampled  number of last rows whose logits are needed: 0, 1, or 1 + draft tokens
     """
 
     token_ids: Sequence[int]
@@ -50,11 +49,11 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class MaskFormats:
-    """What attention computes in, and so what its masks come in.
+    """Number formats of attention, and so of its masks.
 
-    prompt, decode  of sequences with several rows and with one
+    prompt, decode  formats for sequences with several rows and with one
     value_rows      whether decoding reads values by token rather than by page
-    windows         the different windows of the layers, in tokens; None sees everything
+    windows         the layers' distinct windows, in tokens; None: full attention
     """
 
     prompt: torch.dtype
@@ -65,12 +64,12 @@ class MaskFormats:
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows start..stop of one sequence, which read their own keys alone or cached ones.
+    """Rows start..stop of one sequence, which read only their own keys, or cached ones.
 
-    num_keys   keys that they read
-    page_rows  where keys are cached: the pages of every head, shape (kv_heads * pages,)
-    bias       with `page_rows`, added to the scores, shape (rows, num_keys): 0, or very low where
-               a key is later or out of the window
+    num_keys   number of keys read
+    page_rows  for cached keys: the pages of every head, shape (kv_heads * pages,)
+    bias       with `page_rows`: added to the scores, shape (rows, num_keys); 0, or very low if a
+               key is later or outside the window
     """
 
     start: int
@@ -82,12 +81,12 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows start..stop, one a sequence, whose pages are gathered together.
+    """Rows start..stop, one per sequence, whose pages are gathered together.
 
     page_rows  shape (sequences * kv_heads * pages,), short tables padded
     bias       added to the scores, shape (sequences * kv_heads, 1, pages * block_size)
-    value_rows where each cached token stands, counted in head_dim vectors, shape (sequences *
-               kv_heads, pages * block_size); only where MaskFormats asks for it
+    value_rows index of each cached token in head_dim vectors, shape (sequences * kv_heads,
+               pages * block_size); only if MaskFormats.value_rows
     """
 
     start: int
@@ -99,7 +98,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ContextView:
-    """What each row of a step reads, for the layers of one window."""
+    """The keys that each row of a step reads, in the layers with one window."""
 
     prompts: tuple[PromptRows, ...]
     decodes: tuple[DecodeGroup, ...]
@@ -111,9 +110,9 @@ class PackedStep:
 
     token_ids, positions  shape (rows,)
     contexts              tokens of each row's sequence after this step, shape (rows,)
-    slots                 where each row's keys and values go, shape (rows * kv_heads,)
+    slots                 cache slots for each row's keys and values, shape (rows * kv_heads,)
     views                 one for each of MaskFormats.windows
-    sampled_rows          rows whose logits are wanted, in the order of the sequences given
+    sampled_rows          rows whose logits are needed, in the order of the given sequences
     """
 
     token_ids: Tensor
@@ -130,7 +129,7 @@ def pack(
     formats: MaskFormats,
     device: torch.device,
 ) -> PackedStep:
-    """Lay out one step; `sampled_rows` keeps the order of `sequences` whatever the rows' order."""
+    """Pack one step; `sampled_rows` keeps the order of `sequences`."""
     several = [i for i, rows in enumerate(sequences) if len(rows.token_ids) > 1]
     single = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1]
     single.sort(key=lambda i: sequences[i].first_position)
@@ -189,7 +188,7 @@ def _prompt_rows(
     window: int | None,
     device: torch.device,
 ) -> Iterator[PromptRows]:
-    """One sequence's rows; cut where a window would leave most of a long mask empty."""
+    """One sequence's rows; split if a window would leave most of a long mask empty."""
     everything = window is None or rows.context_tokens <= window
     if everything and rows.first_position == 0:
         yield PromptRows(stop - len(rows.token_ids), stop, rows.context_tokens)
@@ -217,7 +216,7 @@ def _prompt_rows(
 def _pages_seen(
     first_context: int, last_context: int, window: int | None, shape: KvLayoutShape
 ) -> tuple[int, int]:
-    """Pages that rows see whose contexts, themselves included, are first..last tokens long."""
+    """Page range seen by rows whose contexts (including the row) are first..last tokens."""
     first_key = 0 if window is None else max(0, first_context - window)
     return first_key // shape.block_size, -(-last_context // shape.block_size)
 
@@ -230,7 +229,7 @@ def _decode_groups(
     window: int | None,
     device: torch.device,
 ) -> Iterator[DecodeGroup]:
-    """Decode rows cut into runs whose gathered keys, padding included, stay within the limit."""
+    """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
     page_bytes = shape.bytes_per_block // (2 * shape.num_layers)
     members: list[SequenceRows] = []
     spans: list[tuple[int, int]] = []
@@ -258,7 +257,7 @@ def _decode_group(
     window: int | None,
     device: torch.device,
 ) -> DecodeGroup:
-    """Members that read the pages of their spans together."""
+    """One group whose members' page spans are gathered together."""
     pages = max(stop - first for first, stop in spans)
     tables = []
     for rows, (first, stop) in zip(members, spans, strict=True):

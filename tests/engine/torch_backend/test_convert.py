@@ -42,7 +42,7 @@ def test_either_format_has_the_hash_of_the_other(stored, tmp_path, kind):
 
 
 def test_what_torch_wrote_before_1_6_is_read_too(stored, tmp_path):
-    """No zip archive, so nothing to map; it was called no file of tensors alone."""
+    """No zip archive, so nothing to map; the message was "no file of tensors alone"."""
     tensors = torch.load(stored / "single" / "pytorch_model.bin")
     (tmp_path / "config.json").write_text("{}")
     path = tmp_path / "pytorch_model.bin"
@@ -78,8 +78,8 @@ class Command:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (Command(), "no file of tensors alone"),
-        ([torch.zeros(1)], "holds a list"),
+        (Command(), "not a file of tensors only"),
+        ([torch.zeros(1)], "contains a list"),
         ({"w": torch.zeros(1), "step": 3}, "'step' is a int"),
     ],
 )

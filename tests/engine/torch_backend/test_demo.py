@@ -99,7 +99,7 @@ def test_the_cache_folder_is_the_users(monkeypatch, tmp_path):
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(InputError, match=r"'demo-7b' is not known.*demo-15m, demo-110m"):
+    with pytest.raises(InputError, match=r"'demo-7b' is unknown.*demo-15m, demo-110m"):
         ensure_demo_model("demo-7b", tmp_path)
 
 
