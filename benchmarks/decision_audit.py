@@ -39,7 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile
+from lmi_bench.analysis.fit.calibrate import MeasuredLevel, calibrate_profile
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.fleet.operating_point import Statistics, worst_ratio
@@ -49,6 +49,7 @@ from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_co
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -279,7 +280,7 @@ def cost_of(layout: Layout, machines: int) -> float:
     return layout.instance.price_usd_per_hour * machines
 
 
-def measure(world: World, layout: Layout, concurrency: int) -> Cell:
+def measure(world: World, layout: Layout, concurrency: int) -> MeasuredLevel:
     """One cell as a sweep of the world's closed loop gives it."""
     plan = world.plan(layout)
     requests = max(3 * concurrency, 20)
@@ -293,11 +294,8 @@ def measure(world: World, layout: Layout, concurrency: int) -> Cell:
     seen = Statistics(latencies)
     wall_s = max(record.token_times_s[-1] for record in level.records)
     workload = world.workload
-    return Cell(
-        shape=workload.shape,
-        instance=layout.instance,
-        tensor_parallel=layout.tensor_parallel,
-        dtype=workload.dtype,
+    return MeasuredLevel(
+        Setup(workload.shape, layout.instance, layout.tensor_parallel, workload.dtype),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
         concurrency=concurrency,
@@ -309,7 +307,7 @@ def measure(world: World, layout: Layout, concurrency: int) -> Cell:
     )
 
 
-def eight_cells(world: World, layouts: Sequence[Layout]) -> list[Cell]:
+def eight_cells(world: World, layouts: Sequence[Layout]) -> list[MeasuredLevel]:
     """Four loads on a single device, four on the widest layout."""
     single = next(layout for layout in layouts if layout.tensor_parallel == 1)
     widest = max(layouts, key=lambda layout: layout.tensor_parallel)
@@ -362,7 +360,7 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
     return MeasuredLoad(layout.engine_key, rate_per_s, settled(level.records))
 
 
-def calibrated(world: World, cells: Sequence[Cell]) -> EngineProfile:
+def calibrated(world: World, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     return calibrate_profile(
         EAGER_GPU_PRIOR, cells, fitted_on=f"world {world.number}", fitted_date="2026-11-21"
     )
@@ -425,7 +423,7 @@ def cheapest_that_fits(world: World, layouts: Sequence[Layout]) -> Choice:
     return layout, math.ceil(world.rate_per_s / per_machine)
 
 
-def nearest_cell(world: World, layouts: Sequence[Layout], cells: Sequence[Cell]) -> Choice:
+def nearest_cell(world: World, layouts: Sequence[Layout], cells: Sequence[MeasuredLevel]) -> Choice:
     """More of what was measured: the cheapest cell whose own latencies are within the SLOs."""
     found: list[tuple[float, Layout, int]] = []
     limits = {slo.metric: slo.limit_ms / 1e3 for slo in world.slos}
@@ -438,8 +436,8 @@ def nearest_cell(world: World, layouts: Sequence[Layout], cells: Sequence[Cell])
         layout = next(
             each
             for each in layouts
-            if each.instance.instance_type == cell.instance.instance_type
-            and each.tensor_parallel == cell.tensor_parallel
+            if each.instance.instance_type == cell.setup.instance.instance_type
+            and each.tensor_parallel == cell.setup.tensor_parallel
         )
         carries = layout.copies * cell.throughput_tokens_per_s / cell.output_tokens
         machines = math.ceil(world.rate_per_s / carries)

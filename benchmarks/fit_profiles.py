@@ -22,7 +22,7 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
-from lmi_bench.analysis.level.cells import Cell, marks_of
+from lmi_bench.analysis.level.cells import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
@@ -98,7 +98,7 @@ def print_constants(profile: EngineProfile) -> None:
         print(f"  {note}")
 
 
-def print_errors(cells: Sequence[Cell], residuals: np.ndarray) -> None:
+def print_errors(cells: Sequence[MeasuredLevel], residuals: np.ndarray) -> None:
     items = observations_of(cells)
     for metric in dict.fromkeys(item.metric for item in items):
         errors = [

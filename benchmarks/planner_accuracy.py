@@ -23,7 +23,7 @@ from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.validation import Judged, validate
-from lmi_bench.analysis.level.cells import Cell, Metric
+from lmi_bench.analysis.level.cells import MeasuredLevel, Metric
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
@@ -97,7 +97,7 @@ def slices(rows: Sequence[Judged]) -> dict[str, Sequence[Judged]]:
 
     return {
         "saturated": where(lambda r: r.regime in ("kv_memory", "batch_limit")),
-        "TP > 1": where(lambda r: r.row.cell.tensor_parallel > 1),
+        "TP > 1": where(lambda r: r.row.cell.setup.tensor_parallel > 1),
         "long prompt": where(lambda r: r.row.cell.input_tokens >= 2048),
     }
 
@@ -129,8 +129,8 @@ def copy_key(row: Judged) -> tuple[object, ...]:
     assert cell is not None
     return (
         row.row.engine,
-        cell.shape.name,
-        cell.tensor_parallel,
+        cell.setup.shape.name,
+        cell.setup.tensor_parallel,
         cell.input_tokens,
         cell.output_tokens,
     )
@@ -143,7 +143,7 @@ def jumpstart() -> None:
         judged = judged_splits(rows, cells)
         bars = [Bar(figures[0], *thr), Bar(figures[1], *lat)]
         report(f"JumpStart (TGI 2023), {cells} cells, {SPLITS} splits", judged, figures, bars)
-    transfers("JumpStart", rows, EAGER_GPU_PRIOR, lambda cell: cell.instance.accelerator.name)
+    transfers("JumpStart", rows, EAGER_GPU_PRIOR, lambda cell: cell.setup.instance.accelerator.name)
 
 
 def h100() -> None:
@@ -170,11 +170,11 @@ def h100() -> None:
         [line("both sets", light_rows, "ttft_ms", Bar("ttft_ms", 0.20))],
     )
     closed = read_table(Path(folder) / "h100_vllm_closed_loop.csv")
-    transfers("H100, closed loop", closed, GRAPH_GPU_PRIOR, lambda cell: cell.shape.name)
+    transfers("H100, closed loop", closed, GRAPH_GPU_PRIOR, lambda cell: cell.setup.shape.name)
 
 
 def transfers(
-    title: str, rows: Sequence[TableRow], prior: EngineProfile, kind: Callable[[Cell], str]
+    title: str, rows: Sequence[TableRow], prior: EngineProfile, kind: Callable[[MeasuredLevel], str]
 ) -> None:
     """Fit cells of one kind, predict those of the others: nothing of them is known."""
     print(f"\n## {title}: {TRANSFER_CELLS} cells of one, the others foretold, {SPLITS} draws\n")

@@ -24,9 +24,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.support.decisions import Decision, Option, decide  # noqa: E402
-from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile, predict_cell  # noqa: E402
+from lmi_bench.analysis.fit.calibrate import (  # noqa: E402
+    MeasuredLevel,
+    calibrate_profile,
+    predict_cell,
+)
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023  # noqa: E402
 from lmi_bench.analysis.model.profiles import EngineProfile  # noqa: E402
+from lmi_bench.analysis.model.setup import Setup  # noqa: E402
 from lmi_bench.catalog.instances import find_instance  # noqa: E402
 from lmi_bench.catalog.models import find_model  # noqa: E402
 from lmi_bench.catalog.published import (  # noqa: E402
@@ -82,13 +87,12 @@ def options(profile: EngineProfile) -> list[Option]:
     return found
 
 
-def cell_of(row: PublishedCell) -> Cell:
+def cell_of(row: PublishedCell) -> MeasuredLevel:
     """A published row as a cell: three requests a user, FP16."""
-    return Cell(
-        shape=find_model(row.model),
-        instance=find_instance(row.instance_type),
-        tensor_parallel=row.tensor_parallel,
-        dtype="float16",
+    return MeasuredLevel(
+        Setup(
+            find_model(row.model), find_instance(row.instance_type), row.tensor_parallel, "float16"
+        ),
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         concurrency=row.concurrency,

@@ -10,7 +10,7 @@ from lmi_bench.core.units import format_interval
 from lmi_bench.jobs.settings.calibrate import CalibrateSettings
 
 if TYPE_CHECKING:
-    from lmi_bench.analysis.level.cells import Cell
+    from lmi_bench.analysis.level.cells import MeasuredLevel
     from lmi_bench.jobs.calibrate import Calibration
 
 _SHOWN_LEVELS = 12
@@ -85,9 +85,10 @@ def _print_fit(calibration: Calibration) -> None:
         warn(text)
 
 
-def _level(cell: Cell) -> str:
+def _level(cell: MeasuredLevel) -> str:
+    setup = cell.setup
     load = f"{cell.concurrency} users" if cell.rate_per_s is None else f"{cell.rate_per_s:g} req/s"
     return (
-        f"{cell.shape.name} on {cell.instance.instance_type}, TP {cell.tensor_parallel}, "
+        f"{setup.shape.name} on {setup.instance.instance_type}, TP {setup.tensor_parallel}, "
         f"{cell.input_tokens} in / {cell.output_tokens} out, {load}"
     )

@@ -139,9 +139,9 @@ def _calibrated_row(row: Judged) -> dict[str, Any]:
     return {
         "line": row.row.number + 2,
         "engine": row.row.engine,
-        "model": cell.shape.name,
-        "machine": cell.instance.instance_type,
-        "TP": cell.tensor_parallel,
+        "model": cell.setup.shape.name,
+        "machine": cell.setup.instance.instance_type,
+        "TP": cell.setup.tensor_parallel,
         "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
         "load": load,
     }

@@ -20,7 +20,7 @@ from lmi_bench.analysis.fit.summary_files import (
 )
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
-from lmi_bench.analysis.level.cells import Cell, Metric, can_run, marks_of
+from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, can_run, marks_of
 from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
@@ -32,6 +32,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtyp
 from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -48,7 +49,7 @@ _FIRST_TOKENS = 256  # in and out, of levels that nobody has measured
 class NextLevel:
     """A level to measure, and the throughput that is expected of it."""
 
-    level: Cell
+    level: MeasuredLevel
     expected: Estimate
 
 
@@ -69,7 +70,7 @@ class Calibration:
 class RunCells:
     """The usable levels of a run, the prior of its kind of engine, and `local` if it is of it."""
 
-    cells: list[Cell]
+    cells: list[MeasuredLevel]
     base: EngineProfile
     machine: MeasuredMachine | None
 
@@ -78,7 +79,7 @@ class RunCells:
 class _Gathered:
     """Cells so far, the prior that their source suggests, and `local` where they are of it."""
 
-    cells: list[Cell]
+    cells: list[MeasuredLevel]
     base: EngineProfile | None = None
     machine: MeasuredMachine | None = None
 
@@ -116,11 +117,13 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
     """Choose the levels to measure of a model on a machine of which nothing is known yet."""
     assert settings.model is not None
     assert settings.instance is not None
-    plain = Cell(
-        shape=find_model(settings.model),
-        instance=find_instance(settings.instance),
-        tensor_parallel=settings.tensor_parallel,
-        dtype=planned_dtype(settings.model, settings.dtype),
+    plain = MeasuredLevel(
+        Setup(
+            find_model(settings.model),
+            find_instance(settings.instance),
+            settings.tensor_parallel,
+            planned_dtype(settings.model, settings.dtype),
+        ),
         input_tokens=_FIRST_TOKENS,
         output_tokens=_FIRST_TOKENS,
         concurrency=1,
@@ -130,9 +133,9 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
     return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
 
 
-def _fitted_on(sources: Sequence[Path], cells: Sequence[Cell]) -> str:
-    models = ", ".join(dict.fromkeys(cell.shape.name for cell in cells))
-    machines = ", ".join(dict.fromkeys(cell.instance.instance_type for cell in cells))
+def _fitted_on(sources: Sequence[Path], cells: Sequence[MeasuredLevel]) -> str:
+    models = ", ".join(dict.fromkeys(cell.setup.shape.name for cell in cells))
+    machines = ", ".join(dict.fromkeys(cell.setup.instance.instance_type for cell in cells))
     names = ", ".join(source.name for source in sources)
     return f"{len(cells)} levels of {models} on {machines} ({names})"
 
@@ -180,21 +183,22 @@ def _add_table(source: Path, gathered: _Gathered) -> None:
     gathered.cells += cells
     gathered.base = prior_of_engine(
         engines[0],
-        models={cell.shape.name for cell in cells},
-        accelerators={cell.instance.accelerator.name for cell in cells},
+        models={cell.setup.shape.name for cell in cells},
+        accelerators={cell.setup.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
         marks=marks_of(cells),
     )
 
 
-def _next(fit: Fit, count: int, like: Sequence[Cell]) -> tuple[NextLevel, ...]:
+def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLevel, ...]:
     """`count` levels to measure, on the machines and at the lengths of cells like these."""
     if not count:
         return ()
     wanted = _grid(fit, like)
     if not wanted:
+        setup = like[0].setup
         raise InputError(
-            f"{like[0].shape.name} in {like[0].dtype} fits {like[0].instance.instance_type} at no "
+            f"{setup.shape.name} in {setup.dtype} fits {setup.instance.instance_type} at no "
             "tensor-parallel degree: nothing can be measured there"
         )
     known = {_key(cell) for cell in fit.cells}
@@ -209,11 +213,11 @@ def _next(fit: Fit, count: int, like: Sequence[Cell]) -> tuple[NextLevel, ...]:
     )
 
 
-def _key(cell: Cell) -> tuple[object, ...]:
+def _key(cell: MeasuredLevel) -> tuple[object, ...]:
     return (
-        cell.shape.name,
-        cell.instance.instance_type,
-        cell.tensor_parallel,
+        cell.setup.shape.name,
+        cell.setup.instance.instance_type,
+        cell.setup.tensor_parallel,
         cell.input_tokens,
         cell.output_tokens,
         cell.concurrency,
@@ -221,15 +225,15 @@ def _key(cell: Cell) -> tuple[object, ...]:
     )
 
 
-def _grid(fit: Fit, like: Sequence[Cell]) -> list[Cell]:
+def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
     """Closed loops of 1 to 512 users, at the lengths of the cells and with a prompt of four times
     the longest, on every machine and degree that the cells are of or that can be had on it."""
-    grid: dict[tuple[object, ...], Cell] = {}
+    grid: dict[tuple[object, ...], MeasuredLevel] = {}
     longest = max(cell.input_tokens for cell in like)
     for measured in like:
-        degrees = {measured.tensor_parallel}
+        degrees = {measured.setup.tensor_parallel}
         degree = 1
-        while degree <= measured.instance.num_accelerators:
+        while degree <= measured.setup.instance.num_accelerators:
             degrees.add(degree)
             degree *= 2
         for tensor_parallel in sorted(degrees):
@@ -238,7 +242,7 @@ def _grid(fit: Fit, like: Sequence[Cell]) -> list[Cell]:
                 while users <= _MOST_USERS:
                     cell = replace(
                         measured,
-                        tensor_parallel=tensor_parallel,
+                        setup=replace(measured.setup, tensor_parallel=tensor_parallel),
                         input_tokens=prompt,
                         concurrency=users,
                         rate_per_s=None,

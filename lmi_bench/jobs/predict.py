@@ -10,11 +10,12 @@ from typing import Any
 from lmi_bench.analysis.fit.fit import fit_of_profile
 from lmi_bench.analysis.fit.forecast import Forecast, SimulatedForecast, forecast
 from lmi_bench.analysis.fit.uncertainty import under_load
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
@@ -120,7 +121,7 @@ def _forecast(blank: Prediction) -> Prediction:
     return replace(blank, workload=workload, forecasts=tuple(forecast(fit, cell) for cell in cells))
 
 
-def _cells(blank: Prediction) -> Iterator[Cell]:
+def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
     settings = blank.settings
     assert settings.input_tokens is not None
     assert settings.output_tokens is not None
@@ -132,21 +133,25 @@ def _cells(blank: Prediction) -> Iterator[Cell]:
         yield under_load(setup, blank.profile, rate_per_s=rate)
 
 
-def _setup(blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int) -> Cell:
+def _setup(
+    blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int
+) -> MeasuredLevel:
     """What serves requests of these lengths, without a load."""
-    return Cell(
-        shape=blank.shape,
-        instance=blank.machine,
-        tensor_parallel=blank.settings.tensor_parallel,
-        dtype=blank.dtype,
+    return MeasuredLevel(
+        Setup(
+            blank.shape,
+            blank.machine,
+            blank.settings.tensor_parallel,
+            blank.dtype,
+            kv_dtype=blank.settings.kv_dtype,
+            speculation=blank.speculation,
+        ),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         concurrency=0,
         num_requests=0,
         replicas=blank.settings.replicas,
-        kv_dtype=blank.settings.kv_dtype,
         cached_tokens=cached_tokens,
-        speculation=blank.speculation,
     )
 
 

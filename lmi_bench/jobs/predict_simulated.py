@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lmi_bench.analysis.fit.forecast import SimulatedForecast, simulated_forecast
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
@@ -17,7 +17,7 @@ from lmi_bench.targets.prompts import longest_request, make_prompts
 
 
 def simulate_forecasts(
-    setup: Cell,
+    setup: MeasuredLevel,
     profile: EngineProfile,
     scenario: Scenario,
     *,

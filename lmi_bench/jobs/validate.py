@@ -12,7 +12,7 @@ from lmi_bench.analysis.fit.accuracy import Accuracy, accuracy_of
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.validation import FIGURES, Judged, problems_of, validate_profile
 from lmi_bench.analysis.fit.validation import validate as judge
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.published import published_table
 from lmi_bench.core.errors import InputError
@@ -153,7 +153,7 @@ def _rows(
             "levels of sweeps are judged by a profile: make one with `lmi-bench calibrate RUN_DIR "
             "-o profile.json` on other sweeps and add --profile profile.json"
         )
-    cells: list[Cell] = []
+    cells: list[MeasuredLevel] = []
     for folder in folders:
         found = cells_of_run_folder(
             folder, instance=settings.instance, dtype=settings.dtype, machine=profile.machine
@@ -192,4 +192,4 @@ def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accurac
 
 
 def _is_known(profile: EngineProfile, row: Judged) -> bool:
-    return row.row.cell is not None and row.row.cell.shape.name in profile.models
+    return row.row.cell is not None and row.row.cell.setup.shape.name in profile.models

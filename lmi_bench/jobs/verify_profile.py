@@ -113,7 +113,9 @@ def learn(
     dtype = setting.get("dtype") or plan.get("dtype")
     cells = cells_from_run(placed.run, shape, machine, dtype=dtype, tensor_parallel=placed.degree)
     if setting.get("kv_dtype"):
-        cells = [replace(cell, kv_dtype=setting["kv_dtype"]) for cell in cells]
+        cells = [
+            replace(cell, setup=replace(cell.setup, kv_dtype=setting["kv_dtype"])) for cell in cells
+        ]
     fitted, after = calibrate_on_runs(profile, [placed], shape, dtype=dtype)
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
     before = accuracy_on(profile, cells)

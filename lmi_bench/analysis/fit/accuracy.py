@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmi_bench.analysis.fit.validation import FIGURES, Judged
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 
 _LONG_PROMPT_TOKENS = 2048
 
@@ -33,19 +33,21 @@ class Accuracy:
     half_width: float
 
 
-def _slices(judged: Sequence[Judged]) -> Iterator[tuple[str, Callable[[Judged, Cell], bool]]]:
+def _slices(
+    judged: Sequence[Judged],
+) -> Iterator[tuple[str, Callable[[Judged, MeasuredLevel], bool]]]:
     yield "all", lambda _row, _cell: True
     engines = sorted({row.row.engine for row in judged})
     if len(engines) > 1:
         for engine in engines:
             yield engine or "no engine named", _of_engine(engine)
     yield "saturated", lambda row, _cell: row.regime in ("kv_memory", "batch_limit")
-    yield "TP > 1", lambda _row, cell: cell.tensor_parallel > 1
+    yield "TP > 1", lambda _row, cell: cell.setup.tensor_parallel > 1
     yield "other model", lambda row, _cell: row.model_unseen
     yield "long prompt", lambda _row, cell: cell.input_tokens >= _LONG_PROMPT_TOKENS
 
 
-def _of_engine(engine: str) -> Callable[[Judged, Cell], bool]:
+def _of_engine(engine: str) -> Callable[[Judged, MeasuredLevel], bool]:
     return lambda row, _cell: row.row.engine == engine
 
 
@@ -103,7 +105,7 @@ def rates_under(judged: Sequence[Judged], figure: str, limit_ms: float) -> list[
     for row in judged:
         cell = row.row.cell
         if cell is not None and cell.rate_per_s is not None and row.measured(figure) is not None:
-            key = (row.row.engine, cell.shape.name, cell.tensor_parallel)
+            key = (row.row.engine, cell.setup.shape.name, cell.setup.tensor_parallel)
             groups.setdefault(key, []).append(row)
     found = []
     for (engine, model, degree), rows in groups.items():

@@ -15,16 +15,16 @@ import numpy as np
 
 from lmi_bench.analysis.fit.cell_files import cell_to_json
 from lmi_bench.analysis.fit.fit import Fit, fit_cells
-from lmi_bench.analysis.level.cells import MEASURED, Cell, predict_cell
+from lmi_bench.analysis.level.cells import MEASURED, MeasuredLevel, predict_cell
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
 
-__all__ = ["Cell", "calibrate_profile", "log_errors", "predict_cell", "profile_of_fit"]
+__all__ = ["MeasuredLevel", "calibrate_profile", "log_errors", "predict_cell", "profile_of_fit"]
 
 _IDENTIFIED = 0.7  # a posterior wider than this part of its prior has learnt nothing
 _LEAST_RESIDUAL = 0.03  # no engine repeats itself more closely than that
 
 
-def log_errors(profile: EngineProfile, cell: Cell) -> list[float]:
+def log_errors(profile: EngineProfile, cell: MeasuredLevel) -> list[float]:
     """ln(predicted / measured) of each figure that the cell has, always in the same order."""
     predicted = predict_cell(profile, cell)
     errors = []
@@ -37,7 +37,7 @@ def log_errors(profile: EngineProfile, cell: Cell) -> list[float]:
 
 def calibrate_profile(
     base: EngineProfile,
-    cells: Sequence[Cell],
+    cells: Sequence[MeasuredLevel],
     *,
     version: str | None = None,
     fitted_on: str,
@@ -83,8 +83,10 @@ def profile_of_fit(
         version=profile.version if version is None else version,
         fitted_on=fitted_on,
         fitted_date=fitted_date,
-        accelerators=tuple(dict.fromkeys(cell.instance.accelerator.name for cell in fit.cells)),
-        models=tuple(dict.fromkeys(cell.shape.name for cell in fit.cells)),
+        accelerators=tuple(
+            dict.fromkeys(cell.setup.instance.accelerator.name for cell in fit.cells)
+        ),
+        models=tuple(dict.fromkeys(cell.setup.shape.name for cell in fit.cells)),
         log_sd={fit.names[index]: float(sd[index]) for index in parameters},
         log_correlation=tuple(tuple(row) for row in whole.tolist()),
         residual_log_sd=max(spread, _LEAST_RESIDUAL),

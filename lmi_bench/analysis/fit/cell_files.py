@@ -10,32 +10,36 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
+_OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation")
 
-def cell_to_json(cell: Cell) -> dict[str, Any]:
+
+def cell_to_json(cell: MeasuredLevel) -> dict[str, Any]:
     """The level as plain values; fields that have their default are left out."""
     content: dict[str, Any] = {
         "model": {
-            item.name: _plain(getattr(cell.shape, item.name))
+            item.name: _plain(getattr(cell.setup.shape, item.name))
             for item in fields(ModelShape)
-            if getattr(cell.shape, item.name) != item.default
+            if getattr(cell.setup.shape, item.name) != item.default
         },
         "machine": {
-            "instance": cell.instance.instance_type,
-            "accelerator": cell.instance.accelerator.name,
-            "num_accelerators": cell.instance.num_accelerators,
+            "instance": cell.setup.instance.instance_type,
+            "accelerator": cell.setup.instance.accelerator.name,
+            "num_accelerators": cell.setup.instance.num_accelerators,
         },
     }
-    for item in fields(Cell):
-        value = getattr(cell, item.name)
-        if item.name not in ("shape", "instance") and value != item.default:
-            content[item.name] = _plain(value)
+    for part in (cell.setup, cell):
+        for item in fields(part):
+            value = getattr(part, item.name)
+            if item.name not in ("shape", "instance", "setup") and value != item.default:
+                content[item.name] = _plain(value)
     return content
 
 
@@ -43,7 +47,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) -> Cell:
+def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) -> MeasuredLevel:
     """The level that `cell_to_json` wrote.
 
     machine  what `local` is. Raises InputError where the level is of no known machine.
@@ -54,7 +58,9 @@ def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) 
         model["aliases"] = tuple(model.get("aliases", ()))
         where = values.pop("machine")
         values["arrivals_s"] = tuple(values.get("arrivals_s", ()))
-        return Cell(shape=ModelShape(**model), instance=_machine(where, machine), **values)
+        of_setup = {name: values.pop(name) for name in _OF_SETUP if name in values}
+        setup = Setup(ModelShape(**model), _machine(where, machine), **of_setup)
+        return MeasuredLevel(setup, **values)
     except (KeyError, TypeError) as exc:
         raise InputError(f"not a measured level of a profile: {exc}") from exc
 

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.cells import Cell, Metric, growth_with_step_times, waits_for_slots
+from lmi_bench.analysis.level.cells import (
+    MeasuredLevel,
+    Metric,
+    growth_with_step_times,
+    waits_for_slots,
+)
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import InputError
 
@@ -58,7 +63,7 @@ class Observation:
                  uncertain as the number of slots
     """
 
-    cell: Cell
+    cell: MeasuredLevel
     metric: Metric
     sensitivity: float = 1.0
     queued: bool = False
@@ -93,7 +98,7 @@ class Observation:
 
 
 def observe(
-    cell: Cell,
+    cell: MeasuredLevel,
     metric: Metric,
     throughput_tokens_per_s: float | None,
     growth: Mapping[Metric, float] | None = None,
@@ -117,7 +122,7 @@ def observe(
 
 
 def observations_of(
-    cells: Sequence[Cell], profile: EngineProfile | None = None
+    cells: Sequence[MeasuredLevel], profile: EngineProfile | None = None
 ) -> list[Observation]:
     """Every measured figure of the cells, in order, but those that others of the cell imply.
 
@@ -136,7 +141,7 @@ def observations_of(
     ]
 
 
-def _growth(cell: Cell, profile: EngineProfile | None) -> Mapping[Metric, float] | None:
+def _growth(cell: MeasuredLevel, profile: EngineProfile | None) -> Mapping[Metric, float] | None:
     if profile is None or cell.rate_per_s is None:
         return None
     try:
@@ -145,7 +150,7 @@ def _growth(cell: Cell, profile: EngineProfile | None) -> Mapping[Metric, float]
         return None  # whoever prices the cell says why it cannot run
 
 
-def _load(cell: Cell) -> float:
+def _load(cell: MeasuredLevel) -> float:
     load = cell.rate_per_s if cell.rate_per_s is not None else cell.concurrency
     return math.log2(max(load / cell.replicas, 1e-3))
 
@@ -160,7 +165,7 @@ def error_covariance(
         return (
             np.array([_load(cell) for cell in cells]),
             np.array([math.log2(cell.input_tokens) for cell in cells]),
-            np.array([cell.tensor_parallel for cell in cells], dtype=np.float64),
+            np.array([cell.setup.tensor_parallel for cell in cells], dtype=np.float64),
             np.array([hash(_machine(cell)) for cell in cells]),
             np.array([item.is_ttft for item in items]),
             np.array([item.sign * item.error_sd for item in items]),
@@ -177,11 +182,11 @@ def error_covariance(
     return np.asarray(same * degree * prompt * shared * np.outer(sd_l, sd_r), dtype=np.float64)
 
 
-def _machine(cell: Cell) -> tuple[object, ...]:
+def _machine(cell: MeasuredLevel) -> tuple[object, ...]:
     return (
-        cell.instance.accelerator.name,
-        cell.instance.num_accelerators,
-        cell.shape.name,
-        cell.dtype,
+        cell.setup.instance.accelerator.name,
+        cell.setup.instance.num_accelerators,
+        cell.setup.shape.name,
+        cell.setup.dtype,
         cell.rate_per_s is None,
     )

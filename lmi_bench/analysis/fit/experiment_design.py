@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.discrepancy import Observation, observe
 from lmi_bench.analysis.fit.fit import Fit, derivatives
-from lmi_bench.analysis.level.cells import Cell, Metric, growth_with_step_times, predict_cell
+from lmi_bench.analysis.level.cells import (
+    MeasuredLevel,
+    Metric,
+    growth_with_step_times,
+    predict_cell,
+)
 
 _JITTER = 1e-10
 
 
 def choose_cells(
     fit: Fit,
-    candidates: Sequence[Cell],
-    wanted: Sequence[Cell],
+    candidates: Sequence[MeasuredLevel],
+    wanted: Sequence[MeasuredLevel],
     count: int,
     metrics: Sequence[Metric],
 ) -> list[int]:
@@ -35,7 +40,7 @@ def choose_cells(
     foreseen: dict[int, float] = {}
     grown: dict[int, dict[Metric, float] | None] = {}
 
-    def rows(cells: Sequence[Cell]) -> tuple[list[Observation], NDArray[np.float64]]:
+    def rows(cells: Sequence[MeasuredLevel]) -> tuple[list[Observation], NDArray[np.float64]]:
         for cell in cells:
             if id(cell) not in derived:
                 derived[id(cell)] = derivatives(fit.profile, cell, fit.names, metrics)

@@ -25,8 +25,8 @@ from lmi_bench.analysis.fit.discrepancy import (
 )
 from lmi_bench.analysis.fit.error_scales import UNSCALED, ErrorScales, find_scales
 from lmi_bench.analysis.level.cells import (
-    Cell,
     CellPrediction,
+    MeasuredLevel,
     Metric,
     predict_cell,
     slots_for,
@@ -49,7 +49,9 @@ _WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
 _HOST_PREFIX = "host_factor:"
 
 
-def free_parameters(base: EngineProfile, cells: Sequence[Cell]) -> tuple[list[str], list[float]]:
+def free_parameters(
+    base: EngineProfile, cells: Sequence[MeasuredLevel]
+) -> tuple[list[str], list[float]]:
     """Names of what a fit may move, and the prior standard deviation of each one's logarithm."""
     names = [name for name in PARAMETER_NAMES if base.log_sd.get(name, 0.0) > 0]
     sd = [base.log_sd[name] for name in names]
@@ -63,8 +65,8 @@ def free_parameters(base: EngineProfile, cells: Sequence[Cell]) -> tuple[list[st
     return names, sd
 
 
-def _host(cell: Cell) -> str:
-    return cell.instance.accelerator.name
+def _host(cell: MeasuredLevel) -> str:
+    return cell.setup.instance.accelerator.name
 
 
 def log_value(profile: EngineProfile, name: str) -> float:
@@ -103,7 +105,7 @@ class Fit:
     prior_sd: NDArray[np.float64]
     covariance: NDArray[np.float64]
     scales: ErrorScales
-    cells: tuple[Cell, ...]
+    cells: tuple[MeasuredLevel, ...]
     observations: tuple[Observation, ...]
     residuals: NDArray[np.float64]
 
@@ -121,7 +123,7 @@ class Fit:
 
 
 def derivatives(
-    profile: EngineProfile, cell: Cell, names: Sequence[str], metrics: Sequence[Metric]
+    profile: EngineProfile, cell: MeasuredLevel, names: Sequence[str], metrics: Sequence[Metric]
 ) -> NDArray[np.float64]:
     """d ln(figure) / d ln(parameter), shape (metrics, names)."""
     step = _STEP if cell.rate_per_s is None else _OPEN_STEP
@@ -142,7 +144,7 @@ def derivatives(
     return np.array(columns).T.reshape(len(metrics), len(names))
 
 
-def fit_cells(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
+def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """Fit the base's parameters to the cells; raises InputError without a usable figure."""
     observations = observations_of(cells)
     names, sd = free_parameters(base, cells)
@@ -210,7 +212,7 @@ class _Told:
         base: EngineProfile,
         names: list[str],
         prior_sd: NDArray[np.float64],
-        cells: Sequence[Cell],
+        cells: Sequence[MeasuredLevel],
     ) -> _Told:
         residuals = _residuals(profile, cells)
         jacobian = np.concatenate(
@@ -222,7 +224,7 @@ class _Told:
         return cls(residuals, jacobian, likeliest, scales)
 
 
-def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
+def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """The base as it is: what is predicted before anything is measured.
 
     cells  whose accelerators decide which host factors are open
@@ -236,7 +238,7 @@ def prior_fit(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
     return Fit(base, tuple(names), prior_sd, covariance, UNSCALED, (), (), np.zeros(0))
 
 
-def fit_of_profile(profile: EngineProfile, cells: Sequence[Cell]) -> Fit:
+def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """A calibrated profile as the fit that it came from: its levels correct their neighbours.
 
     cells  to be predicted; raises InputError where a level of the profile cannot be read
@@ -254,12 +256,12 @@ def fit_of_profile(profile: EngineProfile, cells: Sequence[Cell]) -> Fit:
     )
 
 
-def _metrics(cell: Cell) -> list[Metric]:
+def _metrics(cell: MeasuredLevel) -> list[Metric]:
     return [item.metric for item in observations_of([cell])]
 
 
 def _residuals(
-    profile: EngineProfile, cells: Sequence[Cell], *, smooth: bool = False
+    profile: EngineProfile, cells: Sequence[MeasuredLevel], *, smooth: bool = False
 ) -> NDArray[np.float64]:
     """ln(measured / predicted) of every figure; times out of reach count as far off."""
     errors = []
@@ -279,7 +281,7 @@ def _fit_steps(
     base: EngineProfile,
     names: list[str],
     prior_sd: NDArray[np.float64],
-    cells: Sequence[Cell],
+    cells: Sequence[MeasuredLevel],
     *,
     most_evaluations: int = _MOST_EVALUATIONS,
     at: EngineProfile | None = None,
@@ -356,7 +358,9 @@ def _robust(errors: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sign(errors) * np.sqrt(squares), dtype=np.float64)
 
 
-def _misfit(profile: EngineProfile, cells: Sequence[Cell], *, ttft_only: bool = False) -> float:
+def _misfit(
+    profile: EngineProfile, cells: Sequence[MeasuredLevel], *, ttft_only: bool = False
+) -> float:
     """Sum of the robust squares; infinite where a cell that was measured does not fit."""
     try:
         errors = _residuals(profile, cells, smooth=not ttft_only)
@@ -375,7 +379,7 @@ def _with_best_settings(
     base: EngineProfile,
     names: list[str],
     prior_sd: NDArray[np.float64],
-    cells: Sequence[Cell],
+    cells: Sequence[MeasuredLevel],
 ) -> tuple[EngineProfile, EngineProfile]:
     """Scheduler settings that no table states, found by their effect on an overloaded open loop.
 
@@ -410,7 +414,7 @@ def _cost(
     base: EngineProfile,
     names: Sequence[str],
     prior_sd: NDArray[np.float64],
-    cells: Sequence[Cell],
+    cells: Sequence[MeasuredLevel],
 ) -> float:
     """Misfit of all figures and of the parameters from their prior."""
     moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
@@ -418,7 +422,7 @@ def _cost(
     return misfit + float(np.sum((moved / prior_sd) ** 2))
 
 
-def _with_best_reserve(base: EngineProfile, cells: Sequence[Cell]) -> EngineProfile:
+def _with_best_reserve(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     """The reserve that explains cells near the cache's limit; as it is where none is."""
     near = []
     for cell in cells:
@@ -432,7 +436,7 @@ def _with_best_reserve(base: EngineProfile, cells: Sequence[Cell]) -> EngineProf
             near.append(cell)
     if not near:
         return base
-    memory = max(cell.instance.accelerator.memory_bytes for cell in near)
+    memory = max(cell.setup.instance.accelerator.memory_bytes for cell in near)
     options = [base] + [
         replace(base, reserve_bytes=max(0.0, base.reserve_bytes + share * memory))
         for share in _RESERVE_STEPS
@@ -441,7 +445,7 @@ def _with_best_reserve(base: EngineProfile, cells: Sequence[Cell]) -> EngineProf
 
 
 def _with_best_overhead(
-    profile: EngineProfile, base: EngineProfile, cells: Sequence[Cell]
+    profile: EngineProfile, base: EngineProfile, cells: Sequence[MeasuredLevel]
 ) -> EngineProfile:
     """The time outside the engine that explains the times to first token, prior included."""
     told = [cell for cell in cells if cell.ttft_mean_s is not None]

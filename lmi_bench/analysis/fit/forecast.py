@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, under_load
-from lmi_bench.analysis.level.cells import Cell, Metric, predict_cell, regime_of
+from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, predict_cell, regime_of
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -51,7 +51,7 @@ class Forecast:
     load_share  of an open loop, offered over capacity
     """
 
-    cell: Cell
+    cell: MeasuredLevel
     regime: str
     figures: Mapping[str, Estimate | None]
     capacity_tokens_per_s: Estimate
@@ -76,7 +76,7 @@ def _figures_json(figures: Mapping[str, Estimate | None]) -> dict[str, Any]:
     return {key: None if each is None else each.to_json() for key, each in figures.items()}
 
 
-def forecast(fit: Fit, cell: Cell) -> Forecast:
+def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     """What is to be expected of the load. Raises InputError where it cannot run."""
     sure = Uncertainty.of(fit, cell, list(_KEYS.values()))
     predicted = predict_cell(fit.profile, cell)
@@ -127,7 +127,7 @@ class SimulatedForecast:
 
 
 def simulated_forecast(
-    setup: Cell,
+    setup: MeasuredLevel,
     profile: EngineProfile,
     spec: LevelSpec,
     request: Callable[[int], PlannedRequest],
@@ -164,7 +164,10 @@ def simulated_forecast(
 
 
 def _uncertainty(
-    setup: Cell, profile: EngineProfile, spec: LevelSpec, requests: Sequence[PlannedRequest]
+    setup: MeasuredLevel,
+    profile: EngineProfile,
+    spec: LevelSpec,
+    requests: Sequence[PlannedRequest],
 ) -> Uncertainty:
     """Of requests of the mean lengths at the same load."""
     input_tokens = max(1, round(_mean([each.input_tokens for each in requests])))
@@ -184,7 +187,7 @@ def _mean(values: Sequence[int]) -> float:
 
 
 def _simulated_line(
-    setup: Cell,
+    setup: MeasuredLevel,
     profile: EngineProfile,
     spec: LevelSpec,
     request: Callable[[int], PlannedRequest],
@@ -193,7 +196,7 @@ def _simulated_line(
     router: Router,
 ) -> Mapping[str, Any]:
     """The simulated level as the line that a sweep would write."""
-    spoken = setup.speculation
+    spoken = setup.setup.speculation
     config = scheduler_config_for(setup.setup, profile, total_tokens)
     if setup.cached_tokens:
         config = replace(config, prefix_caching=True)

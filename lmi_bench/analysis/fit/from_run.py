@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile, predict_cell
+from lmi_bench.analysis.fit.calibrate import MeasuredLevel, calibrate_profile, predict_cell
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
@@ -102,7 +103,7 @@ def cells_from_run(
     *,
     dtype: str | None = None,
     tensor_parallel: int | None = None,
-) -> list[Cell]:
+) -> list[MeasuredLevel]:
     """The usable levels of a run as cells; raises InputError where there is none."""
     input_tokens, output_tokens = run_lengths(run)
     facts = target_facts(run)
@@ -118,12 +119,8 @@ def cells_from_run(
             continue
         rate = line.load.rate_per_s
         cells.append(
-            Cell(
-                shape=shape,
-                instance=instance,
-                tensor_parallel=degree,
-                dtype=dtype or run_dtype(run),
-                kv_dtype=run_kv_dtype(run),
+            MeasuredLevel(
+                Setup(shape, instance, degree, dtype or run_dtype(run), kv_dtype=run_kv_dtype(run)),
                 input_tokens=input_tokens,
                 output_tokens=_answered_tokens(line, output_tokens),
                 concurrency=line.load.concurrency or 0,
@@ -220,7 +217,7 @@ def calibrate_on_runs(
     return fitted, accuracy_on(fitted, cells)
 
 
-def accuracy_on(profile: EngineProfile, cells: Sequence[Cell]) -> dict[str, Any]:
+def accuracy_on(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> dict[str, Any]:
     """Predicted against measured for each cell, in the units of a level's line."""
     levels = []
     for cell in cells:

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
@@ -59,7 +60,7 @@ class TableRow:
 
     number: int
     engine: str
-    cell: Cell | None
+    cell: MeasuredLevel | None
     problem: str | None = None
     e2e_mean_s: float | None = None
     e2e_p99_s: float | None = None
@@ -195,7 +196,7 @@ def _dtype(text: str) -> str:
     return word or "float16"
 
 
-def _cell(row: Row, whole: bool, e2e_ms: float | None) -> Cell:
+def _cell(row: Row, whole: bool, e2e_ms: float | None) -> MeasuredLevel:
     degree = _count(row, "tp", _count(row, "n_accelerators", 1))
     users, rate = _load(row)
     output_tokens = _count(row, "output_tokens")
@@ -206,12 +207,14 @@ def _cell(row: Row, whole: bool, e2e_ms: float | None) -> Cell:
     if throughput and e2e_ms and users:
         by_latency = abs(throughput * ms_to_s(e2e_ms) / (users * output_tokens) - 1) < 0.01
     requests = per_user * users if rate is None else _OPEN_LOOP_REQUESTS
-    return Cell(
-        shape=find_model(row["model"]),
-        instance=_instance(row, degree),
-        tensor_parallel=degree,
-        dtype=_dtype(row.get("dtype") or ""),
-        kv_dtype=_dtype(row["kv_dtype"]) if row.get("kv_dtype") else None,
+    return MeasuredLevel(
+        Setup(
+            find_model(row["model"]),
+            _instance(row, degree),
+            degree,
+            _dtype(row.get("dtype") or ""),
+            kv_dtype=_dtype(row["kv_dtype"]) if row.get("kv_dtype") else None,
+        ),
         input_tokens=_count(row, "input_tokens"),
         output_tokens=output_tokens,
         concurrency=users,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import ms_to_s
@@ -58,7 +59,7 @@ def model_named_in(content: Mapping[str, Any]) -> str | None:
     return str(names[0]) if isinstance(names, list) and names else None
 
 
-def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> Cell:
+def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> MeasuredLevel:
     """The level of a summary file. Raises InputError where it is of neither kind."""
     try:
         if "mean_tpot_ms" in content:
@@ -76,7 +77,7 @@ def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> C
     )
 
 
-def _vllm_cell(content: Mapping[str, Any], served: Served) -> Cell:
+def _vllm_cell(content: Mapping[str, Any], served: Served) -> MeasuredLevel:
     done = int(content["completed"])
     if done < 1:
         raise InputError("the summary is of a level without a completed request")
@@ -95,7 +96,7 @@ def _vllm_cell(content: Mapping[str, Any], served: Served) -> Cell:
     )
 
 
-def _aiperf_cell(content: Mapping[str, Any], served: Served) -> Cell:
+def _aiperf_cell(content: Mapping[str, Any], served: Served) -> MeasuredLevel:
     # AIPerf's place, and that of its predecessor GenAI-Perf
     loadgen = (
         _inside(content, "input_config", "loadgen")
@@ -140,14 +141,11 @@ def _cell(
     throughput: float,
     ttft_ms: float,
     tpot_ms: float,
-) -> Cell:
+) -> MeasuredLevel:
     if rate is None and users is None:
         users = requests  # everything at once
-    return Cell(
-        shape=served.shape,
-        instance=served.instance,
-        tensor_parallel=served.tensor_parallel,
-        dtype=served.dtype,
+    return MeasuredLevel(
+        Setup(served.shape, served.instance, served.tensor_parallel, served.dtype),
         input_tokens=max(1, round(input_tokens)),
         output_tokens=max(1, round(output_tokens)),
         concurrency=0 if rate is not None else int(users or 1),

@@ -25,8 +25,8 @@ from lmi_bench.analysis.fit.error_scales import OUTLIER
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
 from lmi_bench.analysis.level.cells import (
     MEASURED,
-    Cell,
     CellPrediction,
+    MeasuredLevel,
     Metric,
     capacity_tokens_per_s,
     growth_with_step_times,
@@ -117,7 +117,7 @@ class Uncertainty:
     def of(
         cls,
         profile: EngineProfile | Fit,
-        cell: Cell,
+        cell: MeasuredLevel,
         metrics: Sequence[Metric] = MEASURED,
         *,
         spread: bool = False,
@@ -149,7 +149,7 @@ def metric_of(metric: str, statistic: str) -> Metric:
     return "latency_mean_s_per_token" if typical else "latency_p90_s_per_token"
 
 
-def silence(fit: Fit, cell: Cell) -> str | None:
+def silence(fit: Fit, cell: MeasuredLevel) -> str | None:
     """Why no latency is given at the load; None where it is."""
     lasting = _lasting(cell)
     if not is_silent(fit, lasting):
@@ -160,7 +160,7 @@ def silence(fit: Fit, cell: Cell) -> str | None:
     )
 
 
-def _lasting(cell: Cell) -> Cell:
+def _lasting(cell: MeasuredLevel) -> MeasuredLevel:
     """The load as one that lasts, however few requests the cell has: capacity and silence are
     of such a one."""
     most = max(cell.num_requests, _LASTING_REQUESTS * cell.replicas)
@@ -168,12 +168,12 @@ def _lasting(cell: Cell) -> Cell:
 
 
 def under_load(
-    cell: Cell,
+    cell: MeasuredLevel,
     profile: EngineProfile,
     *,
     concurrency: int | None = None,
     rate_per_s: float | None = None,
-) -> Cell:
+) -> MeasuredLevel:
     """The cell's set-up under a load of users or at a rate, for as long as predictions look."""
     spread = _LENGTH_SPREAD if profile.chunked_prefill else 0.0
     if rate_per_s is None:
@@ -191,7 +191,7 @@ def under_load(
     )
 
 
-def estimates(fit: Fit, cell: Cell, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
+def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
     """The cell's figures with intervals. Raises CapacityError where it does not fit."""
     predicted = predict_cell(fit.profile, cell)
     factors = _factors(fit, cell, predicted, metrics)
@@ -200,7 +200,7 @@ def estimates(fit: Fit, cell: Cell, metrics: Sequence[Metric]) -> dict[Metric, E
 
 def _factors(
     fit: Fit,
-    cell: Cell,
+    cell: MeasuredLevel,
     predicted: CellPrediction,
     metrics: Sequence[Metric],
     *,
@@ -251,16 +251,16 @@ def _corrected(
     return np.asarray(shift, dtype=np.float64), np.asarray(prior - gain @ across.T)
 
 
-def _transfer_sd(fit: Fit, cell: Cell) -> float:
+def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
     """What carrying over to a model or a device that no cell was of adds."""
     devices = {*fit.profile.accelerators}
     models = {*fit.profile.models}
     if fit.cells:
-        devices = {known.instance.accelerator.name for known in fit.cells}
-        models = {known.shape.name for known in fit.cells}
+        devices = {known.setup.instance.accelerator.name for known in fit.cells}
+        models = {known.setup.shape.name for known in fit.cells}
     kinds = {_kind(known) for known in fit.cells} or {_kind(cell)}
-    unseen_device = cell.instance.accelerator.name not in devices
-    unseen_model = cell.shape.name not in models
+    unseen_device = cell.setup.instance.accelerator.name not in devices
+    unseen_model = cell.setup.shape.name not in models
     return math.hypot(
         _UNSEEN_DEVICE * unseen_device,
         _UNSEEN_MODEL * unseen_model,
@@ -268,9 +268,9 @@ def _transfer_sd(fit: Fit, cell: Cell) -> float:
     )
 
 
-def _kind(cell: Cell) -> tuple[bool, bool]:
+def _kind(cell: MeasuredLevel) -> tuple[bool, bool]:
     """Whether it is a mixture of experts, and whether its weights have few bits."""
-    return cell.shape.is_moe, weight_format(cell.dtype).nominal_bits < _FEW_BITS
+    return cell.setup.shape.is_moe, weight_format(cell.setup.dtype).nominal_bits < _FEW_BITS
 
 
 def _fitted_by_the_reader(profile: EngineProfile) -> bool:
@@ -281,14 +281,16 @@ def _fitted_by_the_reader(profile: EngineProfile) -> bool:
     return bool(profile.accelerators) and not profile.fitted_cells
 
 
-def _limit_is_guessed(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> bool:
+def _limit_is_guessed(
+    profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction
+) -> bool:
     """Whether an open loop comes near a limit on sequences that was found on a coarse grid."""
     if cell.rate_per_s is None or profile.max_batch_size not in SCHEDULER_BATCHES[:-1]:
         return False
     return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
 
 
-def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
+def _cache_full(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     if cell.rate_per_s is not None or profile.kv_layout is not KvLayout.PAGED:
         return False
     return cell.concurrency > cell.replicas * slots_for(profile, cell)
@@ -296,7 +298,7 @@ def _cache_full(profile: EngineProfile, cell: Cell) -> bool:
 
 def _unmeasured_sd(
     profile: EngineProfile,
-    cell: Cell,
+    cell: MeasuredLevel,
     predicted: CellPrediction,
     metrics: Sequence[Metric],
     *,
@@ -320,25 +322,25 @@ def _unmeasured_sd(
     return found
 
 
-def _capacity(fit: Fit, cell: Cell) -> Estimate:
+def _capacity(fit: Fit, cell: MeasuredLevel) -> Estimate:
     value = capacity_tokens_per_s(fit.profile, cell)
     step = _busy_step(fit, cell)
     return Estimate(value, value / step.up, value * step.down)
 
 
-def _busy_step(fit: Fit, cell: Cell) -> Factor:
+def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:
     """Of a time per token in a copy whose every slot is busy: its interval is the capacity's."""
     users = slots_for(fit.profile, cell) * cell.replicas
     return _closed_loop(fit, cell, users, "tpot_mean_s")
 
 
-def _closed_loop(fit: Fit, cell: Cell, users: int, metric: Metric) -> Factor:
+def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> Factor:
     """Of one figure with so many users, each of whom asks once."""
     level = replace(cell, rate_per_s=None, arrivals_s=(), concurrency=users, num_requests=users)
     return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
 
 
-def is_silent(fit: Fit, cell: Cell) -> bool:
+def is_silent(fit: Fit, cell: MeasuredLevel) -> bool:
     """Whether an open loop is too near its capacity for its latency to be foretold.
 
     Not where a cell of the same copy was calibrated on at such a load.
@@ -353,11 +355,16 @@ def is_silent(fit: Fit, cell: Cell) -> bool:
     )
 
 
-def _copy(cell: Cell) -> tuple[Any, ...]:
-    return (cell.shape.name, cell.instance.accelerator.name, cell.tensor_parallel, cell.dtype)
+def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:
+    return (
+        cell.setup.shape.name,
+        cell.setup.instance.accelerator.name,
+        cell.setup.tensor_parallel,
+        cell.setup.dtype,
+    )
 
 
-def load_share(fit: Fit, cell: Cell) -> float:
+def load_share(fit: Fit, cell: MeasuredLevel) -> float:
     """Offered output tokens over the predicted capacity of an open loop."""
     assert cell.rate_per_s is not None
     return cell.rate_per_s * cell.output_tokens / capacity_tokens_per_s(fit.profile, cell)
@@ -381,7 +388,7 @@ class TimeFactors:
         return self.ttft if metric == "ttft" else self.steps
 
     @classmethod
-    def at(cls, fit: Fit, cell: Cell) -> TimeFactors:
+    def at(cls, fit: Fit, cell: MeasuredLevel) -> TimeFactors:
         """Of the copy that a cell is of. Raises InputError where it cannot run."""
         step = _busy_step(fit, cell)
         ttft = _closed_loop(fit, cell, 1, "ttft_mean_s")

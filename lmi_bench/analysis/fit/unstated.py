@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, log_value
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError
 
@@ -25,7 +25,7 @@ _WORTH_IT: Final = 2.0  # of cost: nothing is assumed for nothing
 _NARROW: Final = "float8"
 
 
-def fit_unstated(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
+def fit_unstated(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """The likeliest of the fits of the cells as they are, in step, and with a cache in FP8.
 
     The fit's own cells say which it was: by their `length_spread`, and their `kv_dtype`.
@@ -35,34 +35,36 @@ def fit_unstated(base: EngineProfile, cells: Sequence[Cell]) -> Fit:
         level = [replace(cell, length_spread=0.0) for cell in best.cells]
         best = _likelier(best, base, level)
     if any(map(_may_be_narrow, cells)):
-        narrow = [
-            replace(cell, kv_dtype=_NARROW) if _may_be_narrow(cell) else cell for cell in best.cells
-        ]
+        narrow = [_narrow(cell) if _may_be_narrow(cell) else cell for cell in best.cells]
         best = _likelier(best, base, narrow)
     return best
 
 
-def as_fitted(fit: Fit, cell: Cell) -> Cell:
+def as_fitted(fit: Fit, cell: MeasuredLevel) -> MeasuredLevel:
     """A cell of the same harness and engine, with what the fit has found."""
     closed = [known for known in fit.cells if known.rate_per_s is None]
     if cell.rate_per_s is None and closed and not any(known.length_spread for known in closed):
         cell = replace(cell, length_spread=0.0)
-    formats = {known.kv_dtype for known in fit.cells if known.dtype == _NARROW}
+    formats = {known.setup.kv_dtype for known in fit.cells if known.setup.dtype == _NARROW}
     if _may_be_narrow(cell) and formats == {_NARROW}:
-        cell = replace(cell, kv_dtype=_NARROW)
+        cell = _narrow(cell)
     return cell
 
 
-def _may_be_in_step(cell: Cell) -> bool:
+def _may_be_in_step(cell: MeasuredLevel) -> bool:
     several = cell.concurrency > cell.replicas
     return several and cell.length_spread > 0 and cell.ttft_mean_s is not None
 
 
-def _may_be_narrow(cell: Cell) -> bool:
-    return cell.dtype == _NARROW and cell.kv_dtype is None
+def _narrow(cell: MeasuredLevel) -> MeasuredLevel:
+    return replace(cell, setup=replace(cell.setup, kv_dtype=_NARROW))
 
 
-def _likelier(fit: Fit, base: EngineProfile, cells: Sequence[Cell]) -> Fit:
+def _may_be_narrow(cell: MeasuredLevel) -> bool:
+    return cell.setup.dtype == _NARROW and cell.setup.kv_dtype is None
+
+
+def _likelier(fit: Fit, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     try:
         other = fit_cells(base, cells)
     except CapacityError:

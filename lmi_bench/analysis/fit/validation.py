@@ -23,7 +23,7 @@ from lmi_bench.analysis.fit.measured_tables import (
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates, is_silent
 from lmi_bench.analysis.fit.unstated import as_fitted, fit_unstated
 from lmi_bench.analysis.level.cells import (
-    Cell,
+    MeasuredLevel,
     Metric,
     can_run,
     marks_of,
@@ -81,7 +81,7 @@ class Judged:
 FIGURES = ("throughput_tokens_per_s", "latency_ms_per_token", "tpot_ms", "ttft_ms")
 
 
-def metric_of(key: str, cell: Cell) -> Metric:
+def metric_of(key: str, cell: MeasuredLevel) -> Metric:
     """The metric of a column for that cell: published latencies are the 90th percentile."""
     if key == "latency_ms_per_token":
         published = cell.latency_p90_s_per_token is not None or cell.latency_rounded_down_s > 0
@@ -186,8 +186,9 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     if cell is None or cell.max_sequences is not None:
         return row
     tokens = cell.input_tokens + cell.output_tokens
-    if tokens > cell.shape.max_positions:  # with a context that had been extended
-        cell = replace(cell, shape=replace(cell.shape, max_positions=tokens))
+    if tokens > cell.setup.shape.max_positions:  # with a context that had been extended
+        shape = replace(cell.setup.shape, max_positions=tokens)
+        cell = replace(cell, setup=replace(cell.setup, shape=shape))
         row = replace(row, cell=cell)
     try:
         slots_for(base, cell)
@@ -199,7 +200,7 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     return row
 
 
-def as_assumed(cell: Cell, engine: str) -> Cell:
+def as_assumed(cell: MeasuredLevel, engine: str) -> MeasuredLevel:
     """A cell of a table before any level of it is measured, of an engine in lower case.
 
     All answers of a closed loop have one length: load generators ask for the tokens that a table
@@ -209,8 +210,9 @@ def as_assumed(cell: Cell, engine: str) -> Cell:
     """
     if cell.rate_per_s is None:
         cell = replace(cell, length_spread=0.0)
-    if cell.dtype == _NARROW and cell.kv_dtype is None and engine.startswith(_NARROW_CACHES):
-        cell = replace(cell, kv_dtype=_NARROW)
+    setup = cell.setup
+    if setup.dtype == _NARROW and setup.kv_dtype is None and engine.startswith(_NARROW_CACHES):
+        cell = replace(cell, setup=replace(cell.setup, kv_dtype=_NARROW))
     return cell
 
 
@@ -221,7 +223,7 @@ def _as_fitted(fit: Fit, row: TableRow) -> TableRow:
     return replace(row, cell=cell)
 
 
-def _cells(rows: Sequence[TableRow]) -> list[Cell]:
+def _cells(rows: Sequence[TableRow]) -> list[MeasuredLevel]:
     return [row.cell for row in rows if row.cell is not None]
 
 
@@ -239,8 +241,8 @@ def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
     cells = _cells(rows)
     return prior_of_engine(
         engine,
-        models={cell.shape.name for cell in cells},
-        accelerators={cell.instance.accelerator.name for cell in cells},
+        models={cell.setup.shape.name for cell in cells},
+        accelerators={cell.setup.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
         marks=marks_of(cells),
     )
@@ -306,13 +308,13 @@ def _is_measured(row: TableRow) -> bool:
     )
 
 
-def _identity(cell: Cell) -> tuple[Any, ...]:
+def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
     return (
-        cell.shape.name,
-        cell.instance.instance_type,
-        cell.tensor_parallel,
+        cell.setup.shape.name,
+        cell.setup.instance.instance_type,
+        cell.setup.tensor_parallel,
         cell.replicas,
-        cell.dtype,
+        cell.setup.dtype,
         cell.input_tokens,
         cell.output_tokens,
         cell.concurrency,
@@ -326,7 +328,9 @@ def _identity(cell: Cell) -> tuple[Any, ...]:
 def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
     cell = row.cell
     assert cell is not None
-    unseen = bool(fit.cells) and all(known.shape.name != cell.shape.name for known in fit.cells)
+    unseen = bool(fit.cells) and all(
+        known.setup.shape.name != cell.setup.shape.name for known in fit.cells
+    )
     try:
         metrics = [metric_of(key, cell) for key in FIGURES]
         found = estimates(fit, cell, metrics)
@@ -346,7 +350,7 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
     return Judged(row, calibrated, regime, figures, unseen)
 
 
-def _as_published(figure: Estimate, cell: Cell | None) -> Estimate:
+def _as_published(figure: Estimate, cell: MeasuredLevel | None) -> Estimate:
     """In milliseconds; half a millisecond less where the table cuts them to whole ones."""
     cut_ms = 0.0 if cell is None else s_to_ms(cell.latency_rounded_down_s) / 2
     values = [

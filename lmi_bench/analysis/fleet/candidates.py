@@ -26,7 +26,7 @@ from lmi_bench.analysis.fleet.operating_point import (
     Statistics,
 )
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.capacity import memory_plan_for
@@ -166,25 +166,27 @@ def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> flo
     return max(1.0, high)
 
 
-def set_up(layout: Layout, workload: Workload) -> Cell:
+def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
     """What a copy is and is asked, without a load. workload: as the layout's engine serves it."""
-    return Cell(
-        shape=workload.shape,
-        instance=layout.instance,
-        tensor_parallel=layout.tensor_parallel,
-        dtype=workload.dtype,
+    return MeasuredLevel(
+        Setup(
+            workload.shape,
+            layout.instance,
+            layout.tensor_parallel,
+            workload.dtype,
+            kv_dtype=workload.kv_dtype,
+            speculation=workload.speculation,
+        ),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
         concurrency=0,
         num_requests=0,
-        kv_dtype=workload.kv_dtype,
-        speculation=workload.speculation,
     )
 
 
 def load_of(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, operating: Operating
-) -> Cell:
+) -> MeasuredLevel:
     """The load of one copy, as `predict` would be asked for it."""
     asked = set_up(layout, copy.plan.workload)
     if request.open_loop:

@@ -37,12 +37,9 @@ from lmi_bench.analysis.model.capacity import (
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
-from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.models.shape import ModelShape
 
 Metric = Literal[
     "throughput_tokens_per_s",
@@ -64,9 +61,10 @@ _SLOWER_STEP = 0.05  # small against the model's error, large against what a sim
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MeasuredLevel:
     """One measured level of like requests; None is what was not measured.
 
+    setup                        of one copy
     concurrency, rate_per_s      users of a closed loop, or requests each second of an open loop
     replicas                     copies that share the users evenly
     max_sequences                sequences that ran together at most, where it is known
@@ -76,16 +74,11 @@ class Cell:
     length_spread                output lengths vary by that share around output_tokens
     throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
                                  over wall time
-    kv_dtype                     of the cache; None: as the weights, 16 bits beside narrower ones
     cached_tokens                of each prompt, found in the prefix cache
-    speculation                  of the engine; None: one token a step
     arrivals_s                   when the open loop's requests were due, where it is known
     """
 
-    shape: ModelShape
-    instance: Instance
-    tensor_parallel: int
-    dtype: str
+    setup: Setup
     input_tokens: int
     output_tokens: int
     concurrency: int
@@ -101,10 +94,8 @@ class Cell:
     rate_per_s: float | None = None
     length_spread: float = 0.0
     throughput_by_latency: bool = False
-    kv_dtype: str | None = None
     cached_tokens: int = 0
     arrivals_s: tuple[float, ...] = ()
-    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.input_tokens:
@@ -112,18 +103,6 @@ class Cell:
                 f"a prompt of {self.input_tokens} tokens cannot have {self.cached_tokens} of them "
                 "in the prefix cache: its last one is always computed"
             )
-
-    @property
-    def setup(self) -> Setup:
-        """What was served on what."""
-        return Setup(
-            self.shape,
-            self.instance,
-            self.tensor_parallel,
-            self.dtype,
-            self.kv_dtype,
-            self.speculation,
-        )
 
     def measured(self, metric: Metric) -> float | None:
         """A figure as measured, with the middle of what a rounding took away put back."""
@@ -133,17 +112,17 @@ class Cell:
         return value + self.latency_rounded_down_s / 2
 
 
-def marks_of(cells: Iterable[Cell]) -> frozenset[str]:
+def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
     """What tells measured levels again, whatever table they stand in: a mark for each figure.
 
     Eight hexadecimal digits of the configuration, the load and the figure to three digits.
     """
     marks = set()
     for cell in cells:
-        setup = (
-            cell.shape.name,
-            cell.instance.accelerator.name,
-            cell.tensor_parallel,
+        load = (
+            cell.setup.shape.name,
+            cell.setup.instance.accelerator.name,
+            cell.setup.tensor_parallel,
             cell.replicas,
             cell.input_tokens,
             cell.output_tokens,
@@ -153,7 +132,7 @@ def marks_of(cells: Iterable[Cell]) -> frozenset[str]:
         for metric in MEASURED:
             value: float | None = getattr(cell, metric)
             if value is not None:
-                text = "|".join(map(str, (*setup, metric, f"{value:.3g}")))
+                text = "|".join(map(str, (*load, metric, f"{value:.3g}")))
                 marks.add(hashlib.sha256(text.encode()).hexdigest()[:8])
     return frozenset(marks)
 
@@ -174,20 +153,20 @@ class CellPrediction:
         return float(getattr(self, metric))
 
 
-def profile_of(profile: EngineProfile, cell: Cell) -> EngineProfile:
+def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
     """The profile with the scheduler that it has for the cell's model and machine."""
     if not profile.defaults:
         return profile
     cache_tokens = _cache_tokens(cell.setup, _Memory.of(profile))
-    return as_set(profile, cell.shape, cell.instance.accelerator, cache_tokens)
+    return as_set(profile, cell.setup.shape, cell.setup.instance.accelerator, cache_tokens)
 
 
-def model_of(profile: EngineProfile, cell: Cell) -> PricedSteps:
+def model_of(profile: EngineProfile, cell: MeasuredLevel) -> PricedSteps:
     """The step-time model of one copy."""
     return planned_model_for(cell.setup, profile)
 
 
-def slots_for(profile: EngineProfile, cell: Cell) -> int:
+def slots_for(profile: EngineProfile, cell: MeasuredLevel) -> int:
     """Sequences that one copy lets run together. Raises CapacityError where none fits."""
     if cell.max_sequences is not None:
         return cell.max_sequences
@@ -236,7 +215,7 @@ def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: _Memory)
 
 
 def predict_cell(
-    profile: EngineProfile, cell: Cell, *, smooth: bool = False, slower: float = 1.0
+    profile: EngineProfile, cell: MeasuredLevel, *, smooth: bool = False, slower: float = 1.0
 ) -> CellPrediction:
     """What the profile expects of the cell; its users are spread evenly over the copies.
 
@@ -282,7 +261,7 @@ def predict_cell(
     )
 
 
-def can_run(profile: EngineProfile, cell: Cell) -> bool:
+def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     """Whether the machine takes the cell at all."""
     try:
         predict_cell(profile, cell, smooth=True)
@@ -309,7 +288,7 @@ class _Slower:
         return slower
 
 
-def growth_with_step_times(profile: EngineProfile, cell: Cell) -> dict[Metric, float]:
+def growth_with_step_times(profile: EngineProfile, cell: MeasuredLevel) -> dict[Metric, float]:
     """d ln(figure) / d ln(time of every step) of an open loop.
 
     A sequence that decodes longer meets more others, which make its steps longer still: above 1
@@ -323,7 +302,7 @@ def growth_with_step_times(profile: EngineProfile, cell: Cell) -> dict[Metric, f
     }
 
 
-def waits_for_slots(profile: EngineProfile, cell: Cell) -> bool:
+def waits_for_slots(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     """Whether a closed loop has more users, or nearly so, than the cache lets run at once."""
     if cell.rate_per_s is not None or cell.max_sequences is not None:
         return False
@@ -346,7 +325,7 @@ class _Part:
     wall_s: float
 
 
-def _limits(profile: EngineProfile, cell: Cell, slots: int) -> CopyLimits:
+def _limits(profile: EngineProfile, cell: MeasuredLevel, slots: int) -> CopyLimits:
     return CopyLimits(
         cell.input_tokens,
         cell.output_tokens,
@@ -357,7 +336,7 @@ def _limits(profile: EngineProfile, cell: Cell, slots: int) -> CopyLimits:
     )
 
 
-def _chance(profile: EngineProfile, cell: Cell) -> Chance:
+def _chance(profile: EngineProfile, cell: MeasuredLevel) -> Chance:
     return Chance(profile.parameters.request_overhead_s, cell.length_spread)
 
 
@@ -365,7 +344,7 @@ def _part_of(run: EqualRun) -> _Part:
     return _Part(np.ones(len(run.end_s)), run.ttft_s, run.e2e_s, run.wall_s)
 
 
-def _open_part(model: HasPricer, profile: EngineProfile, cell: Cell, slots: int) -> _Part:
+def _open_part(model: HasPricer, profile: EngineProfile, cell: MeasuredLevel, slots: int) -> _Part:
     assert cell.rate_per_s is not None
     rate = cell.rate_per_s / cell.replicas
     number = max(1, round(cell.num_requests / cell.replicas))
@@ -379,7 +358,7 @@ def _open_part(model: HasPricer, profile: EngineProfile, cell: Cell, slots: int)
 def _simulated_part(
     model: PricedSteps,
     profile: EngineProfile,
-    cell: Cell,
+    cell: MeasuredLevel,
     slots: int,
     users: int,
     requests: int,
@@ -391,7 +370,7 @@ def _simulated_part(
 def _traced_part(
     model: PricedSteps,
     profile: EngineProfile,
-    cell: Cell,
+    cell: MeasuredLevel,
     slots: int,
     users: int,
     requests: int,
@@ -423,14 +402,14 @@ def _shares(users: int, replicas: int) -> Iterator[int]:
         yield users // replicas + (1 if index < users % replicas else 0)
 
 
-def mean_batch(cell: Cell, predicted: CellPrediction) -> float:
+def mean_batch(cell: MeasuredLevel, predicted: CellPrediction) -> float:
     """Sequences that run together on one copy on average, by Little's law."""
     answered_per_s = predicted.throughput_tokens_per_s / cell.output_tokens / cell.replicas
     served_s = predicted.tpot_mean_s * cell.output_tokens
     return max(1.0, min(float(predicted.peak_sequences), answered_per_s * served_s))
 
 
-def capacity_tokens_per_s(profile: EngineProfile, cell: Cell) -> float:
+def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     """Output tokens each second of all copies with every slot busy, in closed form.
 
     No more slots than the level has requests.
@@ -452,14 +431,14 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: Cell) -> float:
     return cell.replicas * slots * cell.output_tokens / cycle_s
 
 
-def _decode_shape(cell: Cell, rows: int) -> StepShape:
+def _decode_shape(cell: MeasuredLevel, rows: int) -> StepShape:
     context = rows * (cell.input_tokens + cell.output_tokens / 2)
     return StepShape(
         decode_sequences=rows, decode_tokens=rows, decode_context_tokens=round(context)
     )
 
 
-def regime_of(profile: EngineProfile, cell: Cell, predicted: CellPrediction) -> str:
+def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction) -> str:
     """What a faster cell would need: kv_memory, batch_limit, or the part of the step that binds."""
     users = cell.concurrency / cell.replicas
     waiting = users > predicted.peak_sequences

@@ -7,8 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fit.calibrate import Cell, calibrate_profile, log_errors, predict_cell
+from lmi_bench.analysis.fit.calibrate import (
+    MeasuredLevel,
+    calibrate_profile,
+    log_errors,
+    predict_cell,
+)
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
@@ -16,11 +22,8 @@ from lmi_bench.core.errors import InputError
 
 
 def cell(concurrency, *, instance="ml.g5.2xlarge", tp=1, input_tokens=256, replicas=1, **measured):
-    return Cell(
-        shape=find_model("llama-2-7b"),
-        instance=find_instance(instance),
-        tensor_parallel=tp,
-        dtype="float16",
+    return MeasuredLevel(
+        Setup(find_model("llama-2-7b"), find_instance(instance), tp, "float16"),
         input_tokens=input_tokens,
         output_tokens=256,
         concurrency=concurrency,

@@ -18,7 +18,7 @@ from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.validation import validate
 from lmi_bench.analysis.level.cells import (
-    Cell,
+    MeasuredLevel,
     capacity_tokens_per_s,
     growth_with_step_times,
     marks_of,
@@ -34,6 +34,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
     VLLM_V0_PRIOR,
     prior_of_engine,
 )
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 
@@ -43,11 +44,8 @@ WITH_TTFT = (*METRICS, "ttft_mean_s")
 
 
 def cell(users=0, *, rate=None, instance="ml.g5.12xlarge", tp=4, model="llama-2-7b", **more):
-    return Cell(
-        shape=find_model(model),
-        instance=find_instance(instance),
-        tensor_parallel=tp,
-        dtype="float16",
+    return MeasuredLevel(
+        Setup(find_model(model), find_instance(instance), tp, "float16"),
         input_tokens=256,
         output_tokens=256,
         concurrency=users,
@@ -102,7 +100,7 @@ def test_the_chosen_cells_span_loads_and_degrees(jumpstart):
     chosen = [row.row.cell for row in jumpstart[0] if row.calibrated]
     assert min(each.concurrency / each.replicas for each in chosen) <= 4
     assert max(each.concurrency for each in chosen) >= 64
-    assert {each.tensor_parallel for each in chosen} >= {1, 8}
+    assert {each.setup.tensor_parallel for each in chosen} >= {1, 8}
 
 
 def test_json_rows_keep_the_table_s_order_and_keys(jumpstart):
@@ -328,9 +326,10 @@ def test_every_line_that_can_run_gets_every_figure_whatever_its_columns_lack(tmp
 
 
 def test_a_model_that_no_cell_was_of_is_a_slice_of_its_own(tmp_path):
+    another = find_model("llama-2-13b")
     rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:12]
     other = [
-        replace(row, cell=replace(row.cell, shape=find_model("llama-2-13b")))
+        replace(row, cell=replace(row.cell, setup=replace(row.cell.setup, shape=another)))
         for row in read_table(PUBLISHED / "jumpstart_concurrency.csv")[9:12]
     ]
     judged, _ = validate(other, calibrate_on=rows)

@@ -101,7 +101,7 @@ def test_the_engines_cache_format_is_the_cells():
     run = sweep_of(TGI_2023, levels=(4,))
     run.manifest["target"]["kv_dtype"] = "float32"
     (cell,) = cells_from_run(run, SHAPE, INSTANCE)
-    assert cell.kv_dtype == "float32"
+    assert cell.setup.kv_dtype == "float32"
 
 
 def poisson_run(**changes):

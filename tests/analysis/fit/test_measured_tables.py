@@ -28,7 +28,7 @@ def table(tmp_path, text):
 def test_an_endpoint_s_line_has_three_requests_a_user_and_latencies_cut_to_whole_ms(tmp_path):
     (row,) = table(tmp_path, ENDPOINT + "Llama 2 7B,ml.g5.2xlarge,1,2,256,128,8,210,37,x\n")
     cell = row.cell
-    assert (cell.shape.name, cell.replicas, cell.num_requests) == ("llama-2-7b", 2, 24)
+    assert (cell.setup.shape.name, cell.replicas, cell.num_requests) == ("llama-2-7b", 2, 24)
     assert cell.latency_p90_s_per_token == pytest.approx(0.037)
     assert cell.measured("latency_p90_s_per_token") == pytest.approx(0.0375)
     assert not cell.throughput_by_latency
@@ -50,9 +50,9 @@ def test_an_engine_s_line_names_its_accelerators_and_a_load_of_either_kind(tmp_p
     )
     users, rate = rows[0].cell, rows[1].cell
     assert users.throughput_by_latency
-    assert users.instance.link.kind == "nvlink"
+    assert users.setup.instance.link.kind == "nvlink"
     assert users.tpot_mean_s == pytest.approx(0.018037)
-    assert (rate.rate_per_s, rate.concurrency, rate.dtype) == (2.5, 0, "float16")
+    assert (rate.rate_per_s, rate.concurrency, rate.setup.dtype) == (2.5, 0, "float16")
     assert rows[1].engine == rows[0].engine == "vllm 1"
 
 
@@ -60,8 +60,8 @@ def test_a_cache_may_have_a_format_of_its_own(tmp_path):
     head = ENGINE.replace("dtype,input", "dtype,kv_dtype,input")
     line = "Llama 3.1 8B,H100,1,1,fp8,{},512,256,c=4,600,40,8,,nim,\n"
     stated, silent = table(tmp_path, head + line.format("fp8") + line.format(""))
-    assert (stated.cell.dtype, stated.cell.kv_dtype) == ("float8", "float8")
-    assert silent.cell.kv_dtype is None
+    assert (stated.cell.setup.dtype, stated.cell.setup.kv_dtype) == ("float8", "float8")
+    assert silent.cell.setup.kv_dtype is None
 
 
 def test_empty_fields_are_unknown_and_unreadable_lines_are_kept_with_their_reason(tmp_path):
@@ -106,7 +106,7 @@ def test_the_end_of_a_level_tells_how_many_requests_it_had(tmp_path):
 def test_form_factors_and_words_for_formats_are_understood(tmp_path, accelerator, dtype, expected):
     line = f"Llama 3.1 8B,{accelerator},1,1,{dtype},512,100,c=4,100,40,8,900,vllm,\n"
     (row,) = table(tmp_path, ENGINE + line)
-    assert (row.cell.instance.accelerator.name, row.cell.dtype) == expected
+    assert (row.cell.setup.instance.accelerator.name, row.cell.setup.dtype) == expected
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ def test_a_count_that_is_none_is_said_and_never_guessed(tmp_path, old, new, says
 def test_an_accelerator_is_found_by_vendor_form_and_memory(tmp_path, name, expected):
     line = f"llama-3.1-8b,{name},1,1,,512,256,c=1,100,40,8,2100,vllm,\n"
     (row,) = table(tmp_path, ENGINE + line)
-    assert row.cell.instance.accelerator.name == expected
+    assert row.cell.setup.instance.accelerator.name == expected

@@ -6,8 +6,9 @@ import pytest
 
 from lmi_bench.analysis.fit.fit import prior_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.level.cells import Cell, predict_cell, slots_for
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell, slots_for
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError
@@ -16,11 +17,8 @@ PROFILES = (TGI_2023, VLLM_0_12)
 
 
 def cell(model, *, instance="ml.p4d.24xlarge", tp=8, lengths=(256, 256), users=8, dtype="float16"):
-    return Cell(
-        shape=find_model(model),
-        instance=find_instance(instance),
-        tensor_parallel=tp,
-        dtype=dtype,
+    return MeasuredLevel(
+        Setup(find_model(model), find_instance(instance), tp, dtype),
         input_tokens=lengths[0],
         output_tokens=lengths[1],
         concurrency=users,

@@ -9,9 +9,10 @@ from lmi_bench.analysis.fit.forecast import forecast, simulated_forecast
 from lmi_bench.analysis.fit.uncertainty import Factor, Uncertainty, under_load
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.cells import Cell
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19, VLLM_V0_PRIOR
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
@@ -26,11 +27,8 @@ SETUPS = [
 
 
 def setup_of(model, machine, degree, input_tokens, output_tokens):
-    return Cell(
-        shape=find_model(model),
-        instance=find_instance(machine),
-        tensor_parallel=degree,
-        dtype="float16",
+    return MeasuredLevel(
+        Setup(find_model(model), find_instance(machine), degree, "float16"),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         concurrency=0,

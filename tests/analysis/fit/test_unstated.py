@@ -8,18 +8,16 @@ import pytest
 
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.unstated import as_fitted, fit_unstated
-from lmi_bench.analysis.level.cells import Cell, predict_cell
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR, VLLM_V0_PRIOR
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 
 
 def level(users, spread, *, input_tokens=1024):
-    return Cell(
-        shape=find_model("llama-3-8b"),
-        instance=find_instance("ml.p4d.24xlarge"),
-        tensor_parallel=1,
-        dtype="float16",
+    return MeasuredLevel(
+        Setup(find_model("llama-3-8b"), find_instance("ml.p4d.24xlarge"), 1, "float16"),
         input_tokens=input_tokens,
         output_tokens=128,
         concurrency=users,
@@ -57,24 +55,21 @@ def test_a_full_cache_tells_that_it_holds_eight_bits():
     """Llama 3.1 70B in FP8 on two H100, 5,500 tokens a user: of 16 bits 1.8 GB, of 8 half that."""
 
     def cell(users, kv_dtype=None):
+        shape, machine = find_model("llama-3.1-70b"), find_instance("ml.p5.48xlarge")
         return replace(
             level(users, 0.1, input_tokens=5000),
-            shape=find_model("llama-3.1-70b"),
-            instance=find_instance("ml.p5.48xlarge"),
-            tensor_parallel=2,
-            dtype="float8",
-            kv_dtype=kv_dtype,
+            setup=Setup(shape, machine, 2, "float8", kv_dtype=kv_dtype),
             output_tokens=500,
             num_requests=3 * users,
         )
 
     for truth in ("float8", None):
         known = [
-            replace(measured(GRAPH_GPU_PRIOR, cell(users, truth), 0.1), kv_dtype=None)
+            replace(measured(GRAPH_GPU_PRIOR, cell(users, truth), 0.1), setup=cell(users).setup)
             for users in (1, 25, 150)
         ]
         fit = fit_unstated(GRAPH_GPU_PRIOR, known)
-        assert as_fitted(fit, cell(100)).kv_dtype == truth
+        assert as_fitted(fit, cell(100)).setup.kv_dtype == truth
 
 
 def test_levels_without_a_time_to_first_token_tell_nothing():

@@ -10,7 +10,13 @@ import pytest
 from lmi_bench.analysis.fit.fit import prior_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.validation import as_assumed
-from lmi_bench.analysis.level.cells import Cell, model_of, predict_cell, profile_of, slots_for
+from lmi_bench.analysis.level.cells import (
+    MeasuredLevel,
+    model_of,
+    predict_cell,
+    profile_of,
+    slots_for,
+)
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import (
@@ -57,10 +63,9 @@ def test_vllm_splits_prompts_of_long_contexts_from_0_5_4_on():
 
 def test_a_context_that_the_cache_cannot_hold_was_cut():
     """Llama 3.1 70B in 16 bits leaves two H100 no room for 131,072 tokens, four have it."""
-    cell = replace(level(find_model("llama-3.1-70b"), 4), instance=find_instance("ml.p5.48xlarge"))
-    cut, whole = (
-        profile_of(VLLM_0_6_PRIOR, replace(cell, tensor_parallel=degree)) for degree in (2, 4)
-    )
+    cell, machine = level(find_model("llama-3.1-70b"), 4), find_instance("ml.p5.48xlarge")
+    setups = (replace(cell.setup, instance=machine, tensor_parallel=degree) for degree in (2, 4))
+    cut, whole = (profile_of(VLLM_0_6_PRIOR, replace(cell, setup=setup)) for setup in setups)
     assert not cut.chunked_prefill
     assert 2048 <= cut.max_prefill_tokens < 32_768
     assert (whole.chunked_prefill, whole.max_prefill_tokens) == (True, 512)
@@ -105,11 +110,8 @@ def test_a_plan_s_own_settings_count_more_than_defaults():
 
 
 def level(shape, users, *, requests=10, input_tokens=1024):
-    return Cell(
-        shape=shape,
-        instance=A100,
-        tensor_parallel=1,
-        dtype="float16",
+    return MeasuredLevel(
+        Setup(shape, A100, 1, "float16"),
         input_tokens=input_tokens,
         output_tokens=128,
         concurrency=users,
@@ -119,11 +121,7 @@ def level(shape, users, *, requests=10, input_tokens=1024):
 
 def served(profile, cell):
     """Mean first token of the engine's own scheduler in virtual time, all users at once."""
-    config = scheduler_config_for(
-        Setup(cell.shape, cell.instance, 1, cell.dtype),
-        profile,
-        cell.input_tokens + cell.output_tokens,
-    )
+    config = scheduler_config_for(cell.setup, profile, cell.input_tokens + cell.output_tokens)
     run = simulate_level(
         LevelSpec(0, Load(concurrency=cell.concurrency), num_requests=cell.num_requests),
         lambda i: PlannedRequest(i, 0.0, cell.input_tokens, cell.output_tokens),
@@ -173,11 +171,13 @@ def test_before_anything_is_measured_a_table_s_answers_have_one_length():
 
 
 def test_nvidia_s_engines_keep_the_cache_of_fp8_checkpoints_in_fp8():
-    narrow = replace(level(LONG, 4), dtype="float8")
-    assert as_assumed(narrow, "nim 1.8.0").kv_dtype == "float8"
-    assert as_assumed(narrow, "vllm 0.11").kv_dtype is None
-    assert as_assumed(replace(narrow, kv_dtype="float16"), "nim 1.8.0").kv_dtype == "float16"
-    assert as_assumed(level(LONG, 4), "nim 1.8.0").kv_dtype is None
+    plain = level(LONG, 4)
+    narrow = replace(plain, setup=replace(plain.setup, dtype="float8"))
+    wide_cache = replace(plain, setup=replace(narrow.setup, kv_dtype="float16"))
+    assert as_assumed(narrow, "nim 1.8.0").setup.kv_dtype == "float8"
+    assert as_assumed(narrow, "vllm 0.11").setup.kv_dtype is None
+    assert as_assumed(wide_cache, "nim 1.8.0").setup.kv_dtype == "float16"
+    assert as_assumed(plain, "nim 1.8.0").setup.kv_dtype is None
     assert slots_for(GRAPH_GPU_PRIOR, as_assumed(narrow, "nim")) > 1.9 * slots_for(
         GRAPH_GPU_PRIOR, narrow
     )

@@ -9,10 +9,11 @@ import pytest
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.level.cells import Cell, predict_cell
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, SERVED_CPU_PRIOR
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import profile_from_json, profile_to_json
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_costs import Stored
 from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.models import find_model
@@ -26,7 +27,15 @@ MODEL = find_model("demo-110m")
 
 def cell(users, isl=128, osl=64, *, rate=None, **more):
     requests = 40 if rate else 3 * users
-    return Cell(MODEL, HERE, 1, "float32", isl, osl, users, requests, rate_per_s=rate, **more)
+    return MeasuredLevel(
+        Setup(MODEL, HERE, 1, "float32"),
+        input_tokens=isl,
+        output_tokens=osl,
+        concurrency=users,
+        num_requests=requests,
+        rate_per_s=rate,
+        **more,
+    )
 
 
 TRUTH = replace(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.level.cells import Cell, predict_cell
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
 from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_V0_PRIOR
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
@@ -160,11 +160,13 @@ def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
 
 def test_a_cached_prefix_is_not_computed_again():
     """Three quarters of each prompt in the cache: about a quarter of the time to first token."""
-    common = (MODEL, A10G, 1, "float16", 1024, 32)
-    cold = predict_cell(TGI_2023, Cell(*common, concurrency=1, num_requests=4))
-    warm = predict_cell(TGI_2023, Cell(*common, concurrency=1, num_requests=4, cached_tokens=768))
+    common = (Setup(MODEL, A10G, 1, "float16"), 1024, 32)
+    cold = predict_cell(TGI_2023, MeasuredLevel(*common, concurrency=1, num_requests=4))
+    warm = predict_cell(
+        TGI_2023, MeasuredLevel(*common, concurrency=1, num_requests=4, cached_tokens=768)
+    )
     extra_s = TGI_2023.parameters.request_overhead_s
     ratio = (warm.ttft_mean_s - extra_s) / (cold.ttft_mean_s - extra_s)
     assert 0.2 < ratio < 0.35
     with pytest.raises(InputError, match="its last one is always computed"):
-        Cell(*common, concurrency=1, num_requests=4, cached_tokens=1024)
+        MeasuredLevel(*common, concurrency=1, num_requests=4, cached_tokens=1024)

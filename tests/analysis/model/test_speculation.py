@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.level.cells import Cell, predict_cell
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import (
@@ -129,8 +129,12 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
     """120 sequences of 240 tokens over the engine's scheduler, each guess drawn: throughput within
     4 % of the closed form's, which takes every step to give the average number of tokens."""
     spec = Speculation(4, 0.7)
-    plain = Cell(
-        MODEL, A100, 1, "float16", 200, 240, concurrency=8, num_requests=120, speculation=spec
+    plain = MeasuredLevel(
+        Setup(MODEL, A100, 1, "float16", speculation=spec),
+        input_tokens=200,
+        output_tokens=240,
+        concurrency=8,
+        num_requests=120,
     )
     config = scheduler_config_for(Setup(MODEL, A100, 1, "float16", speculation=spec), TGI_2023, 440)
     level = simulate_level(
