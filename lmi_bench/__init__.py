@@ -10,9 +10,15 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _FACE = {
+    "sweep": "jobs.face",
+    "SweepSettings": "jobs.settings.sweep",
+    "SweepResult": "jobs.sweep.result",
     "predict": "jobs.face",
     "PredictSettings": "jobs.settings.predict",
     "Prediction": "jobs.predict",
+    "recommend": "jobs.face",
+    "RecommendSettings": "jobs.settings.recommend",
+    "Advice": "jobs.recommend",
     "write_report": "jobs.face",
     "ReportSettings": "jobs.settings.report",
     "WrittenReport": "jobs.report",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lmi_bench.cli.options.spread import spread_options
-from lmi_bench.jobs.settings.workload import WorkloadSettings
+from lmi_bench.jobs.settings.workload import WorkloadFromSettings
 
 if TYPE_CHECKING:
     from lmi_bench.analysis.level.layouts import RequestKind
@@ -26,7 +26,7 @@ def _workload() -> None:
 
 @workload.command("from")
 @spread_options
-def from_source(settings: WorkloadSettings) -> None:
+def from_source(settings: WorkloadFromSettings) -> None:
     """Write joint lengths, peak five-minute rate, burstiness and shared prefix as a scenario.
 
     A daily curve, where the source has one, is written beside it for `plan-day --load`. What the

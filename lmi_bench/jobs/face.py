@@ -7,6 +7,7 @@ function, so an option is declared once, and `help` lists it.
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import MISSING
@@ -17,11 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.option import Setting, filled, kinds, settings_of
 from lmi_bench.jobs.settings.predict import PredictSettings
+from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.jobs.settings.report import ReportSettings
+from lmi_bench.jobs.settings.sweep import SweepSettings
 
 if TYPE_CHECKING:
     from lmi_bench.jobs.predict import Prediction
+    from lmi_bench.jobs.recommend import Advice
     from lmi_bench.jobs.report import WrittenReport
+    from lmi_bench.jobs.sweep.result import SweepResult
 
 R = TypeVar("R")
 _WIDTH = 96
@@ -29,9 +34,14 @@ _PARAMETERS = "PARAMETERS"
 _LISTENER = "listener\n    `Listener` that is told notes, warnings and progress. (default: none is)"
 
 
-def _keywords(group: type[Any]) -> Callable[[Callable[[Any, Listener], R]], Callable[..., R]]:
-    """The function with the fields of its settings class as keywords, and listed in its help."""
-    known = {each.name: each for each in settings_of(group)}
+def _keywords(
+    group: type[Any], *without: str
+) -> Callable[[Callable[[Any, Listener], R]], Callable[..., R]]:
+    """The function with the fields of its settings class as keywords, and listed in its help.
+
+    without  fields that the function does not take
+    """
+    known = {each.name: each for each in settings_of(group) if each.name not in without}
     signature = inspect.Signature(
         [
             inspect.Parameter(
@@ -53,6 +63,9 @@ def _keywords(group: type[Any]) -> Callable[[Callable[[Any, Listener], R]], Call
 
         vars(call)["__signature__"] = signature
         listed = "\n".join((*map(_described, known.values()), _LISTENER))
+        for each in known.values():  # a help text names other options as they are typed
+            name = each.option.name_of(each.name).partition("/")[0]
+            listed = re.sub(rf"{name}(?![\w-])", f"`{each.name}`", listed)
         call.__doc__ = inspect.cleandoc(job.__doc__ or "").replace(_PARAMETERS, listed)
         return call
 
@@ -85,6 +98,42 @@ def _as_kind(kind: Any, value: Any) -> Any:
     return value
 
 
+@_keywords(SweepSettings, "matrix")
+def sweep(settings: SweepSettings, listener: Listener) -> SweepResult:
+    """Measure a target over concurrency or request rate, and write a run folder.
+
+    Keywords win over the scenario file, which wins over the defaults. Not to be called while an
+    asyncio loop runs in the same thread: the sweep runs one of its own.
+
+    Parameters, all by keyword:
+
+    PARAMETERS
+
+    Returns a SweepResult: `folder` is the run folder, `levels` has a Level each (latencies in ms,
+    other times in s), `knees` the knee by each rule, and `answer` that of a search. `failed` and
+    `slo_missed` say how it ended.
+
+    Raises InputError before anything is written, for settings that cannot be used together or a
+    target that cannot be opened.
+
+    Example:
+
+        result = lmi_bench.sweep(
+            target="sim:ml.g5.2xlarge",
+            model="llama-2-7b",
+            input_tokens=256,
+            output_tokens=256,
+            concurrency=[1, 8, 64],
+            out="runs/a",
+        )
+        for level in result.levels:
+            print(level.load.name, level.throughput_tokens_per_s, level.latency["ttft"].p90)
+    """
+    from lmi_bench.jobs.sweep.run import sweep as job
+
+    return job(settings, listener)
+
+
 @_keywords(PredictSettings)
 def predict(settings: PredictSettings, listener: Listener) -> Prediction:
     """Predict throughput and latency of a model on a machine, with 80 % intervals.
@@ -115,6 +164,42 @@ def predict(settings: PredictSettings, listener: Listener) -> Prediction:
             print(load.cell.concurrency, load.figures["ttft_ms"].value)
     """
     from lmi_bench.jobs.predict import predict as job
+
+    return job(settings, listener)
+
+
+@_keywords(RecommendSettings, "portfolio")
+def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
+    """Rank instances, tensor-parallel degrees and replicas for a model under SLOs.
+
+    Without a load the question is one machine, as full as the limits allow. With `runs`, their
+    levels calibrate the step-time model first.
+
+    Parameters, all by keyword:
+
+    PARAMETERS
+
+    Returns an Advice: `answer.recommended` is the best candidate, or None where none keeps the
+    SLOs and `answer.nearest` is the closest; `answer.candidates` has all, the best first. Its
+    `to_json()` is what `recommend --json` writes.
+
+    Raises InputError for a question that cannot be answered, such as an unknown instance.
+
+    Example:
+
+        advice = lmi_bench.recommend(
+            model="llama-2-7b",
+            input_tokens=256,
+            output_tokens=256,
+            rate=2,
+            slo="ttft_p90<=1s",
+            instance=["ml.g5.2xlarge", "ml.g5.12xlarge"],
+        )
+        best = advice.answer.recommended
+        if best is not None:
+            print(best.instances, best.instance)
+    """
+    from lmi_bench.jobs.recommend import recommend as job
 
     return job(settings, listener)
 

@@ -24,7 +24,7 @@ from lmi_bench.interchange.traffic_statistics import (
     length_correlation,
     peak_rate_per_s,
 )
-from lmi_bench.jobs.settings.workload import WorkloadSettings
+from lmi_bench.jobs.settings.workload import WorkloadFromSettings
 
 PROMETHEUS = "prometheus:"
 _LEAST_SHARED = 16  # tokens: a cache's block; what is shorter is shared by chance or template
@@ -61,7 +61,7 @@ class WrittenWorkload:
     day: Path | None
 
 
-def workload_from(settings: WorkloadSettings) -> WrittenWorkload:
+def workload_from(settings: WorkloadFromSettings) -> WrittenWorkload:
     """Read the source and write the scenario; raises InputError for one that cannot be read."""
     source, out = settings.source, settings.out
     if source.startswith(PROMETHEUS):

@@ -12,7 +12,6 @@ import pytest
 import lmi_bench
 from lmi_bench.core.option import settings_of
 from lmi_bench.jobs.settings.predict import PredictSettings
-from tests.end_to_end.commands import lmi_bench as lmi_bench_command
 from tests.end_to_end.commands import modules_loaded_by
 
 ROOT = Path(__file__).parents[2]
@@ -78,11 +77,12 @@ def test_the_page_does_what_it_shows(tmp_path, monkeypatch, capsys):
     """Every example of docs/library.md, one after the other."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/library.md").read_text("utf-8")
-    lmi_bench_command(*re.search(r"`lmi-bench (sweep .*?)`", page)[1].split(), cwd=tmp_path)
     known: dict[str, object] = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(code, "docs/library.md", "exec"), known)
     said = capsys.readouterr().out
+    assert re.search(r"^8 users: \d+ tokens/s", said, re.MULTILINE)
     assert re.search(r"^8 users: [\d.]+ ms a token \[", said, re.MULTILINE)
+    assert re.search(r"^\d+ x ml.g5", said, re.MULTILINE)
     assert re.search(r"^refused: .*no-such-model", said, re.MULTILINE)
     assert "Llama 2 7B" in (tmp_path / "report.html").read_text("utf-8")

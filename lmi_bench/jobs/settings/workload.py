@@ -11,7 +11,7 @@ from lmi_bench.core.option import Option
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadSettings:
+class WorkloadFromSettings:
     """A source of traffic and the scenario to write."""
 
     source: Annotated[
