@@ -7,8 +7,8 @@ A job's settings are a frozen dataclass. A field that a user may state is annota
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
@@ -55,21 +55,36 @@ class Setting:
     option: Option
 
 
-def settings_of(group: type[Any]) -> Iterator[Setting]:
-    """The fields with an option, in their order."""
+def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterator[Setting]:
+    """The fields with an option, in their order; the options know their heading and rarity.
+
+    common  fields that plain help lists, where a class around this one names them as COMMON
+    """
+    common = vars(group).get("COMMON", common)
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
         hint = hints[field.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            yield from settings_of(hint)
-        elif get_origin(hint) is Annotated:
-            kind, *marks = get_args(hint)
+            yield from settings_of(hint, common)
+        elif (found := option_of(hint)) is not None:
+            kind, option = found
+            option = replace(
+                option,
+                group=option.group or vars(group).get("GROUP"),
+                rare=option.rare or (common is not None and field.name not in common),
+            )
             made = field.default_factory
             default = field.default if made is MISSING else made()
-            for mark in marks:
-                if isinstance(mark, Option):
-                    yield Setting(field.name, kind, default, mark)
+            yield Setting(field.name, kind, default, option)
+
+
+def option_of(hint: Any) -> tuple[Any, Option] | None:
+    """The type and the option of an annotation; None where it has no option."""
+    if get_origin(hint) is not Annotated:
+        return None
+    kind, *marks = get_args(hint)
+    return next(((kind, mark) for mark in marks if isinstance(mark, Option)), None)
 
 
 def stated(settings: Any) -> Iterator[Setting]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from dataclasses import MISSING, is_dataclass
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from lmi_bench.core.option import Option, filled
+from lmi_bench.core.option import Option, filled, option_of, settings_of
 
 RARE = "rare"
 OLD_NAMES = "old_names"
@@ -19,9 +19,9 @@ OLD_NAMES = "old_names"
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each dataclass parameter replaced by that dataclass's fields.
 
-    Typer reads the options of a command from its signature. A field is annotated with an `Option`
-    (or as a parameter would be, `Annotated[..., typer.Option(...)]`); a field that is a dataclass
-    itself is spread in turn. The command is called with the dataclass filled in.
+    Typer reads the options of a command from its signature. A field, or a parameter of the command,
+    is annotated with an `Option`; a field that is a dataclass itself is spread in turn. The command
+    is called with the dataclass filled in.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters: list[inspect.Parameter] = []
@@ -31,10 +31,19 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(parameter.annotation):
             assert isinstance(parameter.annotation, type)
             groups[parameter.name] = parameter.annotation
-            parameters.extend(_parameters(parameter.annotation, marks))
-        else:
-            annotation = _as_typer(parameter.name, parameter.annotation, marks, None)
-            parameters.append(parameter.replace(kind=kind, annotation=annotation))
+            for each in settings_of(parameter.annotation):
+                marks[each.name] = each.option
+                default = parameter.empty if each.default is MISSING else each.default
+                annotation = _as_typer(each.kind, each.option)
+                parameters.append(
+                    inspect.Parameter(each.name, kind, default=default, annotation=annotation)
+                )
+            continue
+        annotation, found = parameter.annotation, option_of(parameter.annotation)
+        if found is not None:
+            marks[parameter.name] = found[1]
+            annotation = _as_typer(*found)
+        parameters.append(parameter.replace(kind=kind, annotation=annotation))
 
     @functools.wraps(command)
     def spread(**given: Any) -> None:
@@ -53,53 +62,13 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
-def _parameters(
-    group: type[Any], marks: dict[str, Option], common: Sequence[str] | None = None
-) -> Iterator[inspect.Parameter]:
-    """One parameter a field, in the order of the fields.
-
-    common  fields that plain help lists, where a group around this one names them as COMMON
-    """
-    common = vars(group).get("COMMON", common)
-    hints = get_type_hints(group, include_extras=True)
-    heading = vars(group).get("GROUP")
-    for field in fields(group):
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            yield from _parameters(hint, marks, common)
-            continue
-        if get_origin(hint) is not Annotated:
-            continue  # no option: set by the command itself, or by a caller from Python
-        annotation = _as_typer(field.name, hint, marks, heading)
-        if common is not None and field.name not in common:
-            marks[field.name] = replace(marks[field.name], rare=True)
-        default = field.default
-        if default is MISSING:
-            made = field.default_factory
-            default = inspect.Parameter.empty if made is MISSING else made()
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=annotation,
-        )
-
-
-def _as_typer(name: str, annotation: Any, marks: dict[str, Option], heading: str | None) -> Any:
-    """The annotation with its `Option` as Typer's own."""
-    if get_origin(annotation) is not Annotated:
-        return annotation
-    bare, *extra = get_args(annotation)
-    mark = next((each for each in extra if isinstance(each, Option)), None)
-    if mark is None:
-        return annotation
-    marks[name] = mark
+def _as_typer(bare: Any, mark: Option) -> Any:
+    """An option as Typer's own."""
     common: dict[str, Any] = {
         "help": mark.help,
         "metavar": mark.metavar,
         "envvar": mark.envvar,
-        "rich_help_panel": mark.group or heading,
+        "rich_help_panel": mark.group,
     }
     if mark.default is not None:
         common["show_default"] = mark.default
