@@ -131,10 +131,8 @@ def _measure_next_lines(answer: Recommendation) -> Iterator[str]:
     if best is None:
         return
     question = answer.question
-    lengths = (
-        f"--input-tokens {question['input_tokens']} --output-tokens {question['output_tokens']}"
-    )
-    if not question["calibrated"]:
+    lengths = f"--input-tokens {question.input_tokens} --output-tokens {question.output_tokens}"
+    if not question.calibrated:
         slots = max(1, int(best.memory["slots_per_copy"]))
         loads = sorted({1, max(1, round(slots**0.5)), slots})
         yield (

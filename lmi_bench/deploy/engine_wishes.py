@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
 
 NGRAM: Final = "ngram"
@@ -37,17 +37,20 @@ class EngineWishes:
     cuda_graphs: bool | None = None
 
     @classmethod
-    def of_setting(cls, setting: Mapping[str, Any]) -> EngineWishes:
-        """The settings of a candidate in `recommend --json`; a draft keeps its name there."""
-        speculation = setting.get("speculation") or {}
+    def of_setting(cls, setting: EngineSetting) -> EngineWishes:
+        """The settings of a recommended candidate; a draft keeps its name there."""
+        spoken = setting.speculation
+        draft = None
+        if spoken is not None:
+            draft = NGRAM if spoken.draft is None else spoken.draft.name
         return cls(
-            kv_dtype=setting.get("kv_dtype"),
-            draft=(speculation.get("draft") or NGRAM) if speculation else None,
-            draft_tokens=speculation.get("draft_tokens") or _DRAFT_TOKENS,
-            max_prefill_tokens=setting.get("max_prefill_tokens"),
-            chunked_prefill=setting.get("chunked_prefill"),
-            memory_share=setting.get("memory_share"),
-            cuda_graphs=setting.get("cuda_graphs"),
+            kv_dtype=setting.kv_dtype,
+            draft=draft,
+            draft_tokens=_DRAFT_TOKENS if spoken is None else spoken.draft_tokens,
+            max_prefill_tokens=setting.max_prefill_tokens,
+            chunked_prefill=setting.chunked_prefill,
+            memory_share=setting.memory_share,
+            cuda_graphs=setting.cuda_graphs,
         )
 
     def lmi(self, era: str) -> dict[str, str]:

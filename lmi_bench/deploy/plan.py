@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
+from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -79,34 +79,27 @@ class DeploymentPlan:
 
 
 def plan_from_recommendation(
-    content: Mapping[str, Any], *, model_id: str | None = None
+    answer: Recommendation, model: str, *, model_id: str | None = None
 ) -> DeploymentPlan:
-    """The recommended layout in a file written by `recommend --json`."""
-    best = content["recommended"]
-    input_tokens, output_tokens = int(content["input_tokens"]), int(content["output_tokens"])
-    model = str(content.get("model_as_named") or content["model"])
-    slots = best["memory"].get("slots_per_copy")
-    kinds = content.get("kinds") or ()
-    setting = best.get("setting") or {}
-    engine = EngineWishes.of_setting(setting)
+    """The recommended layout of an answer that has one. model: as it was asked for."""
+    best, question = answer.recommended, answer.question
+    assert best is not None
+    slots = best.memory.get("slots_per_copy")
+    engine = EngineWishes.of_setting(best.setting)
     if engine.draft not in (None, NGRAM):
         engine = replace(engine, draft=_model_id(str(engine.draft), None))
     return DeploymentPlan(
         shape=find_model(model),
         model_id=_model_id(model, model_id),
-        instance=find_instance(best["instance"]),
-        instances=int(best["instances"]),
-        tensor_parallel=int(best["tensor_parallel"]),
-        copies=int(best["replicas"]),
-        dtype=str(setting.get("dtype") or content["dtype"]),
+        instance=find_instance(best.instance),
+        instances=best.instances,
+        tensor_parallel=best.tensor_parallel,
+        copies=best.copies,
+        dtype=best.setting.dtype or question.dtype,
         slots=_MOST_SLOTS if slots is None else max(1, min(_MOST_SLOTS, int(slots))),
-        max_model_len=max(
-            (kind["input_tokens"] + kind["output_tokens"] for kind in kinds),
-            default=input_tokens + output_tokens,
-        ),
-        max_input_tokens=max((kind["input_tokens"] for kind in kinds), default=input_tokens),
-        basis=f"recommended for {content.get('load', 'the load')}, {content['objective']}; "
-        f"{content['profile']}",
+        max_model_len=question.most_tokens,
+        max_input_tokens=question.longest_prompt,
+        basis=f"recommended for {question.load}, {question.objective}; {question.profile}",
         engine=engine,
     )
 

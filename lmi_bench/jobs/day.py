@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,40 +63,39 @@ class PlannedDay:
 
 def plan_day(settings: DaySettings) -> PlannedDay:
     """Play the day. Raises InputError for what is missing."""
-    content: Mapping[str, Any] = {}
+    planned_per_s: float | None = None
     capacity, price = settings.capacity, settings.machine_price
     machine = "a machine"
     if settings.recommendation is not None:
-        content = load_recommendation(settings.recommendation)
-        best = content["recommended"]
-        machine = str(best["instance"])
-        if capacity is None:
-            capacity = best["capacity_rate_per_s"]["low"] / best["instances"]
+        saved = load_recommendation(settings.recommendation)
+        best, planned_per_s = saved.best, saved.answer.question.rate_per_s
+        machine = best.instance
+        carried = best.figures["capacity_rate_per_s"]
+        if capacity is None and carried is not None:
+            capacity = carried.low / best.instances
         if price is None:
-            price = best["cost"]["machine_price_usd_per_hour"]
+            price = best.cost["machine_price_usd_per_hour"]
     if capacity is None or not capacity > 0:
         raise InputError("plan-day needs REC.json or --capacity, req/s of one machine above 0")
     if settings.commit_discount is not None and price is None:
         raise InputError(
             "--commit-discount is off a price that is not known: add --machine-price-per-hour"
         )
-    curve = _curve(settings, content)
+    curve = _curve(settings, planned_per_s)
     start_up = parse_start_up(settings.start_up)
     day = plan(curve, start_up, capacity_per_s=capacity, least_slo_share=settings.least_slo_share)
     committed = _commitment(settings.commit_discount, day, price)
     return PlannedDay(day, curve, start_up, machine, capacity, price, committed)
 
 
-def _curve(settings: DaySettings, content: Mapping[str, Any]) -> LoadCurve:
+def _curve(settings: DaySettings, planned_per_s: float | None) -> LoadCurve:
     if settings.load is not None:
         curve = load_curve_file(settings.load)
         return curve if settings.peak is None else curve.scaled_to(settings.peak)
-    peak = content.get("rate_per_s") if settings.peak is None else settings.peak
+    peak = planned_per_s if settings.peak is None else settings.peak
     if peak is None:
         raise InputError("--peak is missing: the highest load of the day, req/s")
-    return shaped(
-        settings.shape or "office", peak_per_s=float(peak), least_share=settings.least_share
-    )
+    return shaped(settings.shape or "office", peak_per_s=peak, least_share=settings.least_share)
 
 
 def _commitment(discount: float | None, day: DayPlan, price: float | None) -> Commitment | None:

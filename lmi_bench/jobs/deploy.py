@@ -222,8 +222,8 @@ def _doubling(longest: int) -> Iterator[int]:
 
 def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     if settings.recommendation is not None:
-        content = load_recommendation(settings.recommendation)
-        plan = plan_from_recommendation(content, model_id=settings.model_id)
+        saved = load_recommendation(settings.recommendation)
+        plan = plan_from_recommendation(saved.answer, saved.model, model_id=settings.model_id)
         listener.note(
             "token limits are those of the recommended workload: longer requests are refused"
         )

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
@@ -23,37 +22,38 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
+from lmi_bench.jobs.saved_recommendation import SavedRecommendation
 
 
-def known_profile(plan: Mapping[str, Any], path: Path) -> EngineProfile:
+def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:
     """The profile to go on from: the file's, else the plan's. Raises InputError without either."""
     if path.exists():
         return profile_from_json(path.read_text(encoding="utf-8"))
-    document = plan.get("profile_document")
-    if not isinstance(document, Mapping):
+    if plan.profile_document is None:
         raise InputError(
             f"the plan holds no profile to go on from: run recommend --json again, or put one at "
             f"{path}"
         )
-    return profile_from_json(json.dumps(document))
+    return profile_from_json(json.dumps(plan.profile_document))
 
 
-def check_learnable(plan: Mapping[str, Any], candidate: Mapping[str, Any], copies: float) -> None:
+def check_learnable(plan: SavedRecommendation, copies: float) -> None:
     """Raises InputError where the measurement could not teach a profile.
 
     copies  of the fleet whose share of the load the target gets
     """
     if abs(copies - 1) > 1e-6:
+        share = 1 / (plan.best.instances * plan.best.copies)
         raise InputError(
             f"--update-profile learns from one copy of the model, this load is that of {copies:g}: "
-            f"point --target at one copy and add --share {1 / _copies(candidate):.4g}"
+            f"point --target at one copy and add --share {share:.4g}"
         )
-    if plan.get("kinds"):
+    if plan.answer.question.kinds:
         raise InputError(
             "--update-profile needs equal requests; the plan's differ in length: sweep with "
             "--input-tokens and --output-tokens, then calibrate on that run"
         )
-    if any((candidate.get("setting") or {}).get(name) for name in _UNFITTED):
+    if any(getattr(plan.best.setting, name) for name in _UNFITTED):
         raise InputError(
             f"--update-profile: the plan's engine differs from its profile in "
             f"{', '.join(_UNFITTED)}: sweep that engine and calibrate on the run"
@@ -61,10 +61,6 @@ def check_learnable(plan: Mapping[str, Any], candidate: Mapping[str, Any], copie
 
 
 _UNFITTED = ("speculation", "cuda_graphs")
-
-
-def _copies(candidate: Mapping[str, Any]) -> int:
-    return int(candidate["instances"]) * int(candidate["replicas"])
 
 
 def doubted(profile: EngineProfile) -> EngineProfile:
@@ -102,19 +98,19 @@ class Learned:
 
 
 def learn(
-    plan: Mapping[str, Any], candidate: Mapping[str, Any], run: Run, profile: EngineProfile
+    plan: SavedRecommendation, run: Run, profile: EngineProfile
 ) -> tuple[EngineProfile, tuple[Change, ...]]:
     """The profile fitted to the run's level; what it says of that level before and after."""
-    shape = find_model(str(plan.get("model_as_named") or plan["model"]))
-    name = str(candidate["instance"])
+    shape, best = find_model(plan.model), plan.best
+    name = best.instance
     machine = probe_local_instance() if name == LOCAL_NAME else find_instance(name)
-    placed = PlacedRun(run, machine, int(candidate["tensor_parallel"]))
-    setting = candidate.get("setting") or {}
-    dtype = setting.get("dtype") or plan.get("dtype")
+    placed = PlacedRun(run, machine, best.tensor_parallel)
+    setting = best.setting
+    dtype = setting.dtype or plan.answer.question.dtype
     cells = cells_from_run(placed.run, shape, machine, dtype=dtype, tensor_parallel=placed.degree)
-    if setting.get("kv_dtype"):
+    if setting.kv_dtype:
         cells = [
-            replace(cell, setup=replace(cell.setup, kv_dtype=setting["kv_dtype"])) for cell in cells
+            replace(cell, setup=replace(cell.setup, kv_dtype=setting.kv_dtype)) for cell in cells
         ]
     fitted, after = calibrate_on_runs(profile, [placed], shape, dtype=dtype)
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
@@ -129,8 +125,7 @@ def learn(
 
 
 def update(
-    plan: Mapping[str, Any],
-    candidate: Mapping[str, Any],
+    plan: SavedRecommendation,
     run: Run,
     profile: EngineProfile,
     path: Path,
@@ -142,7 +137,7 @@ def update(
     contradicted  figures lie outside their intervals, so that less of the profile is believed
     """
     try:
-        fitted, changes = learn(plan, candidate, run, doubted(profile) if contradicted else profile)
+        fitted, changes = learn(plan, run, doubted(profile) if contradicted else profile)
     except InputError as exc:
         return Learned(path, doubted=contradicted, refused=str(exc))
     write_text(path, profile_to_json(fitted))

@@ -12,7 +12,13 @@ import pytest
 import yaml
 from cfnlint.api import ManualArgs, lint
 
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, unpack_properties
 from lmi_bench.deploy.engine_wishes import EngineWishes
@@ -66,38 +72,43 @@ def test_layouts_that_cannot_be_are_refused_with_numbers():
         plan("falcon-7b", tensor_parallel=4)
 
 
+def answer_of(model, **changes):
+    """An answer for 300 tokens in and 200 out whose recommended candidate is changed."""
+    answer = recommend(
+        RecommendRequest(
+            Workload(find_model(model), "float16", 300, 200),
+            TGI_2023,
+            instances=(find_instance("ml.p4d.24xlarge"),),
+        )
+    )
+    return replace(answer, recommended=replace(answer.recommended, **changes))
+
+
 def test_a_recommendation_becomes_its_own_layout():
-    content = {
-        "model": "llama-2-13b",
-        "dtype": "float16",
-        "input_tokens": 300,
-        "output_tokens": 200,
-        "objective": "cost",
-        "profile": "p",
-        "recommended": {
-            "instance": "ml.p4d.24xlarge",
-            "instances": 3,
-            "tensor_parallel": 2,
-            "replicas": 4,
-            "memory": {"slots_per_copy": 57},
-        },
-    }
-    made = plan_from_recommendation(content)
+    answer = answer_of(
+        "llama-2-13b",
+        instance="ml.p4d.24xlarge",
+        instances=3,
+        tensor_parallel=2,
+        copies=4,
+        memory={"slots_per_copy": 57},
+    )
+    made = plan_from_recommendation(answer, "llama-2-13b")
     settings = parse_properties(build_bundle(made, LMI, WISHES).files["serving.properties"])
     assert settings["option.tensor_parallel_degree"] == "2"
     assert settings["option.max_rolling_batch_size"] == "57"
     assert settings["option.max_model_len"] == "500"
     assert settings["option.model_id"] == "meta-llama/Llama-2-13b-hf"
     assert made.instances == 3
-    mixed = {
-        **content,
-        "kinds": [{"input_tokens": 900, "output_tokens": 10, "share": 0.1}],
-        "recommended": {
-            **content["recommended"],
-            "setting": {"dtype": "int4", "kv_dtype": "float8", "max_batch_size": 57},
-        },
-    }
-    made = plan_from_recommendation(mixed)
+    mixed = replace(
+        answer,
+        question=replace(answer.question, kinds=(RequestKind(900, 10, 0.1),)),
+        recommended=replace(
+            answer.recommended,
+            setting=EngineSetting(dtype="int4", kv_dtype="float8", max_batch_size=57),
+        ),
+    )
+    made = plan_from_recommendation(mixed, "llama-2-13b")
     assert (made.dtype, made.max_model_len, made.max_input_tokens) == ("int4", 910, 900)
     assert made.engine == EngineWishes(kv_dtype="float8")
 
@@ -360,23 +371,9 @@ class TestAVariantOfACatalogModel:
             plan("llama-3.1-8b-instruct", "ml.g5.2xlarge", max_model_len=2048)
 
     def test_a_recommendation_keeps_the_name_that_was_asked_for(self):
-        content = {
-            "model": "qwen3-32b",
-            "model_as_named": "Qwen/Qwen3-32B-AWQ",
-            "dtype": "int4",
-            "input_tokens": 300,
-            "output_tokens": 200,
-            "objective": "cost",
-            "profile": "p",
-            "recommended": {
-                "instance": "ml.g5.12xlarge",
-                "instances": 1,
-                "tensor_parallel": 4,
-                "replicas": 1,
-                "memory": {"slots_per_copy": 57},
-            },
-        }
-        assert plan_from_recommendation(content).model_id == "Qwen/Qwen3-32B-AWQ"
+        answer = answer_of("qwen3-32b", instance="ml.g5.12xlarge", tensor_parallel=4, copies=1)
+        made = plan_from_recommendation(answer, "Qwen/Qwen3-32B-AWQ")
+        assert made.model_id == "Qwen/Qwen3-32B-AWQ"
 
     @pytest.mark.parametrize(
         ("model", "dtype"),

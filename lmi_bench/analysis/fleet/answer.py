@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.probe import Probe
-from lmi_bench.analysis.level.layouts import Rejection
+from lmi_bench.analysis.level.layouts import Rejection, RequestKind
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED
+from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
 
 SCHEMA_VERSION = 1
+_AGAIN = "run recommend --json again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,16 @@ class SloOutlook:
             "slack_ms": slack,
             "confidence": self.confidence,
         }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SloOutlook:
+        """What `to_json` wrote."""
+        return cls(
+            _read(content, "slo", str),
+            _number(content, "predicted_ms"),
+            _known(content, "limit_ms"),
+            _read(content, "confidence", str),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,156 @@ class Candidate:
             "reason": self.reason,
         }
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Candidate:
+        """What `to_json` wrote; KeyError or TypeError for anything else."""
+        figures: dict[str, Estimate | None] = {}
+        withheld = {}
+        for name, value in content.items():
+            if isinstance(value, Mapping) and "predicted" in value:
+                figures[name] = None
+                if value["predicted"] is None:
+                    withheld[name] = _read(value, "reason", str)
+                else:
+                    ends = (_known(value, key) for key in ("predicted", "low", "high"))
+                    figures[name] = Estimate(*ends)
+        return cls(
+            instance=_read(content, "instance", str),
+            instances=_read(content, "instances", int),
+            tensor_parallel=_read(content, "tensor_parallel", int),
+            copies=_read(content, "replicas", int),
+            accelerator=_read(content, "accelerator", str),
+            **{name: _number(content, name) for name in _PRICES},
+            blended_reason=content["blended_3to1_as_published_reason"],
+            figures=figures,
+            withheld=withheld,
+            slos=tuple(map(SloOutlook.from_json, _read(content, "slos", list))),
+            memory=_read(content, "memory", dict),
+            limited_by=_read(content, "limited_by", str),
+            basis=_read(content, "basis", str),
+            price_provenance=content["price_source"],
+            profile_provenance=_read(content, "profile", str),
+            warnings=tuple(_read(content, "warnings", list)),
+            reason=_read(content, "reason", str),
+            cost=_read(content, "cost", dict),
+            attainment=_read(content, "attainment", dict),
+            setting=_setting_of(_read(content, "setting", dict)),
+        )
+
+
+_PRICES = (
+    "price_usd_per_hour",
+    "usd_per_month",
+    "usd_per_1m_output_tokens",
+    "usd_per_1m_total_tokens",
+    "usd_per_1m_output_tokens_at_saturation",
+    "usd_per_1m_total_tokens_at_saturation",
+    "blended_3to1_as_published",
+)
+_T = TypeVar("_T")
+
+
+def _read(content: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    value = content[key]
+    if not isinstance(value, kind):
+        raise TypeError(f"{key} is {value!r}")
+    return value
+
+
+def _number(content: Mapping[str, Any], key: str) -> float | None:
+    return None if content[key] is None else _known(content, key)
+
+
+def _known(content: Mapping[str, Any], key: str) -> float:
+    value = content[key]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{key} is {value!r}")
+    return value
+
+
+def _setting_of(content: Mapping[str, Any]) -> EngineSetting:
+    """What `EngineSetting.to_json` wrote; raises InputError for a draft that is not known."""
+    values = {**content, "copies": content["replicas"]}
+    del values["replicas"]
+    spoken = values["speculation"]
+    if spoken is not None:
+        draft = None if spoken["draft"] is None else find_model(spoken["draft"])
+        acceptance = _known(spoken, "draft_acceptance")
+        values["speculation"] = Speculation(_read(spoken, "draft_tokens", int), acceptance, draft)
+    return EngineSetting(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, for the record and for what goes on from the answer.
+
+    input_tokens, output_tokens  of each request, or with `kinds` their means
+    load, purchase, availability, profile   for people
+    """
+
+    model: str
+    dtype: str
+    input_tokens: int
+    output_tokens: int
+    kinds: tuple[RequestKind, ...]
+    burstiness: float
+    rate_per_s: float | None
+    users: int | None
+    think_time_s: float | None
+    load: str
+    slos: tuple[str, ...]
+    objective: str
+    purchase: str
+    availability: str
+    profile: str
+    calibrated: bool
+    measured_loads: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        kinds = [asdict(kind) for kind in self.kinds]
+        return {**values, "kinds": kinds, "slos": list(self.slos), "interval": "80 %"}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Question:
+        """What `to_json` wrote; KeyError or TypeError for anything else."""
+        kinds = (
+            RequestKind(
+                _read(kind, "input_tokens", int),
+                _read(kind, "output_tokens", int),
+                _known(kind, "share"),
+            )
+            for kind in _read(content, "kinds", list)
+        )
+        words = ("load", "objective", "purchase", "availability", "profile")
+        return cls(
+            model=_read(content, "model", str),
+            dtype=_read(content, "dtype", str),
+            input_tokens=_read(content, "input_tokens", int),
+            output_tokens=_read(content, "output_tokens", int),
+            kinds=tuple(kinds),
+            burstiness=_known(content, "burstiness"),
+            rate_per_s=_number(content, "rate_per_s"),
+            users=content["users"],
+            think_time_s=_number(content, "think_time_s"),
+            slos=tuple(_read(content, "slos", list)),
+            **{name: _read(content, name, str) for name in words},
+            calibrated=_read(content, "calibrated", bool),
+            measured_loads=_read(content, "measured_loads", int),
+        )
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max((kind.input_tokens for kind in self.kinds), default=self.input_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest request, input and output."""
+        sizes = (kind.input_tokens + kind.output_tokens for kind in self.kinds)
+        return max(sizes, default=self.input_tokens + self.output_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
@@ -132,7 +295,7 @@ class Recommendation:
     missed      what no candidate keeps where none is recommended: `the SLOs`, `the budget`, or
                 `the load` where no fleet carries it although a lone request keeps the SLOs
     candidates  that carry the load within the SLOs, the best first
-    question    what was asked, for the record
+    question    what was asked
     accuracy    predicted against measured, level by level, where a sweep was calibrated on
     measure_next  levels that would decide or confirm, the most telling first
     """
@@ -141,7 +304,7 @@ class Recommendation:
     nearest: Candidate | None
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejection, ...]
-    question: Mapping[str, Any]
+    question: Question
     warnings: tuple[str, ...] = ()
     accuracy: Mapping[str, Any] | None = None
     measure_next: tuple[Probe, ...] = ()
@@ -158,7 +321,7 @@ class Recommendation:
         """The whole answer as plain values."""
         return {
             "schema_version": SCHEMA_VERSION,
-            **self.question,
+            **self.question.to_json(),
             "recommended": None if self.recommended is None else self.recommended.to_json(),
             "nearest": None if self.nearest is None else self.nearest.to_json(),
             "missed": self.missed,
@@ -177,6 +340,34 @@ class Recommendation:
             "accuracy": self.accuracy,
             "measure_next": [probe.to_json() for probe in self.measure_next],
         }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Recommendation:
+        """What `to_json` wrote, but for the layouts that are out and the levels to measure, from
+        which nothing goes on. Raises InputError for anything else."""
+        try:
+            if content["schema_version"] != SCHEMA_VERSION:
+                raise ValueError(f"it has schema version {content['schema_version']}")
+            best, nearest = (
+                None if content[name] is None else Candidate.from_json(content[name])
+                for name in ("recommended", "nearest")
+            )
+            return cls(
+                recommended=best,
+                nearest=nearest,
+                candidates=tuple(map(Candidate.from_json, _read(content, "candidates", list))),
+                rejected=(),
+                question=Question.from_json(content),
+                warnings=tuple(_read(content, "warnings", list)),
+                accuracy=content["accuracy"],
+                missed=content["missed"],
+            )
+        except KeyError as exc:
+            raise InputError(f"a recommendation without {exc}: {_AGAIN}") from exc
+        except (TypeError, ValueError, AttributeError) as exc:
+            raise InputError(
+                f"not a recommendation as this version writes it, {exc}: {_AGAIN}"
+            ) from exc
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The candidates as rows of a table, the best first: plain values, None for unknown."""

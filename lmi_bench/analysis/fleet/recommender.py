@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
-from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
 from lmi_bench.analysis.fleet.availability import NO_SPARES
 from lmi_bench.analysis.fleet.budget import nearest_to_budget, split_by_budget
 from lmi_bench.analysis.fleet.candidates import (
@@ -396,35 +395,27 @@ def _predicted(candidate: Candidate) -> Iterator[str]:
             yield f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
 
 
-def _question(request: RecommendRequest) -> dict[str, Any]:
+def _question(request: RecommendRequest) -> Question:
     workload = request.workload
-    return {
-        "model": workload.shape.name,
-        "dtype": workload.dtype,
-        "input_tokens": workload.input_tokens,
-        "output_tokens": workload.output_tokens,
-        "kinds": [
-            {
-                "input_tokens": kind.input_tokens,
-                "output_tokens": kind.output_tokens,
-                "share": kind.share,
-            }
-            for kind in workload.kinds
-        ],
-        "burstiness": workload.burstiness,
-        "rate_per_s": request.rate_per_s,
-        "users": request.users,
-        "think_time_s": request.think_time_s,
-        "load": request.describe_load(),
-        "slos": [str(slo) for slo in request.slos],
-        "objective": request.objective,
-        "purchase": request.purchase.describe(),
-        "availability": request.availability.describe(),
-        "profile": request.profile.provenance,
-        "calibrated": request.calibrated,
-        "measured_loads": len(request.measured),
-        "interval": "80 %",
-    }
+    return Question(
+        model=workload.shape.name,
+        dtype=workload.dtype,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        kinds=workload.kinds,
+        burstiness=workload.burstiness,
+        rate_per_s=request.rate_per_s,
+        users=request.users,
+        think_time_s=request.think_time_s,
+        load=request.describe_load(),
+        slos=tuple(str(slo) for slo in request.slos),
+        objective=request.objective,
+        purchase=request.purchase.describe(),
+        availability=request.availability.describe(),
+        profile=request.profile.provenance,
+        calibrated=request.calibrated,
+        measured_loads=len(request.measured),
+    )
 
 
 def _warnings(request: RecommendRequest, shown: list[Candidate]) -> Iterator[str]:

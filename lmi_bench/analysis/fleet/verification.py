@@ -7,11 +7,12 @@ on the measured level alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.analysis.fit.uncertainty import Z80
+from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
+from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.results.goodput import check_slo
 from lmi_bench.core.level import Level
 from lmi_bench.core.slo import METRICS, STATISTICS, parse_slo
@@ -51,40 +52,36 @@ class Verified:
         }
 
 
-def compare_figures(
-    candidate: Mapping[str, Any], line: Level, *, share: float
-) -> Iterator[Verified]:
+def compare_figures(candidate: Candidate, line: Level, *, share: float) -> Iterator[Verified]:
     """The candidate's figures against a level's line.
 
     share  of the planned load that the target carried, above 0 and at most 1
     """
-    yield _throughput(candidate.get(_THROUGHPUT) or {}, line, share)
+    yield _throughput(candidate.figures.get(_THROUGHPUT), line, share)
     for metric in METRICS:
         for statistic in STATISTICS:
-            figure = candidate.get(f"{metric}_{statistic}_ms")
-            if isinstance(figure, Mapping):
-                yield Verified(
-                    f"{metric}_{statistic}_ms",
-                    figure.get("predicted"),
-                    figure.get("low"),
-                    figure.get("high"),
-                    line.of(metric).value(statistic),
-                )
+            name = f"{metric}_{statistic}_ms"
+            if name in candidate.figures:
+                measured = line.of(metric).value(statistic)
+                yield _verified(name, candidate.figures[name], measured)
 
 
-def _throughput(figure: Mapping[str, Any], line: Level, share: float) -> Verified:
+def _verified(name: str, figure: Estimate | None, measured: float | None) -> Verified:
+    if figure is None:
+        return Verified(name, None, None, None, measured)
+    return Verified(name, figure.value, figure.low, figure.high, measured)
+
+
+def _throughput(figure: Estimate | None, line: Level, share: float) -> Verified:
     """In an open loop what arrives decides it, so its interval is that of a Poisson count."""
     measured = line.steady.throughput_tokens_per_s or line.throughput_tokens_per_s
-    predicted, low, high = (figure.get(key) for key in ("predicted", "low", "high"))
-    if predicted is None or low is None or high is None:
-        return Verified(_THROUGHPUT, None, None, None, measured)
-    if low == high and line.requests:
-        half = Z80 * predicted / math.sqrt(line.requests)
-        low, high = predicted - half, predicted + half
-    return Verified(_THROUGHPUT, predicted * share, low * share, high * share, measured)
+    if figure is not None and figure.low == figure.high and line.requests:
+        half = Z80 * figure.value / math.sqrt(line.requests)
+        figure = Estimate(figure.value, figure.value - half, figure.value + half)
+    return _verified(_THROUGHPUT, None if figure is None else figure.times(share), measured)
 
 
-def slo_verdicts(slos: list[str], line: Level) -> list[dict[str, Any]]:
+def slo_verdicts(slos: Sequence[str], line: Level) -> list[dict[str, Any]]:
     """Each SLO on the measured level: pass, fail or unsupported."""
     results = [check_slo(line, parse_slo(text)) for text in slos]
     return [
