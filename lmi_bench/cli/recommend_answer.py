@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
-from lmi_bench.analysis.fleet.fleet_cost import price_line
+from lmi_bench.analysis.fleet.money import price_line
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.model.engine_setting import EngineSetting

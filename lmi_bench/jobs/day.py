@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lmi_bench.analysis.fleet.day import STEP_S, DayPlan, DayResult, StartUp, parse_start_up
+from lmi_bench.analysis.fleet.day import (
+    DAY_S,
+    STEP_S,
+    DayPlan,
+    DayResult,
+    LoadCurve,
+    StartUp,
+    load_curve_file,
+    parse_start_up,
+    shaped,
+)
 from lmi_bench.analysis.fleet.day import plan_day as plan
-from lmi_bench.analysis.fleet.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
-from lmi_bench.analysis.fleet.purchase import best_commitment, cost_of_hours
+from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.jobs.saved_recommendation import load_recommendation

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lmi_bench.analysis.fleet.purchase import Purchase, PurchaseKind
+from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind
 from lmi_bench.analysis.fleet.requirements import Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.engine_setting import EngineAxes

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
-from lmi_bench.analysis.fleet.attainment import Routing
-from lmi_bench.analysis.fleet.availability import parse_availability
-from lmi_bench.analysis.fleet.frontier import frontier
+from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
-from lmi_bench.analysis.fleet.request import Objective, RecommendRequest
+from lmi_bench.analysis.fleet.request import Objective, RecommendRequest, Routing
+from lmi_bench.analysis.fleet.requirements import parse_availability
 from lmi_bench.analysis.fleet.sensitivity import sensitivity
 from lmi_bench.analysis.fleet.vary import Variation, parse_range, vary_rate
 from lmi_bench.analysis.model.profiles import profile_to_json

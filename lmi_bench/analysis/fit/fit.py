@@ -19,11 +19,13 @@ from scipy.optimize import least_squares
 
 from lmi_bench.analysis.fit.cell_files import cell_from_json
 from lmi_bench.analysis.fit.discrepancy import (
+    UNSCALED,
+    ErrorScales,
     Observation,
     error_covariance,
+    find_scales,
     observations_of,
 )
-from lmi_bench.analysis.fit.error_scales import UNSCALED, ErrorScales, find_scales
 from lmi_bench.analysis.level.cells import (
     CellPrediction,
     MeasuredLevel,

@@ -20,8 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.fit.discrepancy import Observation, error_covariance, observe
-from lmi_bench.analysis.fit.error_scales import OUTLIER
+from lmi_bench.analysis.fit.discrepancy import OUTLIER, Observation, error_covariance, observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
 from lmi_bench.analysis.level.cells import (
     MEASURED,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
+from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Rejection, Workload, split_layouts
 from lmi_bench.analysis.model.kv_cache import kv_bytes_per_sequence
 from lmi_bench.analysis.model.memory import min_devices

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
-from lmi_bench.analysis.fleet.probe import Probe
-from lmi_bench.analysis.level.layouts import Rejection, RequestKind
+from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.models import find_model
@@ -286,6 +285,33 @@ class Question:
         """Tokens of the longest request, input and output."""
         sizes = (kind.input_tokens + kind.output_tokens for kind in self.kinds)
         return max(sizes, default=self.input_tokens + self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A level to measure: one copy at `rate_per_s`.
+
+    machines             of the fleet that it decides on, spare ones left out
+    chance               that the SLOs are kept, 0 to 1
+    saves_usd_per_hour   against the recommended fleet if they are; 0: it confirms that fleet
+    """
+
+    layout: Layout
+    rate_per_s: float
+    machines: int
+    chance: float
+    saves_usd_per_hour: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {
+            "instance": self.layout.instance.instance_type,
+            "tensor_parallel": self.layout.tensor_parallel,
+            "rate_per_s": self.rate_per_s,
+            "machines": self.machines,
+            "chance": self.chance,
+            "saves_usd_per_hour": self.saves_usd_per_hour,
+        }
 
 
 @dataclass(frozen=True, slots=True)

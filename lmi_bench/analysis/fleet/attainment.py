@@ -3,19 +3,26 @@
 The planned load is simulated for fifteen minutes. Joint attainment is the share of requests that
 meet all SLOs at once; the worst window is the SLO's own statistic over the five minutes in which it
 is highest. Times in seconds.
+
+A short simulation that finds the SLOs kept may have been lucky. Where fifteen minutes of a fleet's
+load do not keep them, its copies carry less than was thought.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any
 
+from lmi_bench.analysis.fleet.answer import Candidate
+from lmi_bench.analysis.fleet.candidates import CopyCapacity, operating_of
 from lmi_bench.analysis.fleet.operating_point import Operating, Statistics
+from lmi_bench.analysis.fleet.ranking import Fleet
+from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.copy_levels import simulate_copy
-from lmi_bench.analysis.level.layouts import CopyPlan
+from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
 from lmi_bench.analysis.level.steady_state import QUANTILES
 from lmi_bench.analysis.results.goodput import goodput
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
@@ -25,9 +32,6 @@ from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
-
-Routing = Literal["random", "round-robin", "least-outstanding"]
-ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 WINDOW_S = 300.0
 _WINDOW_STEP_S = 60.0
@@ -163,3 +167,55 @@ def _router(routing: Routing, seed: int) -> Router:
         return LeastOutstanding()
     chance = Random(seed)
     return RandomChoice(iter(chance.random, None))
+
+
+class LongLook:
+    """Simulates planned loads for fifteen minutes, layouts of equal speed and load once."""
+
+    def __init__(self, request: RecommendRequest) -> None:
+        self._request = request
+        self._seen: dict[tuple[EngineKey, float], Attainment] = {}
+
+    def at(self, candidate: Candidate, fleets: Sequence[Fleet]) -> Attainment:
+        """What becomes of the candidate's load. fleets: those that the candidates are of."""
+        layout, copy, machines = fleet_of(candidate, fleets)
+        serving = self._request.availability.surviving(machines)
+        operating = operating_of(self._request, layout, copy, serving)
+        key = (layout.engine_key, round(operating.rate_per_s, 9))
+        if key not in self._seen:
+            self._seen[key] = look_long(
+                copy.plan,
+                operating,
+                self._request.slos,
+                copies=serving * layout.copies,
+                routing=self._request.routing,
+                seed=self._request.seed,
+            )
+        return self._seen[key]
+
+    def overloaded(
+        self, candidate: Candidate, fleets: Sequence[Fleet]
+    ) -> tuple[EngineKey, CopyCapacity] | None:
+        """The copy with its rate noted as too much for it; None where the SLOs are kept.
+
+        What was measured counts more than a simulation.
+        """
+        layout, copy, machines = fleet_of(candidate, fleets)
+        serving = self._request.availability.surviving(machines)
+        rate_per_s = operating_of(self._request, layout, copy, serving).rate_per_s
+        if not self._request.open_loop or rate_per_s <= copy.kept_per_s * (1 + 1e-9):
+            return None
+        if keeps(self.at(candidate, fleets), self._request.slos):
+            return None
+        too_much_per_s = min(copy.too_much_per_s, rate_per_s)
+        return layout.engine_key, replace(copy, too_much_per_s=too_much_per_s)
+
+
+def fleet_of(candidate: Candidate, fleets: Sequence[Fleet]) -> Fleet:
+    """The fleet that a candidate was built from."""
+    return next(
+        fleet
+        for fleet in fleets
+        if (fleet[0].instance.instance_type, fleet[0].tensor_parallel, fleet[0].setting)
+        == (candidate.instance, candidate.tensor_parallel, candidate.setting)
+    )

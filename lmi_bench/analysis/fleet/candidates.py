@@ -16,10 +16,13 @@ from lmi_bench.analysis.fit.uncertainty import (
     under_load,
 )
 from lmi_bench.analysis.fleet.answer import Candidate, SloOutlook
-from lmi_bench.analysis.fleet.capacity_belief import CapacityBelief
-from lmi_bench.analysis.fleet.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
-from lmi_bench.analysis.fleet.fleet_cost import FleetCost
-from lmi_bench.analysis.fleet.measured_load import Verdict
+from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
+from lmi_bench.analysis.fleet.money import (
+    FleetCost,
+    blended_as_published,
+    usd_per_1m_tokens,
+    usd_per_month,
+)
 from lmi_bench.analysis.fleet.operating_point import (
     CopySimulation,
     Operating,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from lmi_bench.analysis.fleet.answer import Probe
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Planned
-from lmi_bench.analysis.fleet.probe import Probe
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import EngineKey, Layout
 

@@ -3,16 +3,26 @@
 A prediction's uncertainty is a factor on time: in a world slower by s every latency at rate r is
 s times what it is here at rate r * s. So limits are kept with confidence if they hold for s, and a
 capacity's interval is the capacity divided and multiplied by s.
+
+Each SLO is held below its limit, so that it is kept in a world slower than predicted. A limit with
+room is held at limit / s, s the upper end of the interval of the times. The nearer it
+is to what a lone request takes, the less of it can be kept back:
+
+    held = lone + (limit - lone) / slope        up to ROOM * s * lone
+    held = limit / s                            beyond
+
+so that a stricter limit never leaves more room than a looser one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.copy_levels import simulate_copy
 from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.steady_state import QUANTILES, SteadyState
@@ -201,3 +211,35 @@ class Statistics:
         if statistic == "mean":
             return float(values.mean())
         return float(np.quantile(values, QUANTILES[statistic]))
+
+
+ROOM = 1.3
+
+
+def held_limit(limit: float, lone: float, factor: float) -> float:
+    """The limit to plan with: continuous and rising in `limit`, never above it.
+
+    >>> held_limit(30.0, 10.0, 1.5), held_limit(10.0, 10.0, 1.5), held_limit(9.0, 10.0, 1.5)
+    (20.0, 10.0, 9.0)
+    """
+    if limit <= lone:
+        return limit
+    if limit >= ROOM * factor * lone:
+        return limit / factor
+    return lone + (limit - lone) * (ROOM - 1) / (ROOM * factor - 1)
+
+
+def held_slos(steady: SteadyState, slos: Sequence[Slo], factors: TimeFactors) -> tuple[Slo, ...]:
+    """The SLOs with the limits to plan with."""
+    alone = alone_of(steady)
+    return tuple(
+        replace(
+            slo,
+            limit_ms=held_limit(
+                slo.limit_ms,
+                s_to_ms(alone.latency_s(slo.metric, slo.statistic, 1.0)),
+                factors.of(slo.metric),
+            ),
+        )
+        for slo in slos
+    )

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from lmi_bench.analysis.fleet.availability import Availability
-from lmi_bench.analysis.fleet.purchase import Purchase
+from lmi_bench.analysis.fleet.money import Purchase
 from lmi_bench.analysis.fleet.recommender import prepare
 from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.fleet.requirements import Availability
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
+from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.catalog.published import PublishedCell
 
 LOWER_COST, LOWER_LATENCY = "lower cost", "lower latency"

@@ -1,4 +1,4 @@
-"""Which of two fleets is better: by cost, latency or throughput.
+"""Which fleets are better, beaten by no other on money and speed, or within the budget.
 
 An unpriced fleet never wins on cost, nor one without a latency on latency.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import Layout
+from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
 Fleet = tuple[Layout, CopyCapacity, int]
@@ -133,3 +133,67 @@ def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
         if request.load_kind == "saturation" and _too_close(best, second):
             text += ", within the intervals: a tie"
     return text
+
+
+def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Indices of the points that no other point beats; smaller is better in every coordinate.
+
+    >>> pareto([(1.0, 9.0), (2.0, 3.0), (3.0, 3.0), (4.0, 1.0)])
+    [0, 1, 3]
+    """
+    return [
+        index
+        for index, point in enumerate(points)
+        if not any(
+            all(a <= b for a, b in zip(other, point, strict=True)) and other != point
+            for other in points
+        )
+    ]
+
+
+def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates on the frontier of cost and ms/token (p90), the cheapest first, each layout once.
+
+    Without a price or a latency a candidate is on no frontier. Of equal points the first stays.
+    """
+    points: dict[tuple[float, ...], Candidate] = {}
+    for candidate in candidates:
+        cost, latency = (
+            cost_of(request, candidate),
+            candidate.figures.get("latency_per_token_p90_ms"),
+        )
+        if cost is not None and latency is not None and math.isfinite(cost):
+            points.setdefault((cost, latency.value), candidate)
+    known = sorted(points)
+    return [points[known[index]] for index in pareto(known)]
+
+
+def _costs(candidate: Candidate) -> dict[str, float | None]:
+    return {
+        "usd_per_hour": candidate.price_usd_per_hour,
+        "usd_per_month": candidate.usd_per_month,
+        "usd_per_1m_output": candidate.usd_per_1m_output_tokens,
+    }
+
+
+def split_by_budget(
+    request: RecommendRequest, candidates: Sequence[Candidate]
+) -> tuple[list[Candidate], list[Rejection]]:
+    """Candidates within the budget, and the others with what they cost."""
+    kept, rejected = [], []
+    for candidate in candidates:
+        problem = request.requirements.over_budget(**_costs(candidate))
+        if problem is None:
+            kept.append(candidate)
+        else:
+            rejected.append(
+                Rejection(candidate.instance, candidate.tensor_parallel, candidate.copies, problem)
+            )
+    return kept, rejected
+
+
+def nearest_to_budget(request: RecommendRequest, candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate that is over its budget by the least factor, with the reason."""
+    best = min(candidates, key=lambda each: request.requirements.excess(**_costs(each)))
+    problem = request.requirements.over_budget(**_costs(best))
+    return replace(best, reason=f"nearest to the budget: {problem}")

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
 from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
-from lmi_bench.analysis.fleet.availability import NO_SPARES
-from lmi_bench.analysis.fleet.budget import nearest_to_budget, split_by_budget
+from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of
 from lmi_bench.analysis.fleet.candidates import (
     CopyCapacity,
     Planned,
@@ -27,24 +26,25 @@ from lmi_bench.analysis.fleet.candidates import (
     with_capacity,
 )
 from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_probes
-from lmi_bench.analysis.fleet.fleet_attainment import LongLook, fleet_of
-from lmi_bench.analysis.fleet.held_limits import held_slos
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.operating_point import (
     CopySimulation,
     alone_of,
+    held_slos,
     screen_batch,
     unloaded_ratio,
 )
 from lmi_bench.analysis.fleet.ranking import (
     Fleet,
     final_order,
+    nearest_to_budget,
     screen_order,
+    split_by_budget,
     why_first,
     with_winning_prices,
 )
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import NO_REQUIREMENTS
+from lmi_bench.analysis.fleet.requirements import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.level.layouts import (
     CopyPlan,
     EngineKey,

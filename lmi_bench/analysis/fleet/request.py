@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lmi_bench.analysis.fleet.attainment import ROUTINGS, Routing
-from lmi_bench.analysis.fleet.availability import NO_SPARES, Availability
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
-from lmi_bench.analysis.fleet.purchase import ON_DEMAND, Purchase
-from lmi_bench.analysis.fleet.requirements import NO_REQUIREMENTS, Requirements
+from lmi_bench.analysis.fleet.money import ON_DEMAND, Purchase
+from lmi_bench.analysis.fleet.requirements import (
+    NO_REQUIREMENTS,
+    NO_SPARES,
+    Availability,
+    Requirements,
+)
 from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -20,6 +23,8 @@ from lmi_bench.core.slo import Slo
 
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
 LoadKind = Literal["rate", "users", "saturation"]
+Routing = Literal["random", "round-robin", "least-outstanding"]
+ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, slots=True)

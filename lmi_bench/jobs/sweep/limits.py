@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lmi_bench.analysis.fleet.cost import usd_per_1m_tokens
+from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level, NextLevel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.fleet.capacity_belief import CapacityBelief
+from lmi_bench.analysis.fleet.measured_load import CapacityBelief
 
 capacities = st.tuples(st.floats(0.1, 50.0), st.floats(1.0, 4.0)).map(
     lambda pair: (pair[0], pair[0] * pair[1])

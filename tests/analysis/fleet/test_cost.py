@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.fleet.cost import blended_as_published, usd_per_1m_tokens, usd_per_month
+from lmi_bench.analysis.fleet.money import blended_as_published, usd_per_1m_tokens, usd_per_month
 
 
 def test_a_million_tokens_cost_the_hours_that_they_take():

@@ -9,14 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.fleet.day import (
+    DAY_S,
+    LoadCurve,
     Scaling,
     StartUp,
+    load_curve_file,
     parse_start_up,
     plan_day,
     play_day,
+    shaped,
     tracking_target_per_s,
 )
-from lmi_bench.analysis.fleet.load_curve import DAY_S, LoadCurve, load_curve_file, shaped
 from lmi_bench.core.errors import InputError
 
 HOUR = 3600.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.analysis.fleet.purchase import (
+from lmi_bench.analysis.fleet.money import (
     Purchase,
     best_commitment,
     break_even_utilisation,

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fleet.availability import Availability, failure_unit, parse_availability
-from lmi_bench.analysis.fleet.purchase import Purchase
+from lmi_bench.analysis.fleet.money import Purchase
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import Requirements
+from lmi_bench.analysis.fleet.requirements import (
+    Availability,
+    Requirements,
+    failure_unit,
+    parse_availability,
+)
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import all_instances, find_instance

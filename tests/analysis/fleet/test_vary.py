@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
-from lmi_bench.analysis.fleet.frontier import pareto
+from lmi_bench.analysis.fleet.ranking import pareto
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.fleet.vary import Stairs, compare_stairs, parse_range, vary_rate
