@@ -58,36 +58,42 @@ def choose_cells(
 
     items, jacobian = rows(candidates)
     targets, target_jacobian = rows(wanted)
-    size = len(metrics)
-    noise = fit.scales.of(items) ** 2 * np.array([item.noise_sd**2 for item in items])
-    covariance = fit.covariance
+    shared = fit.error_left(targets, items)
+    return _greedy(
+        jacobian @ fit.covariance @ jacobian.T + fit.error_left(items, items),
+        target_jacobian @ fit.covariance @ jacobian.T + shared,
+        fit.scales.of(items) ** 2 * np.array([item.noise_sd**2 for item in items]),
+        len(metrics),
+        min(count, len(candidates)),
+    )
 
-    def joint(
-        left: list[Observation],
-        left_jacobian: NDArray[np.float64],
-        right: list[Observation],
-        right_jacobian: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        shared = fit.error_left(left, right)
-        return np.asarray(left_jacobian @ covariance @ right_jacobian.T + shared)
 
-    among = joint(items, jacobian, items, jacobian)
-    across = joint(targets, target_jacobian, items, jacobian)
+def _greedy(
+    among: NDArray[np.float64],
+    across: NDArray[np.float64],
+    noise: NDArray[np.float64],
+    size: int,
+    count: int,
+) -> list[int]:
+    """Blocks of figures, one after the other that lowers the variance of the wanted ones most.
+
+    among   covariance of the figures that could be measured, shape (n, n); across: of the wanted
+            ones with these, shape (wanted, n)
+    noise   variance of each measurement, shape (n,); size: figures of a block
+    """
+    blocks = [slice(start, start + size) for start in range(0, len(noise), size)]
     chosen: list[int] = []
-    for _ in range(min(count, len(candidates))):
-        gains = np.full(len(candidates), -np.inf)
-        for index in range(len(candidates)):
-            if index in chosen:
-                continue
-            block = slice(index * size, (index + 1) * size)
-            one = among[block, block] + np.diag(noise[block] + _JITTER)
-            reach = across[:, block]
-            gains[index] = float(np.sum(reach * np.linalg.solve(one, reach.T).T))
-        best = int(np.argmax(gains))
-        chosen.append(best)
-        block = slice(best * size, (best + 1) * size)
+    for _ in range(count):
+        gains = np.full(len(blocks), -np.inf)
+        for index, block in enumerate(blocks):
+            if index not in chosen:
+                one = among[block, block] + np.diag(noise[block] + _JITTER)
+                reach = across[:, block]
+                gains[index] = float(np.sum(reach * np.linalg.solve(one, reach.T).T))
+        chosen.append(int(np.argmax(gains)))
+        block = blocks[chosen[-1]]
         inner = np.linalg.inv(among[block, block] + np.diag(noise[block] + _JITTER))
-        told = np.asarray(inner @ among[block, :], dtype=np.float64)
-        across = np.asarray(across - across[:, block] @ told, dtype=np.float64)
-        among = np.asarray(among - among[:, block] @ told, dtype=np.float64)
+        told = inner @ among[block, :]
+        across = across - across[:, block] @ told
+        among = among - among[:, block] @ told
     return chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fit.uncertainty import (
@@ -207,22 +208,19 @@ def build_candidate(
     serving = request.availability.surviving(machines)
     operating = operating_of(request, layout, copy, serving)
     observed = _simulated(request, copy, operating) if simulate else None
-    copies = machines * layout.copies
     workload, steady = request.workload, copy.plan.steady
-    figures: dict[str, Estimate | None] = {}
-    withheld: dict[str, str] = {}
     served_per_s = serving * layout.copies * operating.rate_per_s
-    output_per_s = served_per_s * workload.output_tokens
-    capacity = _capacity(request, copy, copies)
-    measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
+    capacity = _capacity(request, copy, machines * layout.copies)
     load = load_of(request, layout, copy, operating)
     silent = silence(copy.fit, load)
-    sure = None
-    if silent is None and simulate:
-        sure = Uncertainty.of(copy.fit, load, spread=True)
-    figures["throughput_tokens_per_s"] = _throughput(request, copy, sure, output_per_s)
-    figures["capacity_rate_per_s"] = capacity
-    figures["capacity_tokens_per_s"] = capacity.times(workload.output_tokens)
+    sure = Uncertainty.of(copy.fit, load, spread=True) if simulate and silent is None else None
+    output_per_s = served_per_s * workload.output_tokens
+    figures: dict[str, Estimate | None] = {
+        "throughput_tokens_per_s": _throughput(request, copy, sure, output_per_s),
+        "capacity_rate_per_s": capacity,
+        "capacity_tokens_per_s": capacity.times(workload.output_tokens),
+    }
+    withheld: dict[str, str] = {}
     for metric, statistic in _statistics(request):
         key = f"{metric}_{statistic}_ms"
         if silent is not None:
@@ -230,15 +228,11 @@ def build_candidate(
             withheld[key] = silent
         else:
             figures[key] = _latency(request, copy, operating, observed, sure, metric, statistic)
-    price = layout.instance.price_usd_per_hour
-    fleet_price = request.fleet_usd_per_hour(layout, machines)
-    total_per_s = served_per_s * workload.total_tokens
-    full_per_s = copies * steady.saturated_rate_per_s
-    itl = steady.latency_s("itl", "p50", operating.batch)
+    measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
     blended, blended_reason = blended_as_published(
-        price_usd_per_hour=price,
+        price_usd_per_hour=layout.instance.price_usd_per_hour,
         concurrency=layout.copies * max(1.0, operating.batch),
-        itl_p50_s=itl,
+        itl_p50_s=steady.latency_s("itl", "p50", operating.batch),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
         slots=layout.copies * steady.slots,
@@ -251,16 +245,7 @@ def build_candidate(
         tensor_parallel=layout.tensor_parallel,
         copies=layout.copies,
         accelerator=layout.instance.accelerator.name,
-        price_usd_per_hour=fleet_price,
-        usd_per_month=usd_per_month(fleet_price),
-        usd_per_1m_output_tokens=usd_per_1m_tokens(fleet_price, output_per_s),
-        usd_per_1m_total_tokens=usd_per_1m_tokens(fleet_price, total_per_s),
-        usd_per_1m_output_tokens_at_saturation=usd_per_1m_tokens(
-            fleet_price, full_per_s * workload.output_tokens
-        ),
-        usd_per_1m_total_tokens_at_saturation=usd_per_1m_tokens(
-            fleet_price, full_per_s * workload.total_tokens
-        ),
+        **_prices(request, layout, copy, machines, served_per_s),
         blended_3to1_as_published=blended,
         blended_reason=blended_reason,
         figures=figures,
@@ -272,20 +257,49 @@ def build_candidate(
         price_provenance=layout.instance.price_provenance,
         profile_provenance=request.profile.provenance,
         warnings=copy.warnings,
+        reason="",
+        attainment={},
         setting=layout.setting,
-        cost={
-            **FleetCost(
-                layout,
-                request.purchase,
-                request.availability,
-                needed=machines_needed(request, layout, copy) or 1,
-                machines=machines,
-            ).to_json(),
-            "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(
-                fleet_price, capacity.value * workload.output_tokens
-            ),
-        },
+        cost=_cost(request, layout, copy, machines, capacity),
     )
+
+
+def _prices(
+    request: RecommendRequest,
+    layout: Layout,
+    copy: CopyCapacity,
+    machines: int,
+    served_per_s: float,
+) -> dict[str, float | None]:
+    """USD of the fleet and of its tokens, at the load and with every slot busy."""
+    price = request.fleet_usd_per_hour(layout, machines)
+    full_per_s = machines * layout.copies * copy.plan.steady.saturated_rate_per_s
+    output, total = request.workload.output_tokens, request.workload.total_tokens
+    return {
+        "price_usd_per_hour": price,
+        "usd_per_month": usd_per_month(price),
+        "usd_per_1m_output_tokens": usd_per_1m_tokens(price, served_per_s * output),
+        "usd_per_1m_total_tokens": usd_per_1m_tokens(price, served_per_s * total),
+        "usd_per_1m_output_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * output),
+        "usd_per_1m_total_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * total),
+    }
+
+
+def _cost(
+    request: RecommendRequest,
+    layout: Layout,
+    copy: CopyCapacity,
+    machines: int,
+    capacity: Estimate,
+) -> dict[str, Any]:
+    """How the price comes about, and what tokens cost at the capacity."""
+    needed = machines_needed(request, layout, copy) or 1
+    fleet = FleetCost(layout, request.purchase, request.availability, needed, machines)
+    tokens_per_s = capacity.value * request.workload.output_tokens
+    return {
+        **fleet.to_json(),
+        "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(fleet.usd_per_hour, tokens_per_s),
+    }
 
 
 def _throughput(
