@@ -1,9 +1,8 @@
-"""The paged key-value cache as tensors, head-major so that a head's page is one run of memory.
+"""The paged key-value cache as tensors, head-major so that a head's page is contiguous.
 
 Each layer has one tensor of keys and one of values, shape (num_blocks, kv_heads, block_size,
-head_dim). A page of one head is then block_size * head_dim neighbouring values, which a gather
-copies whole and a matrix product reads in order; token-major pages would be copied once more
-by every product.
+head_dim). A head's page is block_size * head_dim contiguous values: a gather copies it whole and a
+matrix product reads it in order. Every product would copy token-major pages once more.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lmi_bench.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class KvLayoutShape:
-    """What fixes the size of a cache, but for its number of blocks."""
+    """The dimensions of a cache, except its number of blocks."""
 
     num_layers: int
     num_kv_heads: int
@@ -37,13 +36,13 @@ class KvLayoutShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """2 (key and value) * layers * KV heads * head size * tokens a block * dtype bytes."""
+        """2 (key and value) * layers * KV heads * head size * tokens per block * dtype bytes."""
         values = self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
         return 2 * values * self.dtype.itemsize
 
 
 class KvCache:
-    """Pages of every layer. Freshly zero, so that a masked row never meets a NaN."""
+    """Pages of every layer; initially zero, so that masked rows never contain NaN."""
 
     def __init__(self, shape: KvLayoutShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
@@ -60,7 +59,7 @@ class KvCache:
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store keys and values of a step's tokens, shape (tokens, kv_heads, head_dim) each.
 
-        slots  shape (tokens * kv_heads,), as `slots_of` gives them
+        slots  shape (tokens * kv_heads,), from `slots_of`
         """
         head_dim, dtype = self.shape.head_dim, self.shape.dtype
         self.keys[layer].view(-1, head_dim).index_copy_(0, slots, k.to(dtype).reshape(-1, head_dim))
@@ -75,9 +74,9 @@ class KvCache:
 
 
 def slots_of(blocks: Tensor, offsets: Tensor, shape: KvLayoutShape) -> Tensor:
-    """Where each (token, head) is stored, counted in head_dim vectors from the cache's start.
+    """Index of each (token, head) in the cache, counted in head_dim vectors.
 
-    blocks, offsets  shape (tokens,): each token's block id and its place in the block
+    blocks, offsets  shape (tokens,): each token's block id and its index in the block
     returns          shape (tokens * kv_heads,)
     """
     heads = torch.arange(shape.num_kv_heads, device=blocks.device)
@@ -86,8 +85,8 @@ def slots_of(blocks: Tensor, offsets: Tensor, shape: KvLayoutShape) -> Tensor:
 
 
 def head_page_rows(block_tables: Tensor, num_kv_heads: int) -> Tensor:
-    """Rows of `KvCache.head_pages` in the order (sequence, head, page), so that one gather lays
-    out each head's whole context without a gap.
+    """Rows of `KvCache.head_pages` in the order (sequence, head, page), so that one gather makes
+    each head's context contiguous.
 
     block_tables  shape (sequences, pages)
     returns       shape (sequences * kv_heads * pages,)
@@ -97,7 +96,7 @@ def head_page_rows(block_tables: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeroed pages; on a CPU the system commits their memory only as it is first written."""
+    """Zeroed pages; on a CPU the system commits their memory at the first write."""
     if device.type != "cpu":
         try:
             return torch.zeros(size, dtype=dtype, device=device)

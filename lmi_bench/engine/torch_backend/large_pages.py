@@ -1,4 +1,4 @@
-"""Memory of a CPU for what is read in long streams."""
+"""CPU memory in large pages, for data that is read sequentially."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ LARGE_PAGE: Final = 2 << 20  # bytes
 
 
 def zeroed_bytes(size_bytes: int) -> Tensor:
-    """Zeroed bytes that the system commits as they are written, in large pages where it can: a
-    stream over small ones stops at each page's end. Less than a quarter of a large page would
-    waste it and lies in small ones.
+    """Zeroed bytes that the system commits when written, in large pages if possible: a sequential
+    read stalls at the end of each small page. Sizes below a quarter of a large page use small ones.
 
-    Raises CapacityError where the system has no room for them.
+    Raises CapacityError if the system has no room for them.
     """
     try:
         return _zeroed_bytes(size_bytes)
     except (OSError, OverflowError) as exc:
         raise CapacityError(
-            f"{size_bytes:,} bytes cannot be taken: {exc}; lower --num-blocks or --memory-share"
+            f"cannot allocate {size_bytes:,} bytes: {exc}; lower --num-blocks or --memory-share"
         ) from exc
 
 
 def _zeroed_bytes(size_bytes: int) -> Tensor:
     if size_bytes < LARGE_PAGE // 4 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.frombuffer(mmap.mmap(-1, max(1, size_bytes)), dtype=torch.uint8)[:size_bytes]
-    # private: Linux gives memory that could be shared with another process no large pages
+    # private: Linux gives no large pages to memory that can be shared
     memory = mmap.mmap(-1, size_bytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,11 +1,11 @@
-"""Ranks that a launcher such as torchrun has started, on one host or on several.
+"""Ranks started by a launcher such as torchrun, on one or several hosts.
 
-Each process is one rank. Rank 0 serves: it does its own part of every request and sends the
-request to the others over torch.distributed, which they follow until told to stop. Where one dies
-the launcher ends those of its host, and rank 0 hears of it wherever it is (`launched_watch`).
+Each process is one rank. Rank 0 serves: it sends every request to the others over
+torch.distributed, and all run their part until rank 0 sends `Stop`. If a rank dies, the launcher
+ends the ranks of its host, and rank 0 notices it on any host (`launched_watch`).
 
-torch.distributed sends pickled values between hosts and asks nobody who they are: use it within a
-network that is yours alone, as with torchrun itself.
+torch.distributed sends pickled values between hosts without authentication: use it, like torchrun
+itself, only in a trusted network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE: Final = datetime.timedelta(days=365)  # a server may be idle for long
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Which of how many ranks this process is; `local_rank` among those of its host."""
+    """Rank of this process, and number of ranks; `local_rank` is its rank on its host."""
 
     rank: int
     degree: int
@@ -38,9 +38,9 @@ class Launch:
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch | None:
-    """What torchrun's variables say; None without them, or where there is but one rank.
+    """Read torchrun's variables; None without them, or if there is only one rank.
 
-    Raises InputError for values that are no numbers.
+    Raises InputError for values that are not numbers.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
         return None
@@ -50,14 +50,14 @@ def launch_of(environ: Mapping[str, str]) -> Launch | None:
         rank, degree, local_rank, local_degree = map(int, given)
     except ValueError:
         stated = ", ".join(f"{n}={value}" for n, value in zip(names, given, strict=True))
-        raise InputError(f"{stated}: a launcher sets numbers there") from None
+        raise InputError(f"{stated}: these must be numbers, as set by a launcher") from None
     if degree < 2:
         return None
     return Launch(rank, degree, local_rank, max(1, local_degree))
 
 
 class _Hearer:
-    """Passes on how far rank 0 has come with loading."""
+    """Forwards rank 0's loading progress."""
 
     def __init__(self) -> None:
         self.progress: Progress | None = None
@@ -67,23 +67,23 @@ class _Hearer:
             self.progress(*answer.progress)
 
     def recv(self) -> Any:
-        raise EngineError("a launched rank is asked over torch.distributed")
+        raise EngineError("a launched rank receives requests over torch.distributed")
 
     def poll(self) -> bool:
         return False
 
 
 class LaunchedRanks:
-    """All ranks as rank 0 sees them; as RankGroup.
+    """All ranks as seen by rank 0; same interface as RankGroup.
 
-    transport    what their sums go through
-    process_ids  none: they are the launcher's
+    transport    how the ranks communicate
+    process_ids  empty: the processes belong to the launcher
     """
 
     process_ids: tuple[int, ...] = ()
 
     def __init__(self, launch: Launch, device: str, *, threads: int) -> None:
-        """threads  of all ranks of this host together"""
+        """threads  total for all ranks on this host"""
         self.degree = launch.degree
         self.transport = _transport(device)
         self._hearer = _Hearer()
@@ -93,11 +93,12 @@ class LaunchedRanks:
 
     @property
     def sentinels(self) -> dict[int, int]:
-        """As RankGroup.sentinels, of the other ranks."""
+        """As RankGroup.sentinels, for the other ranks."""
         return self._watch.sentinels
 
     def ask(self, request: object) -> Any:
-        """Have every rank do it; rank 0's answer. Raises EngineError where a rank has ended."""
+        """Run a request on every rank; returns rank 0's answer. Raises EngineError if a rank has
+        ended."""
         try:
             _tell((request, False))
             return self._worker.do(request)
@@ -105,7 +106,7 @@ class LaunchedRanks:
             raise self._watch.explained(exc) from exc
 
     def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
-        """Have every rank do it; the answers of all, in the order of the ranks."""
+        """Run a request on every rank; returns all answers in rank order."""
         self._hearer.progress = progress
         answers: list[Any] = [None] * self.degree
         try:
@@ -121,21 +122,21 @@ class LaunchedRanks:
         return [answer.result for answer in answers]
 
     def ask_first(self, request: object) -> Any:
-        """Have rank 0 alone do it."""
+        """Run a request on rank 0 only."""
         return self._worker.do(request)
 
     def end_of(self, rank: int) -> EngineError:
-        """What is said of a rank that has ended."""
+        """The error for a rank that has ended."""
         return self._watch.end_of(rank)
 
     def close(self) -> None:
-        """Let the other ranks end. May be called again."""
+        """Stop the other ranks. May be called again."""
         if not self._open:
             return
         self._open = False
         try:
             _tell((Stop(), False))
-        except RuntimeError:  # they are gone already, and the launcher knows
+        except RuntimeError:  # they have already ended
             return
         finally:
             self._watch.close()
@@ -143,10 +144,10 @@ class LaunchedRanks:
 
 
 def follow(launch: Launch, device: str, *, threads: int) -> None:
-    """Be a rank other than 0 until rank 0 says stop.
+    """Serve as a rank other than 0 until rank 0 sends `Stop`.
 
-    Raises what a step fails with, EngineError where rank 0 has ended: the process then ends, and
-    the launcher ends the others of its host.
+    Raises a failed step's error, or EngineError if rank 0 has ended: the process then ends, and
+    the launcher ends the others on its host.
     """
     worker = _join(launch, device, _Hearer(), threads)
     watch = RankWatch(launch.rank, launch.degree)
@@ -178,7 +179,7 @@ def _transport(device: str) -> Transport:
 
 
 def _join(launch: Launch, device: str, hearer: _Hearer, threads: int) -> RankWorker:
-    """Meet the other ranks where the launcher's variables say."""
+    """Connect to the other ranks as the launcher's variables specify."""
     torch.set_num_threads(max(1, threads // launch.local_degree))
     backend = "gloo"
     if _transport(device) is Transport.NCCL:

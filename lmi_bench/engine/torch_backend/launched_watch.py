@@ -1,7 +1,7 @@
-"""Which of a launcher's ranks still run: a connection from each to rank 0, which ends with it.
+"""Detects ended ranks of a launcher: each rank has a connection to rank 0 that ends with it.
 
-torch.distributed finds out when it next waits for a rank, and an idle server waits for none; the
-launcher's agent of one host does not watch those of another.
+torch.distributed notices only when it next waits for a rank, which an idle server does not do; and
+a launcher's agent watches only its own host.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import distributed
 
 from lmi_bench.core.errors import EngineError
 
-_PATIENCE_S: Final = 60.0  # to connect: every rank is on its way here
+_PATIENCE_S: Final = 60.0  # to connect; all ranks connect at the same time
 _ENDS_SOON_S: Final = 2.0  # between the failure of a sum and the end of a connection
 _SECRET_BYTES: Final = 16
 _RANK_BYTES: Final = 4
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A host that vanishes without a word is noticed in half a minute."""
+"""A host that disappears silently is noticed within half a minute."""
 
 
 class RankWatch:
-    """This rank's connections: rank 0 has one to every other rank, those have one to it."""
+    """This rank's connections: rank 0 has one to every other rank, the others one to rank 0."""
 
     def __init__(self, rank: int, degree: int) -> None:
-        """Connect; every rank calls it, after it has joined the process group.
+        """Connect; every rank calls this after joining the process group.
 
-        Raises EngineError where the ranks do not find each other.
+        Raises EngineError if the ranks cannot connect.
         """
         self._degree = degree
         self._to: dict[int, socket.socket] = {}
@@ -50,7 +50,7 @@ class RankWatch:
         return {rank: connection.fileno() for rank, connection in self._to.items()}
 
     def explained(self, failure: RuntimeError) -> EngineError:
-        """What a failed step is due to: a rank that has ended, or whatever torch says."""
+        """The cause of a failed step: a rank that has ended, else torch's error."""
         of = {descriptor: rank for rank, descriptor in self.sentinels.items()}
         ended, _, _ = select.select(list(of), [], [], _ENDS_SOON_S)
         if ended:
@@ -58,14 +58,14 @@ class RankWatch:
         return EngineError(f"a step over {self._degree} ranks failed: {failure}")
 
     def end_of(self, rank: int) -> EngineError:
-        """What is said of a rank that has ended."""
+        """The error for a rank that has ended."""
         return EngineError(
             f"rank {rank} of {self._degree} has ended or its host cannot be reached: the engine "
             "cannot go on without it, start all ranks again"
         )
 
     def close(self) -> None:
-        """Let go of the connections. May be called again."""
+        """Close the connections. May be called again."""
         for connection in self._to.values():
             connection.close()
         self._to = {}
@@ -79,13 +79,13 @@ class RankWatch:
                 connection.settimeout(_PATIENCE_S)
                 said = _read_exactly(connection, _SECRET_BYTES + _RANK_BYTES)
                 if not hmac.compare_digest(said[:_SECRET_BYTES], secret):
-                    connection.close()  # somebody else's
+                    connection.close()  # not one of our ranks
                     continue
                 self._to[int.from_bytes(said[_SECRET_BYTES:], "big")] = _kept_alive(connection)
 
 
 def _connected_to_rank_0(rank: int) -> socket.socket:
-    """MASTER_ADDR is the host of rank 0, as torch.distributed has it."""
+    """Connect to rank 0 on MASTER_ADDR, as torch.distributed does."""
     message: list[Any] = [None]
     distributed.broadcast_object_list(message, src=0)
     port, secret = message[0]
@@ -104,7 +104,7 @@ def _listener() -> socket.socket:
 
 
 def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes, fewer where the other side ends."""
+    """Read `count` bytes, or fewer if the other side closes."""
     read = b""
     while len(read) < count and (part := connection.recv(count - len(read))):
         read += part

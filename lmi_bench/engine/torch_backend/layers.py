@@ -1,7 +1,6 @@
 """The layers that decoders share: linear, norms, MLPs.
 
-All take matrices of rows: shape (tokens, features), the tokens of every sequence of a step one
-after the other.
+All take matrices of shape (tokens, features), with the tokens of a step's sequences concatenated.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _RMS_DTYPE = torch.float32
 
 
 class Linear(Protocol):
-    """x @ weight.T + bias, alone or with what commonly follows it in the same pass."""
+    """x @ weight.T + bias, alone or fused with a common next operation."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -35,17 +34,17 @@ class Linear(Protocol):
 
 
 class Norm(Protocol):
-    """Brings rows to a common scale."""
+    """Normalises rows."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it has learnt."""
+        """The learned parameters."""
         ...
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Norm:
-        """The same norm with other ones, as a compiled step is given them."""
+        """The same norm with other parameters, for a compiled step."""
         ...
 
 
@@ -58,7 +57,7 @@ class Mlp(Protocol):
 
 
 class PlainLinear:
-    """The portable form: any device, the weight as it is stored."""
+    """The portable form: runs on any device, with the weight as stored."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -78,9 +77,10 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN's blocked weight, packed once; functional.linear would block it anew at every call.
+    """oneDNN's blocked weight, packed once; functional.linear would pack it at every call.
 
-    Seen on two cores: 2 x functional.linear at 1 to 8 rows in bfloat16, 1.7 x at 8 rows in float32.
+    Speed on two cores against functional.linear: 2 x at 1 to 8 rows in bfloat16, 1.7 x at 8 rows
+    in float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -108,14 +108,14 @@ class PackedLinear:
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest form that works here: packed on a CPU with oneDNN, else plain."""
+    """The fastest available form: packed on a CPU with oneDNN, else plain."""
     if packing_works(weight.device, weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
 def packing_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed product exists here: its operators are not a public interface."""
+    """True if oneDNN's packed product is available; its operators are not a public interface."""
     has_onednn: Any = torch.backends.mkldnn.is_available
     if device.type != "cpu" or not has_onednn():
         return False
@@ -126,7 +126,7 @@ def packing_works(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, the mean taken in float32.
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, with the mean in float32.
 
     weight  shape (features,), or one row for each of several heads: (heads, head_dim)
     """
@@ -186,7 +186,7 @@ class GatedMlp:
 
 
 class GeluMlp:
-    """down(gelu(up(x))), the gelu exact."""
+    """down(gelu(up(x))), with the exact gelu."""
 
     def __init__(self, up: Linear, down: Linear) -> None:
         self._up = up

@@ -1,4 +1,4 @@
-"""How an executor of the bundled engine loads a model: the same for every one that computes."""
+"""Load settings of the bundled engine's executors, except the simulated one."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from lmi_bench.engine.torch_backend.precision import torch_dtype
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 
 DEFAULT_BLOCK_SIZE: Final = 64
-"""Tokens of a page: long enough that the matrix product over one is worth its call."""
+"""Tokens per page: long enough that a matrix product over one is worth its call."""
 
 DEFAULT_MEMORY_SHARE: Final = 0.5
-"""Share of the free memory that the cache may take: a machine's CPU memory is rarely ours alone."""
+"""Share of the free memory for the cache: other programs usually need CPU memory too."""
 
 DEFAULT_MOST_CACHE_TOKENS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What may be chosen when a model is loaded.
+    """Settings for loading a model.
 
-    dtype              a name of DTYPES: weights, and cache unless `kv_dtype` differs
-    kv_dtype           likewise of cached keys and values; None: as the weights
-    num_blocks         cache blocks of `block_size` tokens; None: as `memory_share` (0 to 1) of the
-                       memory that is free after loading allows, at most `most_cache_tokens` tokens
-    threads            CPU threads of a step, over all ranks; None: the cores that this process may
-                       use
-    device             "cpu", or "cuda": over ranks, rank r on device `first_device` + r
-    first_device       which GPU this copy of the model has, or its rank 0
-    sampling_seed      of requests without a seed; None: another one at each start
-    quantize           how weights are rounded as they are loaded
-    steps              which decode steps are compiled or captured at start
+    dtype              a name of DTYPES, for weights and cache
+    kv_dtype           the same for cached keys and values; None: `dtype`
+    num_blocks         cache blocks of `block_size` tokens; None: `memory_share` (0 to 1) of the
+                       memory free after loading, at most `most_cache_tokens` tokens
+    threads            CPU threads of a step, over all ranks; None: this process's usable cores
+    device             "cpu", or "cuda": with ranks, rank r uses device `first_device` + r
+    first_device       GPU of this copy of the model, or of its rank 0
+    sampling_seed      seed for requests without one; None: random at each start
+    quantize           quantization of weights while loading
+    steps              decode steps to compile or capture at start
 
     Raises InputError for a count below one.
     """
@@ -64,13 +63,13 @@ class LoadSettings:
 
     @property
     def place(self) -> torch.device:
-        """Where a copy on one device is."""
+        """The device of a copy on one device."""
         if self.device != "cuda":
             return torch.device(self.device)
         return torch.device("cuda", self.first_device)
 
     def cache_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """Number format of the cache, beside weights stored as `stored`."""
+        """Number format of the cache, for weights stored as `stored`."""
         return stored if self.kv_dtype is None else torch_dtype(self.kv_dtype)
 
     @property
@@ -79,7 +78,7 @@ class LoadSettings:
         return self.threads or usable_cores()
 
     def blocks_in(self, free_bytes: int, bytes_per_block: int) -> int:
-        """Cache blocks to take of so much free memory. Raises CapacityError where none fits."""
+        """Cache blocks to allocate from this free memory. Raises CapacityError if none fits."""
         return self.num_blocks or blocks_that_fit(
             free_bytes,
             self.memory_share,
@@ -88,7 +87,7 @@ class LoadSettings:
         )
 
     def seed(self) -> int:
-        """Of requests that bring none; a new one at each call unless it is set."""
+        """Seed for requests without one; random at each call unless set."""
         return secrets.randbits(62) if self.sampling_seed is None else self.sampling_seed
 
 

@@ -1,4 +1,4 @@
-"""Weights from a checkpoint into layers: rounded, placed, fused and packed, one at a time."""
+"""Loads a checkpoint's weights into layers one at a time: rounds, places, fuses and packs them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.models.spec import DecoderSpec, NormKind
 
 Joined = Callable[[list[Tensor]], Tensor]
-"""Puts the rows of several projections together, in the order that the model wants."""
+"""Joins the rows of several projections in the model's order."""
 
 
 class WeightLoader:
-    """Layers of one model, named as in its checkpoint; the sizes are checked as they are read.
+    """Layers of one model, named as in its checkpoint; sizes are checked when read.
 
-    One rank of several loads a RankCheckpoint: its spec has this rank's heads and MLP size, and
-    what a layer computes of a part of its inputs is summed over the ranks.
+    One of several ranks loads a RankCheckpoint: its spec has this rank's heads and MLP size, and
+    partial sums of a layer are added over the ranks.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class WeightLoader:
         device: torch.device,
         collectives: Collectives | None = None,
     ) -> None:
-        """collectives  of the ranks that share the model; None: this device has all of it"""
+        """collectives  of the ranks that share the model; None: one device has all of it"""
         self.spec = spec
         self.precision = precision
         self.device = device
         self.held_bytes = 0
-        """Of the weights that were loaded so far, as they are held."""
+        """Bytes of the weights loaded so far, as stored in memory."""
         self._checkpoint = checkpoint
         self._collectives = collectives
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor in the compute format, holding values of the stored one."""
+        """A tensor in the compute format, rounded to the stored format first."""
         stored = self._checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
         return stored.to(self.precision.compute)
 
@@ -69,8 +69,8 @@ class WeightLoader:
         """Projections of the same input as one matrix.
 
         rows     outputs of each; columns: inputs of all
-        arrange  what brings the rows of weight and bias into the order that the model wants
-        summed   whether partial sums are joined here; otherwise the caller sees to it (`join`)
+        arrange  puts the rows of weight and bias into the model's order
+        summed   whether partial sums are added here; otherwise the caller must (`join`)
         """
         parts = list(zip(names, rows, strict=True))
 
@@ -82,33 +82,33 @@ class WeightLoader:
         if self._collectives is None or self._stored_columns(names[0]) == columns:
             return self.matrix(parts, columns, offset, joined)
         if self._collectives.rank > 0:
-            offset = None  # a sum over the ranks holds the bias once
+            offset = None  # a sum over the ranks must contain the bias once
         linear = self.matrix(parts, columns, offset, joined)
         return RowParallelLinear(linear, self._collectives) if summed else linear
 
     def matrix(
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
     ) -> Linear:
-        """The product with what is stored under the names and their numbers of rows."""
+        """The linear layer of the tensors with these names and row counts."""
         weight = joined([self.tensor(f"{name}.weight", rows, columns) for name, rows in parts])
         self.held_bytes += weight.nbytes
         return make_linear(weight, bias)
 
     @property
     def quantized(self) -> QuantizedBytes | None:
-        """What quantizing did to the matrices loaded so far; None where nothing is quantized."""
+        """Bytes of the matrices before and after quantization; None without quantization."""
         return None
 
     def join(self, partial: Tensor) -> Tensor:
-        """The sum over the ranks of what each computed of its part, in place."""
+        """Sum of the ranks' partial results, in place."""
         return partial if self._collectives is None else self._collectives.all_reduce(partial)
 
     def _stored_columns(self, name: str) -> int:
-        """Inputs of the whole matrix, of which this rank may have a part."""
+        """Inputs of the whole matrix; this rank may have a part."""
         return self._checkpoint.stored_shape(f"{name}.weight")[1]
 
     def norm(self, name: str) -> Norm:
-        """The model's own kind of norm over its hidden features."""
+        """The model's kind of norm over its hidden features."""
         hidden, eps = self.spec.hidden_size, self.spec.norm_eps
         weight = self.tensor(f"{name}.weight", hidden)
         if self.spec.norm is NormKind.RMS:
@@ -116,8 +116,7 @@ class WeightLoader:
         return LayerNorm(weight, self.tensor(f"{name}.bias", hidden), eps)
 
     def vocabulary(self, embedding_name: str) -> tuple[Embedding, Head]:
-        """Token embeddings in the stored format and the output layer, the same rows once more
-        where they are tied."""
+        """Token embeddings in the stored format, and the output layer; tied ones share rows."""
         rows = self._vocabulary_rows(embedding_name)
         head_rows = rows
         if not self.spec.tied_embeddings:

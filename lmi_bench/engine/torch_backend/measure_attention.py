@@ -1,8 +1,8 @@
-"""A prompt's attention two ways: with its whole score matrix in memory, and in tiles without it.
+"""Times a prompt's attention in two ways: with the whole score matrix in memory, and in tiles.
 
-The tiled one is what the engine's prompts go through (torch's FlashAttention kernel). Both do the
-same arithmetic; the whole one also writes and reads rows * keys scores for every head, which is
-what Dao et al. 2022 (FlashAttention, section 3) save.
+The engine uses the tiled one for prompts (torch's FlashAttention kernel). Both do the same
+arithmetic; the whole one also writes and reads rows * keys scores per head, which Dao et al. 2022
+(FlashAttention, section 3) avoid.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AttentionShape:
         return 4 * self.head_dim * self.heads * self.tokens * (self.tokens + 1) / 2
 
     def tiled_bytes(self, itemsize: int) -> int:
-        """Queries, keys, values read once and the result written: what no way can spare."""
+        """Minimum traffic: read queries, keys and values once, write the result."""
         return 4 * self.tokens * self.heads * self.head_dim * itemsize
 
     def score_bytes(self, itemsize: int) -> int:
@@ -41,13 +41,13 @@ class AttentionShape:
         return self.heads * self.tokens**2 * itemsize
 
     def whole_bytes(self, itemsize: int) -> int:
-        """Beside that the scores, written and read before the softmax and after it."""
+        """The tiled traffic, plus scores written and read before and after the softmax."""
         return self.tiled_bytes(itemsize) + 4 * self.score_bytes(itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTimes:
-    """Medians, and how far the two results are apart at most."""
+    """Median times, and the maximum difference between the two results."""
 
     whole_s: float
     tiled_s: float
@@ -55,7 +55,7 @@ class AttentionTimes:
 
 
 def measure_attention(shape: AttentionShape, *, rounds: int, threads: int) -> AttentionTimes:
-    """Time both ways in turn on random float32 values."""
+    """Time both ways alternately on random float32 values."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -84,7 +84,7 @@ def attend_whole(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
 
 
 def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same without it; raises RuntimeError where torch has no such kernel."""
+    """The same without the score matrix; raises RuntimeError if torch lacks the kernel."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 

@@ -1,4 +1,4 @@
-"""Times of the all-reduce between processes of this machine, without any model."""
+"""Times all-reduces between processes of this machine, without a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def measure_all_reduces(
 ) -> list[float]:
     """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls.
 
-    Raises InputError where shared memory cannot carry it here, or there are too few GPUs.
+    Raises InputError if shared memory does not work here, or there are too few GPUs.
     """
     device = "cpu"
     if transport == Transport.NCCL:

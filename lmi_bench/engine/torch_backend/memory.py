@@ -1,4 +1,4 @@
-"""Free memory, and how many cache blocks it holds. Bytes throughout."""
+"""Free memory, and how many cache blocks fit into it. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 def free_memory_bytes(
     device: torch.device, *, meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS
 ) -> int:
-    """Memory that may still be taken on `device`.
+    """Memory that can still be allocated on `device`.
 
-    A GPU says so itself. On a CPU it is the kernel's estimate (MemAvailable) or what a container's
-    own limit leaves (cgroup v2 or v1), whichever is less; without either file (macOS) it is half
-    of the machine's memory.
+    For a GPU, the driver's number. For a CPU, the lower of the kernel's estimate (MemAvailable) and
+    the rest of a container's limit (cgroup v2 or v1); without either file (macOS), half of the
+    machine's memory.
     """
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
@@ -35,13 +35,13 @@ def free_memory_bytes(
 
 
 def memory_bytes() -> int:
-    """All memory of this machine; a container's limit is not looked at."""
+    """All memory of this machine, ignoring a container's limit."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_weights_fit(name: str, weight_bytes: int, device: torch.device) -> None:
-    """CapacityError where a device has less memory free than the weights will take: said before
-    minutes of loading, and before the system ends the process for want of it."""
+    """Raise CapacityError if the weights exceed the device's free memory, before minutes of
+    loading, or before the system kills the process."""
     free_bytes = free_memory_bytes(device)
     if weight_bytes > free_bytes:
         raise CapacityError(
@@ -81,8 +81,8 @@ def _mem_available(meminfo: Path) -> int | None:
 
 
 def _cgroup_room(root: Path) -> list[int | None]:
-    """What the container's limit leaves, for the two versions of cgroups; page cache counts as
-    free because the kernel gives it back."""
+    """The rest of the container's limit, for both versions of cgroups; page cache counts as free
+    because the kernel can reclaim it."""
     return [
         _room(root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
         _room(

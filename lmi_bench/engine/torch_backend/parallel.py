@@ -1,10 +1,10 @@
-"""One rank's share of a model: what it loads, and where the ranks' results are joined.
+"""One rank's share of a model: which weights it loads, and where results are combined.
 
 Attention is split by heads and the MLP by its inner size (Shoeybi et al. 2019, arXiv:1909.08053),
-embedding and head by the vocabulary. A rank builds the same model as a single device would, from a
-spec with its own number of heads: the checkpoint then hands out this rank's rows or columns of each
-matrix. A product over part of the inputs is a partial sum, so a matrix that was cut by columns adds
-its results over the ranks. With more ranks than KV heads, ranks share a head and each keeps it.
+embedding and head by the vocabulary. A rank builds the model like a single device, from a spec with
+its own number of heads; the checkpoint returns this rank's rows or columns of each matrix. A matrix
+split by columns gives partial sums, which are added over the ranks. With more ranks than KV heads,
+several ranks store the same head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmi_bench.models.spec import DecoderSpec
 
 
 def check_degree(name: str, spec: DecoderSpec, degree: int) -> None:
-    """Raises CapacityError with the numbers where the model cannot be split `degree` ways."""
+    """Raises CapacityError with the numbers if the model cannot be split `degree` ways."""
     shape = spec.shape(name)
     problem = tensor_parallel_problem(shape, degree)
     if problem is not None:
@@ -43,7 +43,7 @@ def check_degree(name: str, spec: DecoderSpec, degree: int) -> None:
 
 
 def rank_spec(spec: DecoderSpec, degree: int) -> DecoderSpec:
-    """The model as one of `degree` ranks holds it; `check_degree` has passed it."""
+    """The spec of one of `degree` ranks; call `check_degree` first."""
     return replace(
         spec,
         num_heads=spec.num_heads // degree,
@@ -54,7 +54,7 @@ def rank_spec(spec: DecoderSpec, degree: int) -> DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """Token ids start .. stop, one rank's; every rank holds `rows` rows, the last ones padded."""
+    """One rank's token ids start .. stop; every rank has `rows` rows, padded at the end."""
 
     vocab_size: int
     rows: int
@@ -63,24 +63,24 @@ class VocabularyPart:
 
     @classmethod
     def of(cls, vocab_size: int, rank: int, degree: int) -> VocabularyPart:
-        """The part of a rank: equal parts, the last ones shorter."""
+        """A rank's part; parts are equal except the last ones, which are shorter."""
         rows = -(-vocab_size // degree)
         start = min(rank * rows, vocab_size)
         return cls(vocab_size, rows, start, min(start + rows, vocab_size))
 
     def cut(self, weight: Tensor) -> Tensor:
-        """Rows of this part, already cut, filled up with zeros; shape (rows, features)."""
+        """Pad this part's rows with zeros to shape (rows, features)."""
         missing = self.rows - weight.shape[0]
         return functional.pad(weight, (0, 0, 0, missing)) if missing else weight
 
 
 class RankCheckpoint(Checkpoint):
-    """A checkpoint that gives one rank its part of each tensor.
+    """A checkpoint that returns one rank's part of each tensor.
 
-    A tensor asked for with fewer rows or columns than it is stored with is cut along that side:
-    into as many parts as there are ranks, or as there are KV heads, which neighbours then share.
-    Projections stored as one matrix have to be stored KV head by KV head, as Falcon's are: a part
-    is a run of neighbouring rows.
+    If the requested shape has fewer rows or columns than the stored one, the tensor is split along
+    that side: into one part per rank, or per KV head, which neighbouring ranks then share.
+    Projections stored as one matrix must be stored KV head by KV head, like Falcon's: a part is a
+    contiguous range of rows.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RankCheckpoint(Checkpoint):
         *,
         beside: Path | None = None,
     ) -> None:
-        """spec  of the whole model"""
+        """spec  the whole model's"""
         super().__init__(folder, progress, beside=beside)
         rank, degree = collectives.rank, collectives.degree
         self._total_bytes //= degree
@@ -113,7 +113,7 @@ class RankCheckpoint(Checkpoint):
         parts, left = divmod(stored[side], shape[side])
         if len(stored) != len(shape) or len(cut) > 1 or left or parts not in self._parts:
             raise self._misfit(name, stored, shape)
-        # with as many parts as ranks the part is the rank's own, with fewer its neighbours' too
+        # with fewer parts than ranks, neighbouring ranks share a part
         start = self._rank * parts // self._degree * shape[side]
         return self.part(name, side, start, start + shape[side])
 
@@ -125,25 +125,25 @@ class RankCheckpoint(Checkpoint):
         return self.vocabulary.cut(self.part(name, 0, self.vocabulary.start, self.vocabulary.stop))
 
     def _check_whole(self, name: str, shape: tuple[int, ...]) -> None:
-        """A size that should have been a part of a stored one means another model's config.
+        """Raise InputError if a size that should be split is stored at the rank's size already.
 
-        Not of packed values and of scales, whose sizes are parts of the model's own.
+        Packed values and scales are skipped: their sizes are fractions of the model's own.
         """
         if not name.endswith((".weight", ".bias")):
             return
         for size in shape:
             if size not in self._whole_sizes:
                 raise InputError(
-                    f"tensor {name!r} has shape {shape}, which is what one rank should get of "
-                    "it: the checkpoint belongs to another config.json"
+                    f"tensor {name!r} has shape {shape}, the size of one rank's part: "
+                    "the checkpoint belongs to another config.json"
                 )
 
 
 class RowParallelLinear:
     """A linear layer over this rank's part of the inputs, summed over the ranks.
 
-    What follows the product must come after the sum. Only a bias or a residual may come before it,
-    on one of the ranks: rank 0's `part` has the bias.
+    Operations after the product must follow the sum, except a bias or a residual, which only rank 0
+    adds: its `part` has the bias.
     """
 
     def __init__(self, part: Linear, collectives: Collectives) -> None:
@@ -177,7 +177,8 @@ class Head(Protocol):
 
 
 class VocabularyEmbedding:
-    """Each rank looks up the ids of its part; other rows are zero, and the sum is the whole."""
+    """Each rank looks up the ids of its part and leaves other rows zero; the ranks' sum is the
+    whole."""
 
     def __init__(self, weight: Tensor, part: VocabularyPart, collectives: Collectives) -> None:
         """weight  shape (part.rows, hidden)"""
@@ -192,7 +193,7 @@ class VocabularyEmbedding:
 
 
 class VocabularyHead:
-    """Logits of every rank's part of the vocabulary, joined on all of them."""
+    """Logits of each rank's part of the vocabulary, concatenated on all ranks."""
 
     def __init__(self, head: Linear, part: VocabularyPart, collectives: Collectives) -> None:
         self._head = head

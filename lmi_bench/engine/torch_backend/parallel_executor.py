@@ -40,9 +40,9 @@ from lmi_bench.models.shape import ModelShape
 class ParallelExecutor:
     """Runs steps of one model split over ranks; see `load`. Its numbers are TorchExecutor's:
 
-    free_memory_bytes   of all ranks, seen after their weights were loaded
+    free_memory_bytes   free on all ranks after loading their weights
     kv_bytes_per_block  keys and values of one block on all ranks, shared KV heads counted on each
-    transport           what the ranks' sums go through
+    transport           how the ranks communicate
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class ParallelExecutor:
 
         transport  None: shared memory on a CPU, NCCL between GPUs
 
-        The rest as for TorchExecutor. Raises CapacityError where the model cannot be split that
-        way, InputError for what cannot be loaded, EngineError where a rank does not come up.
+        Other arguments as for TorchExecutor. Raises CapacityError if the model cannot be split that
+        way, InputError if it cannot be loaded, EngineError if a rank does not start.
         """
         if tensor_parallel < 1:
             raise InputError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
@@ -131,7 +131,7 @@ class ParallelExecutor:
         progress: Progress | None,
         told: Told | None,
     ) -> ParallelExecutor:
-        """The executor over ranks that have started: each loads its part and takes its cache."""
+        """The executor over started ranks: each loads its part and allocates its cache."""
         device = settings.device
         precision: Precision = group.ask_first(
             ChoosePrecision(settings.dtype, device, source.shape.params_total)
@@ -195,11 +195,11 @@ class ParallelExecutor:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the ranks, in their order."""
+        """Process ids in rank order."""
         return self._group.process_ids
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Run one step on all ranks. Raises EngineError that names the rank which failed."""
+        """Run one step on all ranks. Raises EngineError with the number of a failed rank."""
         loop = asyncio.get_running_loop()
         outputs: list[StepOutput] = await loop.run_in_executor(
             self._worker, self._group.ask, RunStep(batch)
@@ -222,11 +222,11 @@ class ParallelExecutor:
         return found
 
     async def time_products(self, rows: int) -> float | None:
-        """None: over ranks a product cannot be told from the sum behind it."""
+        """None: with ranks, a product cannot be timed apart from the following sum."""
         return None
 
     async def lost(self) -> EngineError:
-        """Return when a rank's process has ended, whether or not a step runs."""
+        """Return when a rank's process has ended, also between steps."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 
@@ -245,13 +245,13 @@ class ParallelExecutor:
         return await asyncio.to_thread(self._group.end_of, rank)
 
     async def close(self) -> None:
-        """Wait for the step that runs, then end the ranks."""
+        """Wait for the running step, then end the ranks."""
         await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._group.close)
 
 
 def _check_gpus(settings: LoadSettings, tensor_parallel: int) -> None:
-    """Raise InputError where this machine has fewer GPUs than the copy needs."""
+    """Raise InputError if this machine has fewer GPUs than the copy needs."""
     if settings.device != "cuda":
         return
     here = torch.cuda.device_count()

@@ -1,10 +1,10 @@
-"""Which number formats the weights, the cache and the arithmetic use.
+"""Number formats of the weights, the cache and the arithmetic.
 
-bfloat16 halves what is stored. Whether it also speeds up the arithmetic depends on the
-processor: one without bfloat16 instructions multiplies bfloat16 matrices several times slower
-than float32 ones (4 to 5 times on an AVX-512 Xeon without avx512_bf16). There the weights are
-rounded to bfloat16 and then held as float32, and only the cache stays two bytes wide. float16 is
-arithmetic for GPUs: on any CPU it is held as float32.
+bfloat16 halves the storage. Whether it also speeds up the arithmetic depends on the processor: one
+without bfloat16 instructions multiplies bfloat16 matrices several times slower than float32 ones
+(4 to 5 times on an AVX-512 Xeon without avx512_bf16). There, weights are rounded to bfloat16 but
+stored as float32, and only the cache stays 2 bytes wide. float16 arithmetic is for GPUs: on any CPU
+such weights are stored as float32.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SLOW_RATIO: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """stored: what parameters are rounded to and the cache holds; compute: what is multiplied."""
+    """stored: format of rounded parameters and of the cache; compute: format of products."""
 
     stored: torch.dtype
     compute: torch.dtype
 
     @property
     def widened(self) -> bool:
-        """Whether rounded parameters are held and multiplied in a wider format."""
+        """True if rounded parameters are stored and multiplied in a wider format."""
         return self.stored != self.compute
 
     def __str__(self) -> str:
@@ -51,8 +51,8 @@ class Precision:
 def choose_precision(
     dtype: str, device: torch.device, *, parameters: int, free_bytes: int
 ) -> Precision:
-    """The formats for weights given as `dtype`. On a CPU float16 is always widened, bfloat16 where
-    that is faster and fits.
+    """The formats for weights of type `dtype`. On a CPU float16 is always widened, bfloat16 if that
+    is faster and fits.
 
     Raises InputError for an unknown dtype.
     """
@@ -65,24 +65,24 @@ def choose_precision(
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The number format of that name; InputError with the list if it is not known."""
+    """The number format with this name; raises InputError if it is unknown."""
     if name not in DTYPES:
         raise InputError(
-            f"dtype {name!r} is not known; the torch back end has: {', '.join(DTYPES)}"
+            f"dtype {name!r} is unknown; the torch back end has: {', '.join(DTYPES)}"
         )
     return DTYPES[name]
 
 
 def bfloat16_is_slow() -> bool:
-    """Whether this processor multiplies bfloat16 matrices clearly slower than float32 ones.
+    """True if this processor multiplies bfloat16 matrices clearly slower than float32 ones.
 
-    Measured (some milliseconds), since flags of a virtual machine may hide what it can.
+    Measured (takes milliseconds), because a virtual machine's flags may hide features.
     """
     return _matmul_time_s(torch.bfloat16) > _SLOW_RATIO * _matmul_time_s(torch.float32)
 
 
 def _matmul_time_s(dtype: torch.dtype) -> float:
-    """The shortest of a few products of 64 rows with a 1024 x 1024 weight."""
+    """Shortest time of a few products of 64 rows with a 1024 x 1024 weight."""
     linear = make_linear(torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype))
     rows = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
     linear(rows)

@@ -1,7 +1,7 @@
-"""What one process of a tensor-parallel group does: join the others, load its part, run steps.
+"""One process of a tensor-parallel group: join the others, load its part, run steps.
 
-Every rank runs the same steps over the same rows and chooses the same tokens from the same logits;
-only rank 0's answers are asked for. Requests come over a pipe; when it closes, the rank ends.
+Every rank runs the same steps over the same rows and samples the same tokens; only rank 0's answers
+are used. Requests come over a pipe; when it closes, the rank ends.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _TELL_EVERY_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank sends back: a result or an error, or how far it has come with loading.
+    """A rank's message: a result, an error, or loading progress.
 
-    progress  bytes read and bytes of this rank
+    progress  bytes read, and all bytes of this rank
     """
 
     result: Any = None
@@ -65,14 +65,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Meet the other ranks."""
+    """Connect to the other ranks."""
 
     where: Segment | Meeting
 
 
 @dataclass(frozen=True, slots=True)
 class ChoosePrecision:
-    """Say which number formats to use: one rank decides for all."""
+    """Choose the number formats: one rank decides for all."""
 
     dtype: str
     device: str
@@ -83,7 +83,7 @@ class ChoosePrecision:
 class LoadWeights:
     """Load this rank's part. `device` is cpu, or cuda for the rank's own device.
 
-    cache_dtype  None: as the weights
+    cache_dtype  None: the weights' format
     """
 
     folder: Path
@@ -97,9 +97,9 @@ class LoadWeights:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a rank has left after loading: bytes of its device, and bytes of a block there.
+    """Memory after loading: free bytes on a rank's device, and bytes per block.
 
-    weight_bytes  of its matrices, embeddings and head; quantized: what quantizing did to them
+    weight_bytes  matrices, embeddings and head; quantized: bytes before and after quantization
     """
 
     free_bytes: int
@@ -110,7 +110,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TakeCache:
-    """Take memory for so many blocks, and prepare decode steps; the answer is a TakenCache."""
+    """Allocate the cache blocks and prepare decode steps; the answer is a TakenCache."""
 
     num_blocks: int
     sampling_seed: int
@@ -120,7 +120,7 @@ class TakeCache:
 
 @dataclass(frozen=True, slots=True)
 class TakenCache:
-    """Bytes of a rank's cache, and what preparing its decode steps came to."""
+    """Bytes of a rank's cache, and the result of preparing its decode steps."""
 
     num_bytes: int
     prepared: PreparedSteps | None
@@ -128,7 +128,7 @@ class TakenCache:
 
 @dataclass(frozen=True, slots=True)
 class CompareSteps:
-    """Run prepared steps beside eager ones; the answer is a list of StepDifference."""
+    """Compare prepared with eager steps; the answer is a list of StepDifference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class TimeAllReduce:
-    """Time all-reduces of float32 arrays; the answer is seconds a call for each size, the median
-    of `rounds` rounds of `calls` calls each. `device` as LoadWeights has it."""
+    """Time all-reduces of float32 arrays; the answer is seconds per call for each size, the median
+    of `rounds` rounds of `calls` calls each. `device` as in LoadWeights."""
 
     sizes_bytes: tuple[int, ...]
     calls: tuple[int, ...]
@@ -159,17 +159,17 @@ class TimeAllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End; nothing is answered."""
+    """End the rank; there is no answer."""
 
 
 def run_rank(
     rank: int, degree: int, threads: int, device_number: int, connection: Connection
 ) -> None:
-    """The whole life of a rank's process: answer requests until told to stop or left alone.
+    """Main function of a rank's process: answer requests until `Stop` or the end of the pipe.
 
-    device_number  of its GPU, where it is told to load onto one
+    device_number  number of its GPU, if it loads onto one
     """
-    # the process in charge decides what a signal to all of them means, and closes the pipe
+    # the parent process handles signals to the group, and closes the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(threads)
@@ -177,13 +177,13 @@ def run_rank(
     try:
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # nobody is in charge any more
+        return  # the parent process has ended
     finally:
         worker.close()
 
 
 class Line(Protocol):
-    """What a rank says things over."""
+    """A rank's connection to its parent process."""
 
     def send(self, answer: Answer, /) -> None: ...
 
@@ -193,12 +193,12 @@ class Line(Protocol):
 
 
 class RankWorker:
-    """One rank's model, cache and runner, and what it does with each request."""
+    """One rank's model, cache and runner; handles requests."""
 
     def __init__(
         self, rank: int, degree: int, connection: Line, *, device_number: int | None = None
     ) -> None:
-        """device_number  of this rank's GPU on its host; None: the rank"""
+        """device_number  this rank's GPU on its host; None: the rank's number"""
         self._rank = rank
         self._degree = degree
         self._connection = connection
@@ -213,7 +213,7 @@ class RankWorker:
         self._told_s = 0.0
 
     def serve(self) -> None:
-        """Take requests until one says stop."""
+        """Handle requests until `Stop`."""
         while True:
             request, answer_wanted = self._connection.recv()
             if isinstance(request, Stop):
@@ -222,7 +222,7 @@ class RankWorker:
                 result = self.do(request)
             except LmiBenchError as exc:
                 self._connection.send(Answer(error=exc))
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the one in charge is told
+            except Exception as exc:  # noqa: BLE001 - the parent process receives any error
                 text = f"{type(exc).__name__}: {exc}"
                 self._connection.send(Answer(error=EngineError(text)))
             else:
@@ -230,12 +230,12 @@ class RankWorker:
                     self._connection.send(Answer(result))
 
     def close(self) -> None:
-        """Let go of what connects the ranks."""
+        """Release the connection between the ranks."""
         if self._collectives is not None:
             self._collectives.close()
 
     def use(self, collectives: Collectives) -> None:
-        """Reach the other ranks this way."""
+        """Use these collectives to reach the other ranks."""
         self._collectives = collectives
 
     def do(self, request: object) -> Any:
@@ -257,11 +257,11 @@ class RankWorker:
                 return self._compare()
             case TimeAllReduce():
                 return self._time(request)
-        raise EngineError(f"a rank knows no request {type(request).__name__}")
+        raise EngineError(f"unknown request to a rank: {type(request).__name__}")
 
     def _join(self, where: Segment | Meeting) -> None:
         if isinstance(where, Segment):
-            # nothing is sent while a step runs: something to read means that the pipe is closed
+            # nothing is sent during a step: readable input means that the pipe is closed
             self._collectives = SharedMemoryCollectives(where, self._rank, self._connection.poll)
             return
         if where.transport is Transport.NCCL:
@@ -353,12 +353,12 @@ class RankWorker:
 
     def _loaded(self) -> ModelRunner:
         if self._runner is None:
-            raise EngineError("no cache is taken")
+            raise EngineError("no cache is allocated")
         return self._runner
 
     def _joined(self) -> Collectives:
         if self._collectives is None:
-            raise EngineError("this rank has not met the others")
+            raise EngineError("this rank is not connected to the others")
         return self._collectives
 
 

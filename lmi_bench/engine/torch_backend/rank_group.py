@@ -1,8 +1,7 @@
-"""The processes of a tensor-parallel group: started, asked, watched and ended.
+"""Starts, drives, watches and ends the processes of a tensor-parallel group.
 
-One process a rank, all alike, and this process in charge of them over a pipe each. A request is any
-picklable value; what a rank does with it is the rank's own affair (`rank.py`). The group is watched
-by its processes: one that ends without being asked to fails whatever is under way.
+There is one process per rank, connected to this one by a pipe. A request is any picklable value,
+which the rank interprets (`rank.py`). If a process ends unexpectedly, the current request fails.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _STOP_S: Final = 5.0
 
 
 def usual_transport(degree: int, device: str) -> Transport:
-    """Shared memory between processes on CPUs where it works, NCCL between GPUs, else gloo."""
+    """NCCL between GPUs; between CPU processes shared memory if it works, else gloo."""
     if device.startswith("cuda"):
         return Transport.NCCL
     if works_here() and room_for(degree):
@@ -37,34 +36,34 @@ def usual_transport(degree: int, device: str) -> Transport:
 
 
 class ExitCodes:
-    """How processes ended, asked by one thread at a time.
+    """Exit codes of processes, read by one thread at a time.
 
-    Python reads the code once, from a pipe; of two threads that join at the same time the later
-    one finds nothing there, and both then take it for 255.
+    Python reads the code once, from a pipe; if two threads join at the same time, the later one
+    finds it empty, and both then report 255.
     """
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
 
     def of(self, process: ForkServerProcess) -> int | None:
-        """The exit code of a process that ends within some seconds, else None."""
+        """The exit code if the process ends within 5 s, else None."""
         with self._one_at_a_time:
             process.join(_STOP_S)
             return process.exitcode
 
 
 class RankGroup:
-    """`degree` rank processes that can reach each other."""
+    """`degree` connected rank processes."""
 
     def __init__(
         self, degree: int, transport: Transport, *, threads: int, first_device: int = 0
     ) -> None:
         """Start the processes and connect them.
 
-        threads       of each
-        first_device  of GPUs: rank 0's; rank r has the r-th after it
+        threads       threads per process
+        first_device  GPU of rank 0; rank r has `first_device` + r
 
-        Raises EngineError when they do not come up.
+        Raises EngineError if they do not start.
         """
         if degree < 2:
             raise InputError(f"a tensor-parallel group has at least 2 ranks, got {degree}")
@@ -82,24 +81,24 @@ class RankGroup:
             raise
 
     def ask(self, request: object) -> Any:
-        """Give every rank a request and return rank 0's answer; the others answer nothing."""
+        """Send every rank a request and return rank 0's answer; the others send none."""
         return self._collect(request, (0,))[0]
 
     def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
-        """Give every rank a request and return the answers of all, in the order of the ranks.
+        """Send every rank a request and return all answers in rank order.
 
-        progress  told what rank 0 says of its own while it is at it
+        progress  called with rank 0's own progress
         """
         return self._collect(request, range(self.degree), progress)
 
     def ask_first(self, request: object) -> Any:
-        """Give rank 0 alone a request that needs no other rank."""
+        """Send only rank 0 a request that needs no other rank."""
         self._send(0, pickle.dumps((request, True)))
         return self._receive([0])[0]
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the ranks, in their order."""
+        """Process ids in rank order."""
         return tuple(process.pid or 0 for process in self._processes)
 
     @property
@@ -108,16 +107,16 @@ class RankGroup:
         return {rank: process.sentinel for rank, process in enumerate(self._processes)}
 
     def close(self) -> None:
-        """End every process: asked first, then made to. May be called again."""
+        """End every process, by request, else by force. May be called again."""
         atexit.unregister(self.close)
         stop = pickle.dumps((Stop(), False))
         for connection in self._connections:
             try:
                 connection.send_bytes(stop)
-            except OSError:  # this rank is gone already
+            except OSError:  # this rank has already ended
                 continue
         if self._segment is not None:
-            self._segment.abort()  # for one that waits inside a step
+            self._segment.abort()  # for a rank that waits inside a step
         for process in self._processes:
             if self._exits.of(process) is None:
                 process.terminate()
@@ -170,11 +169,11 @@ class RankGroup:
             raise self.end_of(rank) from exc
 
     def _receive(self, wanted: Sequence[int], progress: Progress | None = None) -> list[Any]:
-        """The answers of some ranks; an error of any rank, or its end, ends the wait."""
+        """The answers of the wanted ranks; raises at any rank's error or end."""
         results: dict[int, Any] = {}
         rank_of: dict[object, int] = {c: rank for rank, c in enumerate(self._connections)}
         while len(results) < len(wanted):
-            # a rank that ended has closed its end of the pipe, behind its last words
+            # a rank that ended has closed its pipe after its last message
             for ready in wait(list(self._connections)):
                 rank = rank_of[ready]
                 try:
@@ -195,7 +194,7 @@ class RankGroup:
         return EngineError(f"rank {rank} of {self.degree}: {error}")
 
     def end_of(self, rank: int) -> EngineError:
-        """What is said of a rank that has ended, or is about to."""
+        """The error for a rank that has ended or is ending."""
         process = self._processes[rank]
         code = self._exits.of(process)
         if code is None:

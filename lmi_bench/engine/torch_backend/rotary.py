@@ -1,9 +1,9 @@
 """Rotary positions (Su et al. 2021, arXiv:2104.09864), halves rotated as Hugging Face stores them.
 
-Feature i of the first half and feature i of the second turn together by position * frequency_i,
-frequency_i = theta ** (-2 i / head_dim). Longer contexts than a model was trained on are reached
-by slower turns: the same for all (linear), for slow ones more than for fast ones (llama3, yarn),
-or slower the longer the sequence is (dynamic).
+Feature i of the first half and feature i of the second rotate together by position * frequency_i,
+frequency_i = theta ** (-2 i / head_dim). Contexts beyond the trained length use lower frequencies:
+scaled equally (linear), low ones more than high ones (llama3, yarn), or by the sequence's length
+(dynamic).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Settings = Mapping[str, Any]
 
 
 class Rotary:
-    """The angles of a step's rows, computed once a step and used by every layer."""
+    """The angles of a step's rows, computed once per step and used by every layer."""
 
     def __init__(
         self, settings: Settings, head_dim: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """settings  of `DecoderSpec.rope`; raises InputError for a scaling that is not known."""
+        """settings  from `DecoderSpec.rope`; raises InputError for an unknown scaling."""
         frequencies, self._amplitude = rotary_frequencies(settings, head_dim)
         self._frequencies = frequencies.to(device)
         self._growth = dynamic_growth(settings, head_dim)
@@ -38,7 +38,7 @@ class Rotary:
     def at(self, positions: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of rows, shape (rows, 1, head_dim).
 
-        positions  shape (rows,); contexts: the length that each row's sequence has reached
+        positions  shape (rows,); contexts: current length of each row's sequence
         """
         frequencies = self._frequencies
         if self._growth is not None:
@@ -55,20 +55,20 @@ class Rotary:
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn heads x, shape (tokens, heads, head_dim), by their tokens' angles."""
+    """Rotate heads x, shape (tokens, heads, head_dim), by their tokens' angles."""
     cos, sin = turn
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
 
 
 def rotary_frequencies(settings: Settings, head_dim: int) -> tuple[Tensor, float]:
-    """Radians a position for each pair of features, shape (head_dim / 2,), and what cosines and
-    sines are multiplied with.
+    """Radians per position for each pair of features, shape (head_dim / 2,), and the factor of
+    cosines and sines.
 
-    Raises InputError for a kind of scaling that is not known.
+    Raises InputError for an unknown scaling.
     """
     frequencies = 1.0 / float(settings["rope_theta"]) ** _exponents(head_dim)
     match settings["rope_type"]:
-        case "default" | "dynamic":  # dynamic: as long as the trained length is not passed
+        case "default" | "dynamic":  # dynamic: up to the trained length
             return frequencies, 1.0
         case "linear":
             return frequencies / _number(settings, "factor"), 1.0
@@ -87,12 +87,12 @@ def _exponents(head_dim: int) -> Tensor:
 
 
 def dynamic_growth(settings: Settings, head_dim: int) -> tuple[float, float] | None:
-    """Factor and power of dynamic scaling, where it is asked for.
+    """Factor and power of dynamic scaling; None for other scalings.
 
     theta grows by (factor * length / trained length - (factor - 1)) ** (d / (d - 2)) once a
-    sequence is longer than trained, so that the slowest turn stays within what was seen
-    ("NTK-aware" scaling, as in transformers). Cached keys keep the turn they were stored with, so
-    beyond the trained length a prompt in chunks is turned like one that grew token by token.
+    sequence is longer than trained, so that the lowest frequency stays in the trained range
+    ("NTK-aware" scaling, as in transformers). Cached keys keep their rotation, so beyond the
+    trained length a prompt in chunks is rotated like one that grew token by token.
     """
     if settings["rope_type"] != "dynamic":
         return None
@@ -100,7 +100,7 @@ def dynamic_growth(settings: Settings, head_dim: int) -> tuple[float, float] | N
 
 
 def _llama3(frequencies: Tensor, settings: Settings) -> Tensor:
-    """Llama 3.1's scaling: slow turns divided by `factor`, fast ones kept, a ramp between.
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept, with a ramp.
 
     Source: `apply_scaling` of meta-llama/llama-models; the ramp runs over wavelengths from
     original length / high_freq_factor to original length / low_freq_factor.
@@ -113,9 +113,8 @@ def _llama3(frequencies: Tensor, settings: Settings) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, settings: Settings, head_dim: int) -> Tensor:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): as llama3, but the ramp is linear
-    in the feature's index, between those that turn `beta_fast` and `beta_slow` times over the
-    trained length."""
+    """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): as llama3, but the ramp is linear in
+    the feature's index, between `beta_fast` and `beta_slow` rotations over the trained length."""
     theta, trained = settings["rope_theta"], _number(settings, "original_max_position_embeddings")
 
     def index_of(turns: float) -> float:
@@ -133,7 +132,7 @@ def _yarn(frequencies: Tensor, settings: Settings, head_dim: int) -> Tensor:
 
 
 def _yarn_amplitude(settings: Settings) -> float:
-    """What makes attention sharper over a longer context: 0.1 ln(factor) + 1, or as stated."""
+    """Factor that sharpens attention over long contexts: 0.1 ln(factor) + 1, or as configured."""
     if settings.get("attention_factor") is not None:
         return _number(settings, "attention_factor")
     factor = _number(settings, "factor")

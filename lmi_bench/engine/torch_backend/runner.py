@@ -1,4 +1,4 @@
-"""Runs one step, start to end, in the calling thread: state, packing, forward pass, sampling."""
+"""Runs one whole step in the calling thread: state, packing, forward pass, sampling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
 
 
 class _SequenceState:
-    """What one sequence leaves behind from step to step."""
+    """State of one sequence between steps."""
 
     __slots__ = ("block_table", "history", "last_sampled")
 
@@ -35,24 +35,24 @@ class _SequenceState:
 class ModelRunner:
     """Executes StepBatch values over one back end.
 
-    A sequence's block table and last token are kept from one batch to the next; an entry that
-    begins starts them anew, and `released_seq_ids` drops them.
+    A sequence's block table and last token are kept between batches; an entry with `begins` resets
+    them, and `released_seq_ids` drops them.
     """
 
     def __init__(self, forward: Forward, *, sampling_seed: int) -> None:
-        """sampling_seed  of requests that bring none of their own"""
+        """sampling_seed  seed for requests without one"""
         self._forward = forward
         self._sampling_seed = sampling_seed
         self._states: dict[int, _SequenceState] = {}
 
     @property
     def num_sequences(self) -> int:
-        """Sequences whose state is held."""
+        """Number of sequences with state."""
         return len(self._states)
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> list[StepOutput]:
-        """One output for each entry, in the batch's order."""
+        """Run a step; returns one output per entry, in the batch's order."""
         for seq_id in batch.released_seq_ids:
             self._states.pop(seq_id, None)
         if not batch.entries:
@@ -69,8 +69,8 @@ class ModelRunner:
     def _choices(
         self, entries: Sequence[BatchEntry], sequences: Sequence[SequenceRows]
     ) -> list[Choice]:
-        """One for each sampled row; a back end need give no logits where nobody asks for more
-        than the likeliest tokens."""
+        """One choice per sampled row; without logits if all entries need only the likeliest
+        token."""
         if all(_takes_likeliest(entry) for entry in entries):
             return [Choice(token_id, None) for token_id in self._forward.likeliest(sequences)]
         logits = self._forward.logits(sequences)
@@ -83,9 +83,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int], num_given: int) -> list[float]:
-        """Natural log-probabilities of `token_ids[num_given:]`, each behind all before it.
+        """Natural log-probabilities of `token_ids[num_given:]`, each given all tokens before it.
 
-        Writes over the cache from its first block on: for a runner that holds no sequence.
+        Overwrites the cache from its first block on: the runner must have no sequences.
         """
         if self._states:
             raise EngineError(f"{self.num_sequences} sequences are in the cache: score before")
@@ -101,14 +101,14 @@ class ModelRunner:
         return values
 
     def _advance(self, entry: BatchEntry) -> SequenceRows:
-        """Bring a sequence's state up to this entry and name its rows."""
+        """Update a sequence's state for this entry and return its rows."""
         if entry.begins:
             self._states[entry.seq_id] = _SequenceState(entry.cached_token_ids)
         state = self._states.get(entry.seq_id)
         if state is None or len(state.history) < entry.first_position:
             raise EngineError(
-                f"sequence {entry.seq_id} goes on at position {entry.first_position} but its "
-                f"first {0 if state is None else len(state.history)} tokens are all that is known"
+                f"sequence {entry.seq_id} continues at position {entry.first_position} but only "
+                f"its first {0 if state is None else len(state.history)} tokens are known"
             )
         token_ids = [self._known_id(entry, state, token_id) for token_id in entry.token_ids]
         state.block_table.extend(entry.new_block_ids)
@@ -134,11 +134,11 @@ class ModelRunner:
         return token_id
 
     def _check_rows(self, entry: BatchEntry, state: _SequenceState) -> None:
-        """Catch a plan that would read or write where nothing is: it would spoil other rows."""
+        """Reject a plan that would access unassigned cache: it would corrupt other sequences."""
         tokens, size = len(state.history), self._forward.block_size
         if tokens > self._forward.shape.max_positions:
             raise EngineError(
-                f"sequence {entry.seq_id} has {tokens:,} tokens; the model knows "
+                f"sequence {entry.seq_id} has {tokens:,} tokens; the model supports "
                 f"{self._forward.shape.max_positions:,} positions"
             )
         if tokens > len(state.block_table) * size:
@@ -153,7 +153,7 @@ class ModelRunner:
             )
 
     def _requests(self, entry: BatchEntry, rows: SequenceRows) -> list[RowRequest]:
-        """One request a sampled row; the history of a verified row ends with its draft token."""
+        """One request per sampled row; a verified row's history ends with its draft token."""
         seed = entry.sampling.seed
         if seed is None:
             seed = self._sampling_seed + entry.seq_id
@@ -173,7 +173,7 @@ class ModelRunner:
         ]
 
     def _banned(self, sampling: SamplingParams, number: int) -> tuple[int, ...]:
-        """Ids that would end a request with its `number`-th token although it wants more."""
+        """Ids that would end a request at its `number`-th token, before its minimum length."""
         if number > sampling.min_tokens:
             return ()
         ends = sampling.stop_token_ids
@@ -189,7 +189,7 @@ class ModelRunner:
         accepted = [choices[0]]
         drafts = rows.token_ids[len(rows.token_ids) - entry.draft_length :]
         for draft, following in zip(drafts, choices[1:], strict=True):
-            # a draft that equals what was drawn in its place keeps the distribution as it is
+            # accepting only drafts equal to the sampled token keeps the distribution
             if draft != accepted[-1].token_id:
                 break
             accepted.append(following)
@@ -204,7 +204,7 @@ class ModelRunner:
 
 
 def _takes_likeliest(entry: BatchEntry) -> bool:
-    """Whether the highest logit is all that the entry needs to know."""
+    """True if the entry needs only the token with the highest logit."""
     sampling = entry.sampling
     return not entry.samples or (
         sampling.greedy

@@ -1,9 +1,9 @@
-"""From logits to tokens: greedy, or drawn after penalties, temperature, top-k and top-p.
+"""Chooses tokens from logits: greedy, or drawn after penalties, temperature, top-k and top-p.
 
 The order and the ties are those of Hugging Face transformers; OpenAI's penalties, which it lacks,
-follow the repetition penalty as in vLLM. A draw depends on the request's
-seed and the token's position alone, so a request repeats itself in any batch and after a
-preemption. Log-probabilities are those of the model's own logits, before any of it.
+follow the repetition penalty as in vLLM. A draw depends only on the request's seed and the token's
+position, so a request gives the same tokens in any batch and after a preemption. Log-probabilities
+are those of the unmodified logits.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """What one row of logits is wanted for.
+    """Request for one token from one row of logits.
 
-    position  of the token that is to be chosen
-    history   every token before it; needed for penalties only
-    seed      of the sequence's draws
-    num_generated  how many of the history's last tokens are the answer's, not the prompt's
-    banned    ids that may not be chosen: those that would end the request too early
+    position  position of the token to choose
+    history   all tokens before it; needed only for penalties
+    seed      seed of the sequence's draws
+    num_generated  number of the history's last tokens that belong to the answer
+    banned    ids that must not be chosen because they would end the request too early
     """
 
     sampling: SamplingParams
@@ -40,7 +40,7 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen token and, where asked for, its natural log-probability and the likeliest ones."""
+    """A chosen token and, if requested, its natural log-probability and the likeliest tokens."""
 
     token_id: int
     logprob: float | None
@@ -48,7 +48,7 @@ class Choice:
 
 
 def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
-    """One token for each row of logits, shape (rows, vocab)."""
+    """Choose one token for each row of logits, shape (rows, vocab)."""
     picked = _likeliest(logits, rows)
     drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy]
     if drawn:
@@ -83,20 +83,20 @@ def draw_tokens(chances: Tensor, draws: Sequence[float]) -> list[int]:
     """The token in whose share of the cumulative distribution each draw (0 to 1) falls."""
     cumulative = chances.double().cumsum(dim=-1)
     points = _column(list(draws), cumulative) * cumulative[:, -1:]
-    # right: a draw of 0 passes over tokens with no chance at all
+    # right: a draw of 0 skips tokens with probability 0
     token_ids = torch.searchsorted(cumulative, points, right=True)[:, 0]
     last = chances.shape[-1] - 1 - (chances > 0).flip(-1).int().argmax(-1)
     return torch.minimum(token_ids, last).tolist()
 
 
 def uniform_draw(seed: int, position: int) -> float:
-    """A number in [0, 1) that looks random but hangs on seed and position alone."""
+    """A pseudo-random number in [0, 1) that depends only on seed and position."""
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
-    """The likeliest token of every row, after the penalties where there are any."""
+    """The likeliest token of every row, after its penalties."""
     picked: list[int] = logits.argmax(dim=-1).tolist()
     penalised = [
         i
@@ -111,7 +111,7 @@ def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
 
 
 def _ranked(scores: Tensor, counts: list[int]) -> list[Ranked]:
-    """So many of each row's highest scores, with their tokens."""
+    """The `counts` highest scores of each row, with their tokens."""
     most = min(max(counts), scores.shape[-1])
     if most == 0:
         return [()] * len(counts)
@@ -123,7 +123,7 @@ def _ranked(scores: Tensor, counts: list[int]) -> list[Ranked]:
 
 
 def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
-    """Weaken what came before, and leave no chance to banned tokens."""
+    """Apply the penalties, and exclude banned tokens."""
     if not any(row.sampling.penalised or row.banned for row in rows):
         return scores
     scores = scores.clone()
@@ -147,11 +147,11 @@ def _penalise_repetition(scores: Tensor, row: RowRequest) -> None:
 
 
 def _penalise_counts(scores: Tensor, row: RowRequest) -> None:
-    """Take, in place, from the logit of each token that the answer holds c > 0 times
+    """Subtract, in place, from the logit of each token that occurs c > 0 times in the answer
 
         presence_penalty + c * frequency_penalty
 
-    Source: OpenAI's API reference, which counts sampled tokens alone.
+    Source: OpenAI's API reference, which counts only sampled tokens.
     """
     sampling = row.sampling
     counts = Counter(row.history[-row.num_generated :])
@@ -179,7 +179,7 @@ def _keep_top_p(scores: Tensor, top_ps: list[float]) -> None:
     ordered, tokens = scores[rows].sort(dim=-1)
     below = ordered.softmax(dim=-1).cumsum(dim=-1)
     dropped = below <= 1.0 - _column([top_ps[i] for i in rows], below)
-    dropped[:, -1] = False  # the likeliest stays whatever the rounding
+    dropped[:, -1] = False  # the likeliest always stays, despite rounding
     mask = torch.zeros_like(dropped).scatter_(1, tokens, dropped)
     scores[rows] = scores[rows].masked_fill(mask, -torch.inf)
 

@@ -1,4 +1,4 @@
-"""Writing a model folder: tensors in safetensors files of bearable size, the rest copied."""
+"""Writes a model folder: tensors in safetensors files of up to 4 GiB; other files are copied."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def copy_beside(folder: Path, out: Path) -> None:
-    """Copy everything of a model folder but its weights and what lists their files."""
+    """Copy a model folder's files except its weights and their index."""
     for path in folder.iterdir():
         if path.is_file() and path.suffix not in _WEIGHTS and ".index." not in path.name:
             shutil.copy(path, out)
 
 
 class ShardWriter:
-    """Gathers tensors and writes a file whenever there are enough of them."""
+    """Collects tensors and writes a file whenever 4 GiB are reached."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -34,7 +34,7 @@ class ShardWriter:
         self._files: list[str] = []
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take tensors; each is written once enough have come."""
+        """Add tensors; they are written when a file is full."""
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._waiting and self._waiting_bytes + size > _SHARD_BYTES:
             self._write()
@@ -43,7 +43,8 @@ class ShardWriter:
         self._total_bytes += size
 
     def finish(self) -> int:
-        """Write what waits, and an index where there are several files; returns all bytes."""
+        """Write the remaining tensors, and an index if there are several files; returns the total
+        bytes."""
         self._write()
         if len(self._files) == 1:
             (self._out / self._files[0]).rename(self._out / "model.safetensors")

@@ -1,17 +1,17 @@
-"""Collectives between the ranks of one machine through memory that they all map.
+"""Collectives between the ranks of one machine through shared memory.
 
 Every rank has a region in each of two slots. A call writes this rank's part into its region of the
-call's slot, raises this rank's flag to the number of the call, waits until all flags have come so
-far, and reads all regions. A slot is written again two calls later; by then every rank has raised
-the flag of the call between, so it has read the slot.
+call's slot, sets this rank's flag to the call's number, waits until all flags have reached it, and
+reads all regions. A slot is written again two calls later; by then every rank has set its flag for
+the call between, so it has read the slot.
 
     bytes: flags, one cache line a rank | abort flag, one line | slot 0: region 0, 1, .. | slot 1
 
-Between processes a flag may be seen only after the data that was stored before it. x86-64 keeps
-stores in order; elsewhere `works_here` is false.
+Other processes must see a flag only after the data stored before it. x86-64 keeps stores in order;
+elsewhere `works_here` is false.
 
-Waiting spins first, then yields the core to whoever else wants it, then sleeps: on a machine with
-fewer free cores than ranks the rank that is waited for must get to run.
+Waiting spins first, then yields the core, then sleeps: with fewer free cores than ranks, the rank
+that the others wait for must get to run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 from lmi_bench.core.errors import EngineError
 
 REGION_BYTES: Final = 1 << 20
-"""A rank's region of one slot: larger tensors go piece by piece, each still in the cache."""
+"""A rank's region of one slot; larger tensors are sent in pieces that stay in the CPU cache."""
 
 _LINE_BYTES: Final = 64
 _FLAGS_PER_LINE: Final = _LINE_BYTES // 8
@@ -45,37 +45,37 @@ _MOUNT: Final = Path("/dev/shm")  # noqa: S108
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A shared-memory segment by name, as it is told to each rank."""
+    """Name and size of a shared-memory segment, as sent to each rank."""
 
     name: str
     degree: int
 
     @property
     def header_bytes(self) -> int:
-        """The ranks' flags and the abort flag."""
+        """Bytes of the ranks' flags and the abort flag."""
         return (self.degree + 1) * _LINE_BYTES
 
     @property
     def total_bytes(self) -> int:
-        """Flags and two slots."""
+        """Bytes of the flags and the two slots."""
         return self.header_bytes + 2 * self.degree * REGION_BYTES
 
 
 def works_here() -> bool:
-    """Whether stores are seen in order on this processor."""
+    """True if this processor keeps stores in order."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def room_for(degree: int) -> bool:
-    """Whether the system's shared memory has room: writing beyond it would kill the process."""
+    """True if the system's shared memory has room: writing beyond it would kill the process."""
     if not _MOUNT.is_dir():
-        return True  # no such file system, as on macOS: the segment is ordinary memory
+        return True  # without such a file system (macOS) the segment is ordinary memory
     return shutil.disk_usage(_MOUNT).free >= 2 * Segment("", degree).total_bytes
 
 
 class SegmentOwner:
-    """Makes the segment and can call the ranks off; `unlink` once they all have it, then nothing
-    is left behind however the processes end."""
+    """Creates the segment and can abort the ranks. Call `unlink` once all ranks have mapped it, so
+    that nothing remains however the processes end."""
 
     def __init__(self, degree: int) -> None:
         size = Segment("", degree).total_bytes
@@ -84,19 +84,19 @@ class SegmentOwner:
         self._linked = True
 
     def unlink(self) -> None:
-        """Take the name away; who has mapped the memory keeps it."""
+        """Remove the name; existing mappings stay valid."""
         if self._linked:
             self._linked = False
             self._memory.unlink()
 
     def abort(self) -> None:
-        """Make every rank that waits give up."""
+        """Make every waiting rank fail."""
         at = self.segment.degree * _LINE_BYTES
         assert self._memory.buf is not None
         self._memory.buf[at : at + 8] = (1).to_bytes(8, "little")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self.unlink()
         self._memory.close()
 
@@ -104,7 +104,7 @@ class SegmentOwner:
 class SharedMemoryCollectives:
     """One rank's side of a segment.
 
-    orphaned  asked from time to time while waiting: whether the process in charge is gone
+    orphaned  called regularly while waiting; True if the parent process has ended
     """
 
     def __init__(self, segment: Segment, rank: int, orphaned: Callable[[], bool]) -> None:
@@ -139,13 +139,13 @@ class SharedMemoryCollectives:
 
     @property
     def degree(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks in the group."""
         return self._degree
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks in place, added in the order of the ranks on every one of them.
+        """Sum over the ranks, in place; every rank adds in rank order.
 
-        Raises EngineError when the group was called off.
+        Raises EngineError if the group was aborted.
         """
         flat = x.view(-1)
         most = REGION_BYTES // x.element_size()
@@ -158,9 +158,9 @@ class SharedMemoryCollectives:
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """The ranks' columns side by side. Raises EngineError when the group was called off."""
+        """Concatenate the ranks' columns. Raises EngineError if the group was aborted."""
         rows, columns = x.shape
-        whole = (rows, self._degree * columns)  # a step of prompt chunks alone has no row here
+        whole = (rows, self._degree * columns)  # a step with only prompt chunks has no row here
         out = torch.empty((rows, self._degree, columns), dtype=x.dtype)
         most_rows = REGION_BYTES // x.element_size() // columns
         if most_rows == 0:  # one row is larger than a region
@@ -181,14 +181,14 @@ class SharedMemoryCollectives:
         return out
 
     def close(self) -> None:
-        """Unmap the memory; no call may follow."""
+        """Unmap the memory; the object must not be used afterwards."""
         self._typed.clear()
         self._slots.clear()
         self._flags.release()
         self._memory.close()
 
     def _exchange(self, piece: Tensor) -> list[Tensor]:
-        """Every rank's piece, to be read before the call after the next; shape as given, 1-D."""
+        """Every rank's 1-D piece; valid until the call after the next."""
         self._call += 1
         regions = self._regions(piece.dtype)[self._call & 1]
         size = piece.shape[0]
@@ -205,7 +205,7 @@ class SharedMemoryCollectives:
         return typed
 
     def _wait(self) -> None:
-        """Until every rank has written its part of this call."""
+        """Wait until every rank has written its part of this call."""
         flags, call = self._flags, self._call
         for other in self._others:
             for _ in range(_SPINS):
@@ -223,6 +223,6 @@ class SharedMemoryCollectives:
         sleep_s = _FIRST_SLEEP_S
         while flags[other] < call:
             if flags[self._abort_at] or self._orphaned():
-                raise EngineError("the tensor-parallel group was called off")
+                raise EngineError("the tensor-parallel group was aborted")
             time.sleep(sleep_s)
             sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, read one at a time from safetensors files."""
+"""Reads a checkpoint's tensors one at a time from safetensors files."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from lmi_bench.core.errors import InputError
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _SUMMED: Final = (torch.float32, torch.bfloat16, torch.float16)
-"""Formats that may hold a value that is no number and are stored as such, not scaled."""
+"""Formats that can contain NaN or infinity and are stored unscaled."""
 
 Progress = Callable[[int, int], None]
-"""Told the bytes read so far and the bytes of all files."""
+"""Called with the bytes read so far and the bytes of all files."""
 
 
 class Checkpoint:
     """Opens the safetensors files of a model folder; a context manager that closes them.
 
-    Tensors are read as they are asked for, so no more than one layer's are held beside the model.
-
-    Only safetensors are read: a pickled checkpoint may run code. Raises InputError where files
-    or tensors are missing.
+    Tensors are read on request, so at most one layer's are in memory beside the model. Only
+    safetensors are read: a pickled checkpoint may run code. Raises InputError if files or tensors
+    are missing.
     """
 
     def __init__(
         self, folder: Path, progress: Progress | None = None, *, beside: Path | None = None
     ) -> None:
-        """beside  a file with more tensors that belong to the folder's, in place or beside them"""
+        """beside  a file whose tensors replace or extend the folder's"""
         self._folder = folder
         self._file_of = _tensor_files(folder)
         if beside is not None:
@@ -65,11 +64,11 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return tuple(self._file_of)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, in the format it is stored in; its shape must be `shape`."""
+        """The tensor `name` in its stored format; its shape must be `shape`."""
         tensor = self._read(name, lambda file: file.get_tensor(name))
         if tuple(tensor.shape) != shape:
             raise self._misfit(name, tuple(tensor.shape), shape)
@@ -84,27 +83,27 @@ class Checkpoint:
         return tensor
 
     def _check_values(self, name: str, tensor: Tensor) -> None:
-        """Whole numbers are weights only where a quantization gives them a name of their own.
+        """Raise InputError for unexpected integer weights, and for NaN or infinity.
 
-        A weight that is no number would make every answer of the model nonsense, and silently so:
-        the likeliest of logits that are all NaN is a token like any other.
+        A NaN weight would silently make every answer nonsense: the likeliest of logits that are all
+        NaN is an ordinary token.
         """
         if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
             raise InputError(
-                f"{self._folder}: tensor {name!r} holds {str(tensor.dtype).removeprefix('torch.')}"
-                " and no floats: the checkpoint is quantized in a way that its config.json does "
+                f"{self._folder}: tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}"
+                " instead of floats: the checkpoint has a quantization that its config.json does "
                 "not state"
             )
         where = _first_not_finite(tensor)
         if where is not None:
             raise InputError(
-                f"{self._folder}: tensor {name!r} holds {tensor[where].item()} at {list(where)}: "
+                f"{self._folder}: tensor {name!r} is {tensor[where].item()} at {list(where)}: "
                 "the file is damaged or the model was saved after its training diverged; download "
-                "it again or take an earlier checkpoint"
+                "it again or use an earlier checkpoint"
             )
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """The whole shape of the tensor `name`, which is not read for it."""
+        """The whole shape of the tensor `name`, without reading the tensor."""
         return tuple(self._file(name).get_slice(name).get_shape())
 
     def _read(self, name: str, get: Callable[[Any], Tensor]) -> Tensor:
@@ -121,7 +120,7 @@ class Checkpoint:
         return tensor
 
     def _file(self, name: str) -> Any:
-        """The open file that holds the tensor `name`."""
+        """The open file that contains the tensor `name`."""
         file = self._file_of.get(name)
         if file is None:
             raise InputError(
@@ -138,16 +137,16 @@ class Checkpoint:
         )
 
     def finish(self) -> None:
-        """Everything wanted was read; what remains of the files is not needed."""
+        """Report complete progress: the rest of the files is not needed."""
         if self._progress is not None:
             self._progress(self._total_bytes, self._total_bytes)
 
 
 def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
-    """Where a NaN or an infinity stands, if one does.
+    """Index of the first NaN or infinity; None without one.
 
-    The sum is read first: it takes no memory, and only a tensor with such a value, or one whose sum
-    passes float32, has a sum that is not finite.
+    Checks the sum first, which needs no memory: it is finite unless there is such a value or the
+    sum overflows float32.
     """
     if tensor.dtype not in _SUMMED or bool(tensor.sum(dtype=torch.float32).isfinite()):
         return None
@@ -172,9 +171,9 @@ def _tensor_files(folder: Path) -> dict[str, str]:
             raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
         for file in sorted(set(files.values())):
             if Path(file).name != file:
-                raise InputError(f"{index} names {file!r}, which is not a file of this folder")
+                raise InputError(f"{index} names {file!r}, which is not in this folder")
             if not (folder / file).is_file():
-                raise InputError(f"{folder} lacks {file}, which {_INDEX} names: download it again")
+                raise InputError(f"{folder} lacks {file}, which {_INDEX} lists: download it again")
         return files
     single = folder / _SINGLE
     if single.is_file():

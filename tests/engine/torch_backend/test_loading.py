@@ -132,7 +132,7 @@ def test_whole_numbers_are_no_weights(folder):
     path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
     tensors = load_file(path)
     save_file(tensors | {name: tensors[name].to(torch.int8)}, path)
-    with pytest.raises(InputError, match=f"{name}' holds int8 and no floats"):
+    with pytest.raises(InputError, match=f"{name}' is int8 instead of floats"):
         load(folder)
 
 
@@ -142,7 +142,7 @@ def test_a_weight_that_is_no_number_is_refused(folder, value):
     tensors = load_file(path)
     tensors[name][2, 1] = value
     save_file(tensors, path)
-    with pytest.raises(InputError, match=rf"{name}' holds {value} at \[2, 1\]"):
+    with pytest.raises(InputError, match=rf"{name}' is {value} at \[2, 1\]"):
         load(folder)
 
 
@@ -167,7 +167,7 @@ def test_an_index_cannot_reach_outside_its_folder(folder, tmp_path):
     names = dict.fromkeys(load_file(folder / "model.safetensors"), "../other.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": names}))
-    with pytest.raises(InputError, match="not a file of this folder"):
+    with pytest.raises(InputError, match="not in this folder"):
         load(folder)
 
 

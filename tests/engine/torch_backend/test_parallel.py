@@ -256,7 +256,7 @@ def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):
 def test_an_error_on_a_rank_is_told_with_its_name():
     group = RankGroup(2, Transport.SHARED_MEMORY, threads=1)
     try:
-        with pytest.raises(EngineError, match="rank 0 of 2: no cache is taken"):
+        with pytest.raises(EngineError, match="rank 0 of 2: no cache is allocated"):
             group.ask_first(RunStep(None))
     finally:
         group.close()

@@ -93,7 +93,7 @@ def test_position_0_starts_a_sequence_anew_in_other_blocks(llama, steps):
 def test_a_released_sequence_is_forgotten(steps):
     steps.run(entry(1, PROMPT, 0, (0, 1, 2)), entry(2, PROMPT, 0, (3, 4, 5)))
     steps.run(entry(2, (LAST_SAMPLED,), 9), released=(1,))
-    with pytest.raises(EngineError, match="sequence 1 goes on at position 9"):
+    with pytest.raises(EngineError, match="sequence 1 continues at position 9"):
         steps.run(entry(1, (LAST_SAMPLED,), 9))
 
 
@@ -251,7 +251,7 @@ def test_a_share_too_small_for_one_block_is_refused_with_numbers(llama):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "float8"}, "dtype 'float8' is not known; the torch back end has: float32, bf"),
+        ({"dtype": "float8"}, "dtype 'float8' is unknown; the torch back end has: float32, bf"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"num_blocks": 0}, "num_blocks must be at least 1, got 0"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
