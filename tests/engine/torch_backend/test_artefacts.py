@@ -91,10 +91,10 @@ def test_a_folder_of_another_key_is_not_written_over(folder):
 def test_a_changed_package_is_refused(folder):
     package = folder / "step-4x64.pt2"
     package.write_text("something else", encoding="utf-8")
-    with pytest.raises(InputError, match=r"step-4x64\.pt2 is not the file that its manifest names"):
+    with pytest.raises(InputError, match=r"step-4x64\.pt2 is not the file in its manifest"):
         open_artefact(folder, KEY)
     package.unlink()
-    with pytest.raises(InputError, match=r"step-4x64\.pt2 is not there"):
+    with pytest.raises(InputError, match=r"step-4x64\.pt2 is missing"):
         open_artefact(folder, KEY)
 
 
@@ -103,7 +103,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(folder, tmp_path):
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     manifest["shapes"]["1x64"]["file"] = "../outside"
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(InputError, match="is not there"):
+    with pytest.raises(InputError, match="is missing"):
         open_artefact(folder, KEY)
 
 
@@ -169,5 +169,5 @@ def test_a_place_that_is_no_folder_is_refused_in_one_line(tmp_path, name):
     """Before a model is loaded for it: `step_settings` asks first."""
     (tmp_path / "file").write_text("in the way")
     settings = EngineSection(compile=True)
-    with pytest.raises(InputError, match="is no folder that can be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         step_settings(settings, BackEnd(), out=tmp_path / name)

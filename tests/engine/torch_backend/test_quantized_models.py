@@ -234,7 +234,7 @@ def change_config(folder, **changes):
 @pytest.mark.parametrize(
     ("stated", "words"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "'gptq' cannot be loaded; there are: awq"),
+        ({"quant_method": "gptq", "bits": 4}, "'gptq' cannot be loaded; supported: awq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
         ({"quant_method": "awq", "bits": 8}, "8 bits"),
     ],

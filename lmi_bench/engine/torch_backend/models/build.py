@@ -1,4 +1,4 @@
-"""The table of model families: which function builds which."""
+"""The builders of the model families."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ _BUILDERS: Final[Mapping[str, Callable[[WeightLoader, ModelShape], Decoder]]] = 
 
 
 def build_with(load: WeightLoader, folder: Path) -> Decoder:
-    """The model of a loader, named after its folder."""
+    """Build a loader's model, named after its folder."""
     return _BUILDERS[load.spec.family](load, load.spec.shape(folder.resolve().name))

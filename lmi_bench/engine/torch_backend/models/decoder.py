@@ -1,7 +1,7 @@
-"""A decoder put together from parts: the forward pass that every family shares.
+"""The decoder's forward pass, common to all model families.
 
-A family's file says which tensors of a checkpoint make which part; what the parts are like
-(norms, biases, windows, experts) stands in the DecoderSpec.
+A family's file maps a checkpoint's tensors to parts; the DecoderSpec describes the parts (norms,
+biases, windows, experts).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AttentionBlock:
     """Projections around paged attention.
 
     qkv      rows of the query heads, then of the key heads, then of the value heads
-    qk_norm  of query and key heads together, before they are turned
+    qk_norm  norm of query and key heads together, before their rotation
     """
 
     num_heads: int
@@ -40,7 +40,7 @@ class AttentionBlock:
     def attend(
         self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
     ) -> Tensor:
-        """What normalised rows x gather from their context, before `out`: (rows, query size)."""
+        """Attention of normalised rows x, before `out`: shape (rows, query size)."""
         heads, turned_heads = self.num_heads, self.num_heads + self.num_kv_heads
         qkv = self.qkv(x).view(x.shape[0], turned_heads + self.num_kv_heads, -1)
         turned = qkv[:, :turned_heads]
@@ -52,9 +52,9 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x where `parallel`.
+    """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x if `parallel`.
 
-    It runs in two halves, between which rows that give no token may be dropped.
+    It runs in two halves; rows that are not sampled can be dropped between them.
     """
 
     attention_norm: Norm
@@ -66,24 +66,24 @@ class Layer:
     def attend(
         self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
     ) -> Tensor:
-        """What rows x gather from their context, shape (rows, query size)."""
+        """Attention of rows x, shape (rows, query size)."""
         return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output from its input and what was gathered."""
+        """The layer's output from its input and the attention."""
         with_attention = self.attention.out.add(attended, x)
         read = x if self.parallel else with_attention
         return self.mlp.add(self.mlp_norm(read), with_attention)
 
 
 class Decoder:
-    """The forward pass of a step; holds weights, no cache and no sequence.
+    """The forward pass of a step; has weights but no cache and no sequences.
 
-    Its parts are open to the back ends that put the pass together in another way.
+    Its parts are public for back ends with another forward pass.
 
-    held_bytes  of its matrices, embeddings and head
-    quantized   what quantizing did to the matrices; None where nothing is
-    compute     what is multiplied
+    held_bytes  bytes of matrices, embeddings and head
+    quantized   bytes before and after quantization; None without quantization
+    compute     number format of products
     """
 
     def __init__(
@@ -110,10 +110,7 @@ class Decoder:
         self.head = head
 
     def logits(self, step: PackedStep, attention: PagedAttention) -> Tensor:
-        """Run a step: its keys and values into the cache, the sampled rows' logits out.
-
-        returns  shape (sampled rows, vocab)
-        """
+        """Run a step: store its keys and values; returns logits, shape (sampled rows, vocab)."""
         x = self.embedding(step.token_ids).to(self.compute)
         turn = self.rotary.at(step.positions, step.contexts)
         last = len(self.layers) - 1

@@ -1,6 +1,6 @@
-"""Falcon: layer norms, rotary positions, one or few KV heads, attention beside the MLP.
+"""Falcon: layer norms, rotary positions, one or few KV heads, attention parallel to the MLP.
 
-7B shares one KV head and one norm; 40B and 180B have 8 KV heads and a norm for each half.
+7B has one KV head and one norm per layer; 40B and 180B have 8 KV heads and a norm for each half.
 Source: Almazrouei et al. 2023, arXiv:2311.16867; tensor names as in Hugging Face checkpoints.
 """
 
@@ -20,7 +20,7 @@ from lmi_bench.models.shape import ModelShape
 
 
 def build_falcon(load: WeightLoader, shape: ModelShape) -> Decoder:
-    """Falcon of any size, with parallel layers or sequential ones."""
+    """Build a Falcon of any size, with parallel or sequential layers."""
     embedding, head = load.vocabulary("transformer.word_embeddings.weight")
     return Decoder(
         load,
@@ -65,7 +65,7 @@ def _attention(load: WeightLoader, prefix: str) -> AttentionBlock:
     hidden, rows = spec.hidden_size, (heads + 2 * kv_heads) * head_dim
 
     def by_kind(fused: Tensor) -> Tensor:
-        """Stored group by group: the queries of a KV head, its key, its value."""
+        """Reorder from groups (a KV head's queries, key, value) to all queries, keys, values."""
         groups = fused.view(kv_heads, heads // kv_heads + 2, head_dim, -1)
         parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
         return torch.cat([part.reshape(-1, *fused.shape[1:]) for part in parts])

@@ -1,7 +1,7 @@
-"""Llama and its kin (Mistral, Mixtral, Qwen2, Qwen3): RMS norms, rotary positions, shared KV
+"""Llama and related models (Mistral, Mixtral, Qwen2, Qwen3): RMS norms, rotary positions, shared KV
 heads, a gated MLP or several as experts.
 
-They name their tensors alike; windows, biases and norms of heads are told apart by the spec.
+They use the same tensor names; the spec has their windows, biases and head norms.
 Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Jiang et al. 2023,
 arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115, and 2025,
 arXiv:2505.09388.
@@ -23,7 +23,7 @@ from lmi_bench.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class _MlpNames:
-    """What a layer's MLP and its three matrices are called."""
+    """Names of a layer's MLP and its three matrices."""
 
     mlp: str
     gate: str
@@ -36,12 +36,12 @@ _MIXTRAL_MLP: Final = _MlpNames("block_sparse_moe", "w1", "w3", "w2")
 
 
 def build_llama(load: WeightLoader, shape: ModelShape) -> Decoder:
-    """Any of the family but Mixtral."""
+    """Build any model of the family except Mixtral."""
     return _build(load, shape, _LLAMA_MLP)
 
 
 def build_mixtral(load: WeightLoader, shape: ModelShape) -> Decoder:
-    """Mixtral, whose experts have names of their own."""
+    """Build Mixtral, whose experts have other names."""
     return _build(load, shape, _MIXTRAL_MLP)
 
 
@@ -82,7 +82,7 @@ def _attention(load: WeightLoader, prefix: str) -> AttentionBlock:
 
 
 def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
-    """The norms of query and key heads as one, a row of weights for each head."""
+    """The norms of query and key heads as one, with a row of weights for each head."""
     spec = load.spec
     query, key = (load.tensor(f"{prefix}.{name}_norm.weight", spec.head_dim) for name in "qk")
     weight = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)), dim=0)

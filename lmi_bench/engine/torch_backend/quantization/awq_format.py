@@ -1,4 +1,4 @@
-"""AWQ's public checkpoint format: four bits, eight values in an int32, in the order of its kernel.
+"""AWQ's public checkpoint format: 4 bits, eight values per int32, in its kernel's order.
 
 For a matrix of K inputs and N outputs in groups of g inputs: `qweight` int32 (K, N/8), `qzeros`
 int32 (K/g, N/8), `scales` float16 (K/g, N). The eight values of an int32, lowest bits first, are
@@ -39,7 +39,7 @@ def pack_awq(values: Tensor) -> Tensor:
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """The matrix of the three tensors of a checkpoint, rows as outputs."""
+    """The matrix from a checkpoint's three tensors, with outputs as rows."""
     return GroupedWeight(
         unpack_awq(qweight).t().contiguous(),
         scales.float().t().contiguous(),
@@ -49,7 +49,7 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
 
 
 def to_awq(weight: GroupedWeight) -> dict[str, Tensor]:
-    """The three tensors of a matrix by their names; outputs must come in eights."""
+    """A matrix's three tensors by name; the number of outputs must be a multiple of 8."""
     return {
         "qweight": pack_awq(weight.values.t().contiguous()),
         "qzeros": pack_awq(weight.zeros.t().contiguous()),

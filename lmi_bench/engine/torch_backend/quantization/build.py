@@ -1,4 +1,4 @@
-"""A model with its weights loaded, whole or one rank's part, quantized or as they are stored."""
+"""Builds a model with its weights: whole or one rank's part, quantized or as stored."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def build_model(
     collectives: Collectives | None = None,
     plan: QuantizePlan | None = None,
 ) -> Decoder:
-    """Load the model's weights; raises InputError for what cannot be loaded.
+    """Load the model's weights; raises InputError if they cannot be loaded.
 
-    progress     called with the bytes read and the bytes there are, after each tensor
-    collectives  of the ranks that share the model, each with its part; None: all of it is here
-    plan         how its matrices are quantized; None: they are not
+    progress     called with the bytes read and all bytes, after each tensor
+    collectives  of the ranks that share the model; None: the whole model is here
+    plan         how to quantize matrices; None: not at all
     """
     beside = None if plan is None else plan.factors
     if collectives is None:

@@ -1,7 +1,7 @@
-"""Calibration: the model reads a text, and what it shows of its channels decides the factors.
+"""Calibration: the model reads a text, and its channels' activations determine the factors.
 
-The factors are a small file, kept in the cache folder by what they depend on: every rank reads its
-part of it, and a second start does not calibrate again.
+The factors are a small file in the cache folder, named by a hash of their inputs: every rank reads
+its part, and a second start does not calibrate again.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from lmi_bench.models.spec import DecoderSpec
 
 SEQUENCE_TOKENS: Final = 128
 MOST_SEQUENCES: Final = 32
-_VERSION: Final = 1  # of the factors: raise it when they are found in another way
+_VERSION: Final = 1  # of the factors: increment when their computation changes
 
 Told = Callable[[str, float, float], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the name of the current work, the amount done, and the total."""
 
 
 def calibration_sequences(
     folder: Path, text_file: Path | None, spec: DecoderSpec
 ) -> list[list[int]]:
-    """A text as token ids, cut into sequences of at most 128 tokens.
+    """A text as token ids, split into sequences of at most 128 tokens.
 
-    Raises InputError where the file cannot be read or is too short.
+    Raises InputError if the file cannot be read or is too short.
     """
     text = read_text(text_file, CALIBRATION)
     token_ids = Tokenizer.from_folder(folder).encode(text)
     length = min(SEQUENCE_TOKENS, spec.max_positions)
     token_ids = token_ids[: length * MOST_SEQUENCES]
     if len(token_ids) < 2:
-        raise InputError(f"{text_file}: the calibration text has no two tokens")
+        raise InputError(f"{text_file}: the calibration text has fewer than two tokens")
     starts = range(0, len(token_ids) - 1, length)
     return [token_ids[start : start + length] for start in starts]
 
@@ -72,7 +72,7 @@ def calibrated_factors(
     told: Told | None = None,
     cache_dir: Path | None = None,
 ) -> Path:
-    """The file with a model's factors, from the cache or made now.
+    """The file with a model's factors, from the cache or newly computed.
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/quantization, or below ~/.cache
     """
@@ -129,7 +129,7 @@ def find_all_factors(
     *,
     told: Told | None = None,
 ) -> dict[str, Tensor]:
-    """Factors of every group of a model, by the names that the loader asks for."""
+    """Factors of every group of a model, by the names that the loader uses."""
     factors: dict[str, Tensor] = {}
     groups = scale_groups(spec)
     with Checkpoint(folder) as checkpoint:
@@ -157,7 +157,7 @@ def find_all_factors(
 
 
 def _largest_inputs(recording: Recording, factors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The largest input of every matrix, after the factors have been taken out of it."""
+    """The largest input of every matrix, after division by the factors."""
     largest = {}
     for name, inputs in recording.inputs.items():
         factor = factors.get(f"{name}.{COLUMN_FACTORS}")
@@ -176,8 +176,8 @@ def _reporter(told: Told, title: str) -> Callable[[int, int], None]:
 
 
 def _key(folder: Path, settings: QuantizeSettings, group_size: int, dtype: str) -> str:
-    """What the factors depend on, as a file name: the folder's files stand for their content by
-    size and time."""
+    """File name from everything that the factors depend on; weight files count by size and
+    modification time."""
     stated: list[object] = [
         _VERSION,
         settings.scheme.value,

@@ -1,7 +1,7 @@
-"""Writes a quantized model as a folder of its own, which the engine loads as any other.
+"""Writes a quantized model as a folder that the engine loads like any other.
 
-Four bits in groups go into AWQ's public format, which other engines read as well. The other schemes
-have no public name that says the same, so their tensors carry this program's: `int8` and `scale`,
+Grouped 4-bit weights use AWQ's public format, which other engines also read. The other schemes have
+no equivalent public format, so their tensors have this program's own names: `int8` and `scale`,
 `fp8` and `scale`, `packed_3bit`, `scale` and `zeros`.
 """
 
@@ -52,22 +52,22 @@ def export_quantized(
     dtype: str = "bfloat16",
     told: Told | None = None,
 ) -> int:
-    """Round a model's matrices and write them with everything else of its folder to `out`.
+    """Round a model's matrices and write them with the rest of its folder to `out`.
 
-    dtype    what the floats that remain are stored as
+    dtype    storage format of the remaining floats
     returns  bytes of the tensors
 
-    Raises InputError where the folder cannot be quantized or `out` exists.
+    Raises InputError if the folder cannot be quantized or `out` exists.
     """
     if out.exists():
-        raise InputError(f"{out} exists: name a folder that does not")
+        raise InputError(f"{out} exists: name a new folder")
     config = read_config(folder)
     check_loadable(folder, config)
     spec = spec_from_hf_config(folder.resolve().name, config)
     device = torch.device("cpu")
     plan = prepare(folder, config, spec, settings, degree=1, dtype=dtype, device=device, told=told)
     if plan is None or plan.stored:
-        raise InputError(f"{folder.name}: there is nothing to quantize ({settings.scheme})")
+        raise InputError(f"{folder.name}: nothing to quantize ({settings.scheme})")
     stored_dtype = torch_dtype(dtype)
     make_new_folder(out)
     writer = ShardWriter(out)

@@ -1,7 +1,7 @@
-"""Products with weights and activations in float8 (E4M3): by the GPUs that have it, else emulated.
+"""Products with float8 weights and activations (E4M3): native on GPUs with float8, else emulated.
 
-Emulated: stored and rounded as such a GPU would, multiplied as the floats they stand for. That
-shows size and error and says nothing of speed.
+Emulation stores and rounds like such a GPU but multiplies in float32. It shows size and error, not
+speed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from lmi_bench.engine.torch_backend.quantization.rounding import FP8, FP8_MAX, F
 
 _SMALLEST: Final = 1e-12
 FP8_GPU_SIDE: Final = 16
-"""What a GPU's product wants both sides of a weight to be a multiple of."""
+"""A GPU's product needs both sides of a weight to be a multiple of this."""
 
 _FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
 
 
 def fp8_is_native(device: torch.device) -> bool:
-    """Whether the device multiplies float8 itself."""
+    """True if the device multiplies float8 natively."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in float8 and what they are to be multiplied with, shape (rows, 1)."""
+    """Rows in float8, and their scales, shape (rows, 1)."""
     wide = x.float()
     unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
     unit = unit.mul_(1 / FP8_MAX).clamp_min_(_SMALLEST)
@@ -37,7 +37,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Fp8Emulated(UnpackedLinear):
-    """float8 in memory, floats in the product."""
+    """float8 in memory, float32 in the product."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
@@ -58,7 +58,7 @@ class Fp8Emulated(UnpackedLinear):
 
 
 class Fp8ByGpu(QuantizedLinear):
-    """float8 in memory and in the product, a scale for each row of both sides."""
+    """float8 in memory and in the product, with a scale for each row of both sides."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)

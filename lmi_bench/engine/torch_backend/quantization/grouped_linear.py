@@ -1,4 +1,4 @@
-"""Products with weights of 3 or 4 bits that have a scale and a zero for each group of inputs."""
+"""Products with 3-bit or 4-bit weights with a scale and a zero for each group of inputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lmi_bench.engine.torch_backend.quantization.rounding import GroupedWeight
 
 KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
 KERNEL_PANEL: Final = 64
-"""Outputs of a panel of the kernel's layout with AVX-512."""
+"""Outputs per panel in the kernel's AVX-512 layout."""
 _PANELS_AT_ONCE: Final = 8
-_MIDDLE: Final = 8  # the kernel's values count from the middle of 0 .. 15
+_MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 
 
 class Grouped4BitLinear(UnpackedLinear):
-    """Four bits a weight, unpacked at every call: any device, any format."""
+    """4-bit weights, unpacked at every call: for any device and format."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
@@ -42,7 +42,7 @@ class Grouped4BitLinear(UnpackedLinear):
 
 
 class Grouped3BitLinear(UnpackedLinear):
-    """Three bits a weight, unpacked at every call: no kernel reads them as they are."""
+    """3-bit weights, unpacked at every call: no kernel reads them directly."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
@@ -63,7 +63,7 @@ class Grouped3BitLinear(UnpackedLinear):
 def _floats(values: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
     """(values - zeros) * scale, group by group; shape of `values`."""
     rows, groups = scale.shape
-    # the zero is a whole number: scale * values - scale * zero in float32 is as exact
+    # the zero is an integer: scale * values - scale * zero in float32 is as exact
     wide = values.view(rows, groups, -1).float()
     scale = scale.float()
     offset = (scale * zeros).neg_()
@@ -71,16 +71,16 @@ def _floats(values: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) ->
 
 
 class Grouped4BitByKernel(QuantizedLinear):
-    """Four bits a weight through torch's CPU kernel, made for few rows; many rows are multiplied
-    with floats unpacked from the same bytes.
+    """4-bit weights with torch's CPU kernel, built for few rows; many rows are multiplied with
+    floats unpacked from the same bytes.
 
-    The kernel takes bfloat16 rows and bfloat16 scales. Its layout with AVX-512: panels of 64
-    outputs, in each for every input 32 bytes, byte i with output i in its low half and i + 32 in
-    its high one; `kernel_layout_is_known` has tried it on this machine.
+    The kernel takes bfloat16 rows and scales. Its AVX-512 layout: panels of 64 outputs with 32
+    bytes per input; byte i has output i in its low half and i + 32 in its high one.
+    `kernel_layout_is_known` checks this on the machine.
     """
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, *, kernel_rows: int) -> None:
-        """kernel_rows  most rows that the kernel is asked for"""
+        """kernel_rows  maximum rows for the kernel"""
         outputs, inputs = weight.values.shape
         super().__init__((outputs, inputs), bias)
         self._packed = pack_for_kernel(weight.values)
@@ -136,7 +136,7 @@ def pack_for_kernel(values: Tensor) -> Tensor:
 
 
 def kernel_layout_is_known() -> bool:
-    """Whether torch packs four bits on this processor as `Grouped4BitByKernel` unpacks them."""
+    """True if torch's 4-bit layout on this processor is the one of `Grouped4BitByKernel`."""
     if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
         return False
     values = torch.arange(2 * KERNEL_PANEL * 32, dtype=torch.int32).view(-1, 32).mul_(7) % 16

@@ -1,9 +1,8 @@
-"""Products with int8 weights: activations kept as they are, or rounded to int8 as well.
+"""Products with int8 weights, and with unrounded or int8 activations.
 
-Where the processor multiplies bytes (VNNI and its kin), both go through one integer kernel. An
-activation that is to keep its precision is cut into a high and a low byte, two rows instead of
-one over the same weights: 16 bits below the largest value of its row, which is as near as
-bfloat16 is and costs no second reading of the weights.
+On processors that multiply bytes (VNNI and similar), both use one integer kernel. An activation
+that keeps its precision is split into a high and a low byte, as two rows over the same weights:
+16 bits below its row's largest value, as precise as bfloat16, without reading the weights twice.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear, UnpackedLinear
 from lmi_bench.engine.torch_backend.quantization.rounding import Int8Weight
 
-_ZERO_POINT: Final = 128  # the kernel wants unsigned activations; signed ones take a slow path
+_ZERO_POINT: Final = 128  # the kernel needs unsigned activations; signed ones are slow
 _INT16_TOP: Final = 127 * 256.0
 _SMALLEST: Final = 1e-30
 
@@ -53,7 +52,7 @@ class _OneDnnWeight:
 
 
 class Int8ByBytes(QuantizedLinear):
-    """Weights in int8, activations in two bytes, through the integer kernel."""
+    """int8 weights and 2-byte activations, with the integer kernel."""
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
@@ -77,13 +76,13 @@ class Int8ByBytes(QuantizedLinear):
 
 
 class Int8WeightOnly(UnpackedLinear):
-    """Weights in int8, activations as they are.
+    """int8 weights and unrounded activations.
 
-    Few rows go through torch's own kernel where it is the faster one: it takes bfloat16.
+    Few rows use torch's own bfloat16 kernel if it is faster.
     """
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
-        """kernel_rows  most rows that the kernel is asked for; 0: it is not used"""
+        """kernel_rows  maximum rows for the kernel; 0: it is not used"""
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
         self._values = weight.values.contiguous()
         self._scale = weight.scale
@@ -103,12 +102,12 @@ class Int8WeightOnly(UnpackedLinear):
         return super().product(x).mul_(self._scale.to(x.dtype))
 
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        """Without the scale, which the product takes afterwards: one row of it instead of all."""
+        """Rows without the scale, which `product` applies to its result: fewer multiplications."""
         return self._values[first:last].to(dtype)
 
 
 class _RoundedRows:
-    """Activations to int8 by a scale for each row, or by one for all from calibration."""
+    """Rounds activations to int8 with a scale per row, or with one from calibration."""
 
     def __init__(self, fixed_largest: Tensor | None) -> None:
         self._unit = None
@@ -116,7 +115,7 @@ class _RoundedRows:
             self._unit = (fixed_largest.float() / 127).clamp_min(_SMALLEST)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole numbers from -127 to 127 as float32, and what one of them is worth."""
+        """Integers from -127 to 127 as float32, and their scale."""
         wide = x.float()
         if self._unit is not None:
             return (wide / self._unit).round_().clamp_(-127, 127), self._unit
@@ -126,12 +125,12 @@ class _RoundedRows:
 
 
 class W8A8ByOneDnn(QuantizedLinear):
-    """Weights and activations in int8 through oneDNN's kernel."""
+    """int8 weights and activations, with oneDNN's kernel."""
 
     def __init__(
         self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
-        """fixed_largest  the largest activation that calibration saw; None: each row's own"""
+        """fixed_largest  largest activation in calibration; None: each row's own"""
         super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
         self._weight = _OneDnnWeight(weight)
         self._round = _RoundedRows(fixed_largest)
@@ -147,9 +146,9 @@ class W8A8ByOneDnn(QuantizedLinear):
 
 
 class W8A8ByIntMm(QuantizedLinear):
-    """Weights and activations in int8 through torch._int_mm, which GPUs have as well."""
+    """int8 weights and activations, with torch._int_mm, also on GPUs."""
 
-    _GPU_ROWS: Final = 32  # cuBLAS asks for more than 16 rows
+    _GPU_ROWS: Final = 32  # cuBLAS needs more than 16 rows
 
     def __init__(
         self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
@@ -174,7 +173,7 @@ class W8A8ByIntMm(QuantizedLinear):
 
 
 class W8A8Emulated(UnpackedLinear):
-    """The same numbers without a kernel: whole numbers multiplied as float32."""
+    """The same arithmetic without a kernel: integers multiplied as float32."""
 
     def __init__(
         self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None

@@ -1,8 +1,8 @@
-"""Which product each scheme uses on this machine: what works is tried, what is fastest measured.
+"""Chooses each scheme's kernel on this machine: tests which ones work and measures the fastest.
 
-Operators of torch's quantized kernels are no public interface and differ by processor: each is
-first held against the exact product of a small matrix. The measurement takes some tens of
-milliseconds, once a model.
+Torch's quantized operators are not a public interface and differ by processor: each is first
+compared with the exact product of a small matrix. The measurement takes some tens of milliseconds
+per model.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _DECODE_ROWS: Final = (1, 16, 64)
 _SWITCH_ROWS: Final = (4, 8, 16, 32, 64, 128)
 _REPEATS: Final = 3
 _CLOSE: Final = 2e-2
-_MUCH: Final = 2.0  # the form in two bytes is the more exact one: it may be a little slower
+_MUCH: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """How the products of a scheme are taken here.
+    """The kernels of a scheme on this machine.
 
-    make      a quantized weight, its bias and the activations' fixed largest value to a layer
-    words     for a person
-    emulated  whether the arithmetic is imitated, so that its speed means nothing
+    make      builds a layer from a weight, its bias and the activations' fixed largest value
+    words     description for the user
+    emulated  True if the arithmetic is emulated, so that its speed is meaningless
     """
 
     make: Callable[[QuantizedWeight, Tensor | None, Tensor | None], QuantizedLinear]
@@ -81,7 +81,7 @@ NO_KERNELS: Final = Kernels(_of_nothing, "not quantized")
 def choose_kernels(
     settings: QuantizeSettings, precision: Precision, device: torch.device
 ) -> Kernels:
-    """The fastest that works, for the scheme of `settings`."""
+    """The fastest working kernels for the scheme of `settings`."""
     match settings.scheme:
         case Scheme.INT8:
             return _int8(precision, device)
@@ -236,7 +236,7 @@ def _of_int8(
 
 
 def _works(run: Callable[[], Tensor], rows: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether a product comes out near the one of the floats that the weight stands for."""
+    """True if a product is close to the one with the dequantized weight."""
     return _comes_near(run, rows.float() @ weight.floats().t())
 
 
@@ -249,7 +249,7 @@ def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
 
 
 def _rows_until_slower(few: QuantizedLinear, many: QuantizedLinear, compute: torch.dtype) -> int:
-    """Most rows for which `few` is not slower than `many`; 0: never."""
+    """Maximum rows for which `few` is not slower than `many`; 0: none."""
     best = 0
     for count in _SWITCH_ROWS:
         rows = _probe_rows(count).to(compute)
@@ -260,7 +260,7 @@ def _rows_until_slower(few: QuantizedLinear, many: QuantizedLinear, compute: tor
 
 
 def _decode_cost(linear: QuantizedLinear, compute: torch.dtype) -> float:
-    """Seconds at 1, 16 and 64 rows, multiplied: a form should be good at all of them."""
+    """Product of the seconds at 1, 16 and 64 rows: a kernel should be good at all of them."""
     cost = 1.0
     for count in _DECODE_ROWS:
         cost *= _time_s(linear, _probe_rows(count).to(compute))
@@ -278,7 +278,7 @@ def _time_s(linear: QuantizedLinear, rows: Tensor) -> float:
 
 
 def _probe_weight() -> Tensor:
-    """Fixed numbers without a pattern, shape (1024, 1024)."""
+    """Fixed random numbers, shape (1024, 1024)."""
     return torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=torch.Generator().manual_seed(1))
 
 

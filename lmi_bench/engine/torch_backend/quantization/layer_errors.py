@@ -1,4 +1,4 @@
-"""How far each matrix is off after rounding, measured where it counts: in its outputs."""
+"""Quantization error of each matrix, measured in its outputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from lmi_bench.models.hf_config import spec_from_hf_config
 def layer_errors(
     folder: Path, settings: QuantizeSettings, *, dtype: str, told: Told | None = None
 ) -> dict[str, float]:
-    """|rounded outputs - outputs| / |outputs| of every quantized matrix, by name, over inputs that
-    the calibration text brings and with the arithmetic of this machine."""
+    """|rounded outputs - outputs| / |outputs| of every quantized matrix, by name, for inputs from
+    the calibration text, with this machine's kernels."""
     config = read_config(folder)
     spec = spec_from_hf_config(folder.resolve().name, config)
     device = torch.device("cpu")
@@ -50,7 +50,7 @@ def layer_errors(
 
 
 def _same_inputs(name: str) -> tuple[str, ...]:
-    """A recorded matrix and those that were joined to it."""
+    """A recorded matrix and those joined with it."""
     if not name.endswith("q_proj"):
         return (name,)
     return tuple(name.removesuffix("q_proj") + each for each in ("q_proj", "k_proj", "v_proj"))

@@ -1,4 +1,4 @@
-"""What every quantized linear layer has: the followers of the product, its bytes, its fallback."""
+"""Base classes of quantized linear layers: fused operations, size, and an unpacking fallback."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 _CHUNK_BYTES: Final = 1 << 24
-"""Of unpacked weights that exist at once: what follows reads them from the processor's cache."""
+"""Unpacked weights at one time: few enough to stay in the processor's cache."""
 
 
 class QuantizedLinear(ABC):
-    """x @ weight.T + bias with the weight in few bits; implements `layers.Linear`.
+    """x @ weight.T + bias with a quantized weight; implements `layers.Linear`.
 
-    Subclasses say how the product is taken; rows come and go in the model's compute format.
+    Subclasses define the product; inputs and outputs are in the model's compute format.
     """
 
     def __init__(self, shape: tuple[int, int], bias: Tensor | None) -> None:
@@ -28,14 +28,14 @@ class QuantizedLinear(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Of the weight as it is held, scales included."""
+        """Bytes of the stored weight, including scales."""
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """x @ weight.T, without the bias."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not len(x):  # a step of prompt chunks alone samples no row; kernels refuse none
+        if not len(x):  # a step with only prompt chunks; kernels reject zero rows
             return x.new_empty(0, self.shape[0])
         y = self.product(x)
         return y if self._bias is None else y + self._bias
@@ -51,7 +51,7 @@ class QuantizedLinear(ABC):
 
 
 class UnpackedLinear(QuantizedLinear):
-    """Makes floats of some of the rows, multiplies, goes on: no kernel of its own is needed."""
+    """Dequantizes and multiplies the weight in chunks of rows; needs no special kernel."""
 
     @abstractmethod
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:

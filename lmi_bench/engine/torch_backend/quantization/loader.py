@@ -1,6 +1,6 @@
-"""Loads a model with quantized matrices: rounded as they are read, or stored so.
+"""Loads a model with quantized matrices: rounded while loading, or stored quantized.
 
-Embeddings, head, norms and the routers of experts keep their floats.
+Embeddings, head, norms and the routers of experts stay floats.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.models.spec import DecoderSpec
 
 COLUMN_FACTORS: Final = "column_factors"
-"""Suffix of what a matrix's inputs were divided by: its columns are multiplied with it."""
+"""Suffix of the factors of a matrix's columns; its inputs were divided by them."""
 OUTPUT_DIVISORS: Final = "output_divisors"
-"""Suffix of what the outputs of a norm or matrix are divided by."""
+"""Suffix of the divisors of a norm's or matrix's outputs."""
 LARGEST_INPUT: Final = "largest_input"
-"""Suffix of the largest input that calibration saw, a single number."""
+"""Suffix of the largest input in calibration, a single number."""
 
 
 class QuantizingLoader(WeightLoader):
     """As WeightLoader, with matrices rounded by a plan.
 
-    A plan of the scheme `none` only moves scales: the same model in other numbers.
+    A plan with the scheme `none` only moves scales: the model's function stays the same.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class QuantizingLoader(WeightLoader):
 
     @property
     def quantized(self) -> QuantizedBytes:
-        """Of what was loaded so far."""
+        """Bytes and errors of the matrices loaded so far."""
         return QuantizedBytes(
             self._plan.settings.scheme,
             self._held_bytes,
@@ -82,7 +82,7 @@ class QuantizingLoader(WeightLoader):
         return self.smoothed(name, *shape).to(self.precision.compute)
 
     def smoothed(self, name: str, *shape: int) -> Tensor:
-        """A tensor in float32, with calibration's factors applied to columns and outputs."""
+        """A tensor in float32, with calibration factors applied to columns and outputs."""
         stored = self._checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
         return apply_factors(self._checkpoint, name, stored.float())
 
@@ -122,7 +122,7 @@ class QuantizingLoader(WeightLoader):
     def _stored(
         self, parts: list[tuple[str, int]], columns: int, joined: Joined
     ) -> QuantizedWeight:
-        """Matrices of the checkpoint's own format, put together."""
+        """Stored quantized matrices, joined into one."""
         weights = [self._stored_one(name, rows, columns) for name, rows in parts]
         head = weights[0]
         if isinstance(head, GroupedWeight):
@@ -152,7 +152,7 @@ class QuantizingLoader(WeightLoader):
                 return GroupedWeight(unpack_3bit_from_file(packed), scale.float(), zeros, bits=3)
         if rows % 8:
             raise InputError(
-                f"{name}: AWQ keeps eight outputs together, and this device gets {rows}: lower --tp"
+                f"{name}: AWQ packs outputs in eights, and this device gets {rows}: lower --tp"
             )
         return from_awq(
             take(f"{name}.qweight", columns, rows // 8),
@@ -167,9 +167,9 @@ class QuantizingLoader(WeightLoader):
 def apply_factors(
     checkpoint: Checkpoint, name: str, whole: Tensor, *, columns_alone: bool = False
 ) -> Tensor:
-    """A weight or bias, or this rank's part of one, with calibration's factors in it.
+    """Apply the calibration factors to a weight or bias, or to this rank's part of one.
 
-    columns_alone  leave the outputs as they are: a matrix on its own, seen from its inputs
+    columns_alone  leave the outputs unscaled, to compare a single matrix
     """
     base, _, kind = name.rpartition(".")
     columns, outputs = f"{base}.{COLUMN_FACTORS}", f"{base}.{OUTPUT_DIVISORS}"
@@ -182,12 +182,12 @@ def apply_factors(
 
 
 def is_quantized_name(name: str, spec: DecoderSpec) -> bool:
-    """Whether the matrix of that name is quantized: a router of experts is not."""
+    """True if the matrix with this name is quantized: a router of experts is not."""
     return not (spec.experts and name.endswith(".gate"))
 
 
 def round_weight(weight: Tensor, settings: QuantizeSettings, group_size: int) -> QuantizedWeight:
-    """A float32 weight, rounded by the scheme."""
+    """Round a float32 weight with the settings' scheme."""
     match settings.scheme:
         case Scheme.INT8:
             return round_int8(weight)

@@ -1,4 +1,4 @@
-"""What is to be quantized how: settled once, then followed by every rank that loads a part."""
+"""The quantization plan: made once, then used by every rank that loads a part."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lmi_bench.engine.torch_backend.quantization.rounding import fit_group_size
 from lmi_bench.models.spec import DecoderSpec
 
 OWN_METHOD: Final = "lmi-bench"
-"""`quant_method` of the folders that `optimize` writes in formats that have no public name."""
+"""`quant_method` of folders that `optimize` writes in formats without a public name."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizePlan:
-    """A scheme with what it needs to load a model.
+    """A scheme with the data needed to load a model.
 
-    group_size  inputs that share a scale, where the scheme has groups
-    factors     file of what calibration found: factors of columns, norms and rows
-    stored      the folder's weights are quantized already
+    group_size  inputs that share a scale; 0 for schemes without groups
+    factors     file with the calibration factors of columns, norms and rows
+    stored      the folder's weights are already quantized
     """
 
     settings: QuantizeSettings
@@ -32,7 +32,7 @@ class QuantizePlan:
 
 
 def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
-    """The group size of AWQ for a model over `degree` ranks; raises CapacityError for none."""
+    """AWQ's group size for a model over `degree` ranks; raises CapacityError if none fits."""
     sizes = _matrix_inputs(spec, degree)
     size = fit_group_size(sizes, GROUP_SIZES)
     if size is None:
@@ -47,9 +47,9 @@ def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
 def stored_plan(
     folder: Path, config: Mapping[str, Any], spec: DecoderSpec, degree: int
 ) -> QuantizePlan | None:
-    """The plan of a folder whose weights are quantized; None where they are not.
+    """The plan of a folder with quantized weights; None for other folders.
 
-    Raises InputError for a format that is not known, CapacityError where ranks would cut a group.
+    Raises InputError for an unknown format, CapacityError if ranks would split a group.
     """
     stated = config.get("quantization_config")
     if not stated:
@@ -58,19 +58,19 @@ def stored_plan(
     if method == "awq":
         settings, group_size = _awq_settings(folder, stated), int(stated.get("group_size", 128))
         if group_size < 1:
-            group_size = 0  # -1: one scale for a whole row, which no rank may cut
+            group_size = 0  # -1: one scale for a whole row, which must not be split
     elif method == OWN_METHOD:
         settings, group_size = _own_settings(folder, stated), int(stated.get("group_size", 0))
     else:
         raise InputError(
             f"{folder / 'config.json'}: weights quantized with {method or 'an unnamed method'!r} "
-            f"cannot be loaded; there are: awq, {OWN_METHOD}"
+            f"cannot be loaded; supported: awq, {OWN_METHOD}"
         )
     for size in _matrix_inputs(spec, degree):
         if group_size and size % group_size:
             raise CapacityError(
                 f"{folder.name} has groups of {group_size} weights, which matrices of {size} "
-                f"inputs over {degree} device(s) would cut: lower --tp"
+                f"inputs over {degree} device(s) would split: lower --tp"
             )
     return QuantizePlan(settings, group_size, stored=True)
 
@@ -81,7 +81,7 @@ def _awq_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
     if bits != 4 or version != "gemm":
         raise InputError(
             f"{folder / 'config.json'}: AWQ weights of {bits} bits in the layout {version!r} "
-            "cannot be loaded; 4 bits in the layout 'gemm' can"
+            "cannot be loaded; only 4 bits in the layout 'gemm' are supported"
         )
     return QuantizeSettings(Scheme.AWQ_INT4)
 
@@ -99,7 +99,7 @@ def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
 
 
 def _matrix_inputs(spec: DecoderSpec, degree: int) -> tuple[int, ...]:
-    """Inputs of a rank's matrices: those split by columns have a part of them."""
+    """Input sizes of a rank's matrices; those split by columns have a part."""
     return (
         spec.hidden_size,
         spec.num_heads * spec.head_dim // degree,

@@ -1,4 +1,4 @@
-"""From settings and a model folder to the plan that loading follows."""
+"""Makes the quantization plan for loading, from settings and a model folder."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def prepare(
     device: torch.device,
     told: Told | None = None,
 ) -> QuantizePlan | None:
-    """How a model's weights are to be quantized; None: not at all. Calibrates where it has to.
+    """The plan for a model's weights; None without quantization. Calibrates if needed.
 
     degree  ranks that the model is split over
 
-    Raises InputError where the folder's weights are quantized in another way already.
+    Raises InputError if the folder's weights already have another quantization.
     """
     stored = stored_plan(folder, config, spec, degree)
     if stored is not None:
         if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
             raise InputError(
-                f"{folder.name} holds weights quantized as {stored.settings.scheme}: they cannot "
+                f"{folder.name} has weights quantized as {stored.settings.scheme}: they cannot "
                 f"be quantized as {settings.scheme}; leave --quantize out"
             )
         return stored

@@ -1,7 +1,7 @@
-"""What the matrix products of a decode step take: where weights of few bits win or lose.
+"""Times the matrix products of a decode step, to see whether quantized weights are faster.
 
-Weights that are unpacked at every step read less memory and compute more; the time of the products
-beside the baseline's says whether that paid, whatever else a step does.
+Weights that are unpacked at every step read less memory and compute more; comparing the products'
+time with the baseline's shows the net effect, independent of the rest of a step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ROUNDS: Final = 3
 
 @torch.inference_mode()
 def product_time_s(model: Decoder, rows: int) -> float:
-    """Seconds of all products of attention and MLPs for so many sequences: the median of a few
-    rounds after one to warm up. Embedding, head, norms and attention itself are left out."""
+    """Seconds of all products in attention and MLPs for `rows` sequences: the median of 3 rounds
+    after a warm-up. Excludes embedding, head, norms and attention itself."""
     spec = model.spec
     like = model.norm.tensors[0]
     x = torch.randn(rows, spec.hidden_size, device=like.device).to(like.dtype)

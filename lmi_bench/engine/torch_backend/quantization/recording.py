@@ -1,4 +1,4 @@
-"""What passes through the matrices of a model while it reads a calibration text."""
+"""Records the inputs of a model's matrices while it reads a calibration text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
 SAMPLED_ROWS: Final = 256
-"""Rows of inputs that are kept of each matrix; maxima and means are over all rows."""
+"""Input rows kept per matrix; maxima and means are over all rows."""
 _BLOCK_SIZE: Final = 64
 
 
 @dataclass(slots=True)
 class Inputs:
-    """Inputs of one matrix. Vectors have an entry for each input feature.
+    """Inputs of one matrix. Vectors have one entry per input feature.
 
     rows      a sample, shape (rows, features), float32
-    sum_abs   of absolute values, over `count` rows; largest: the greatest of them
+    sum_abs   sum of absolute values over `count` rows; largest: their maximum
     """
 
     rows: Tensor
@@ -44,7 +44,7 @@ class Inputs:
         return self.sum_abs / max(1, self.count)
 
     def note(self, x: Tensor, share: float) -> None:
-        """Take in more rows, and keep `share` (0 to 1) of them."""
+        """Add rows to the statistics, and keep `share` (0 to 1) of them."""
         wide = x.float()
         magnitudes = wide.abs()
         self.sum_abs += magnitudes.sum(dim=0)
@@ -60,12 +60,12 @@ class Recording:
     """Inputs by the first name of each matrix."""
 
     def __init__(self, share: float) -> None:
-        """share  of the rows that are kept"""
+        """share  fraction of rows to keep"""
         self._share = share
         self.inputs: dict[str, Inputs] = {}
 
     def note(self, name: str, x: Tensor) -> None:
-        """Rows x go into the matrix `name`."""
+        """Record rows x as inputs of the matrix `name`."""
         if not len(x):
             return
         if name not in self.inputs:
@@ -99,7 +99,7 @@ class _RecordedLinear:
 
 
 class _RecordingLoader(WeightLoader):
-    """As WeightLoader; its matrices tell what goes through them."""
+    """As WeightLoader; its matrices record their inputs."""
 
     recording: Recording
 
@@ -118,9 +118,9 @@ def record_inputs(
     sequences: Sequence[Sequence[int]],
     progress: Progress | None = None,
 ) -> Recording:
-    """Run the unquantized model over the sequences; it is held in memory meanwhile.
+    """Run the unquantized model, which must fit into memory, over the sequences.
 
-    progress  told the sequences read and how many there are
+    progress  called with the number of sequences read and their total
     """
     total = sum(len(sequence) for sequence in sequences)
     recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))

@@ -1,6 +1,6 @@
-"""Rounding of weight matrices, and the values that come back. No kernel is needed here.
+"""Rounds weight matrices and dequantizes them, without kernels.
 
-A weight has shape (outputs, inputs); what it is rounded from is float32.
+A weight has shape (outputs, inputs) and is rounded from float32.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """w = (values - zeros) * scale, a scale and a zero for each group of neighbouring inputs.
+    """w = (values - zeros) * scale, with a scale and a zero per group of neighbouring inputs.
 
     values       uint8, 0 to 2^bits - 1, shape (outputs, inputs)
-    scale        float32, shape (outputs, groups); zeros: uint8, likewise
+    scale        float32, shape (outputs, groups); zeros: uint8, same shape
     """
 
     values: Tensor
@@ -69,7 +69,7 @@ QuantizedWeight = Int8Weight | GroupedWeight | Fp8Weight
 
 
 def round_int8(weight: Tensor, *, per_channel: bool = True) -> Int8Weight:
-    """Symmetric, -127 to 127; a scale for each output, or the same one for all."""
+    """Round symmetrically to -127 .. 127, with a scale per output or one for all."""
     largest = weight.abs().amax(dim=1) if per_channel else weight.abs().amax().expand(len(weight))
     scale = (largest / 127).clamp_min(_SMALLEST_SCALE)
     values = (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
@@ -77,13 +77,13 @@ def round_int8(weight: Tensor, *, per_channel: bool = True) -> Int8Weight:
 
 
 def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
-    """Asymmetric, a scale and a zero for each `group_size` inputs, as AWQ's published code rounds.
+    """Round asymmetrically with a scale and a zero per `group_size` inputs, as AWQ's code does.
 
     scale = (max - min) / (2^bits - 1), zero = -round(min / scale); 0 is kept exactly
     """
     rows, columns = weight.shape
     groups = weight.reshape(rows, columns // group_size, group_size)
-    # a group of one sign would have its zero outside 0 .. top: the range is stretched to 0
+    # a group with one sign would have its zero outside 0 .. top: extend the range to 0
     high, low = groups.amax(dim=-1).clamp_min_(0), groups.amin(dim=-1).clamp_max_(0)
     top = 2**bits - 1
     scale = ((high - low) / top).clamp_min_(_SMALLEST_SCALE)
@@ -93,13 +93,13 @@ def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
 
 
 def round_fp8(weight: Tensor) -> Fp8Weight:
-    """The largest value of each output becomes 448, the largest that E4M3 has."""
+    """Round to float8; each output's largest value becomes 448, the largest in E4M3."""
     scale = (weight.abs().amax(dim=1) / FP8_MAX).clamp_min(_SMALLEST_SCALE)
     return Fp8Weight((weight / scale[:, None]).to(FP8), scale)
 
 
 def fit_group_size(sizes: tuple[int, ...], candidates: tuple[int, ...]) -> int | None:
-    """The first candidate that divides all sizes; None where none does."""
+    """The first candidate that divides all sizes; None if none does."""
     for candidate in candidates:
         if all(size % candidate == 0 for size in sizes):
             return candidate

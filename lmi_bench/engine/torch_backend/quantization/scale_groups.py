@@ -1,8 +1,8 @@
-"""Which scales may move between a norm or matrix and the matrices that read what it gives.
+"""Groups in which scales can move between a norm or matrix and the matrices that read its output.
 
-Dividing the outputs of a producer and multiplying the matching columns of all its readers leaves
-the model as it is, and makes channels easier to round. What goes through a nonlinearity (Falcon's
-GELU) or serves several readers in other shapes (values that query heads share) stays as it is.
+Dividing a producer's outputs and multiplying the matching columns of all its readers leaves the
+model's function unchanged, and makes channels easier to round. Outputs that pass a nonlinearity
+(Falcon's GELU) or that readers use in other shapes (values shared by query heads) are excluded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lmi_bench.models.spec import DecoderSpec
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
     """producer  norm or matrix whose outputs are divided
-    readers      matrices whose columns are multiplied, routers of experts included
-    seen_at      matrix whose recorded inputs are those of all readers
+    readers      matrices whose columns are multiplied, including routers of experts
+    seen_at      matrix whose recorded inputs represent all readers
     """
 
     producer: str

@@ -1,4 +1,4 @@
-"""Factors that make channels easier to round: AWQ's, searched, and SmoothQuant's, by formula."""
+"""Factors that make channels easier to round: AWQ's search and SmoothQuant's formula."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SMALLEST_ACTIVATION: Final = 1e-5
 def find_factors(
     settings: QuantizeSettings, group_size: int, weights: list[Tensor], inputs: Inputs
 ) -> Tensor | None:
-    """What the columns of `weights`, the readers of the same inputs, are to be multiplied with,
-    shape (features,), and the inputs divided by; None to leave them as they are."""
+    """Factors for the columns of `weights`, which read the same inputs; the inputs are divided by
+    them. Shape (features,); None: leave both unchanged."""
     if settings.scheme is Scheme.SMOOTHQUANT:
         return smoothing_factors(settings.alpha, weights, inputs.largest)
     bits = settings.scheme.bits
@@ -49,12 +49,12 @@ def search_awq_factors(
     rows: Tensor,
     rounded: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """The factors s = mean|X|^a whose a in {0, 1/20, ..., 19/20} leaves the least squared error
-    of what the weights give: sum of |Q(W s) (X / s) - W X|^2 (Lin et al. 2023, arXiv:2306.00978,
-    eq. 4 and 5). None where no a is better than 0, which is plain rounding.
+    """The factors s = mean|X|^a with a in {0, 1/20, ..., 19/20} that minimise the squared output
+    error, sum of |Q(W s) (X / s) - W X|^2 (Lin et al. 2023, arXiv:2306.00978, eq. 4 and 5). None if
+    no a is better than 0, which is plain rounding.
 
     mean_abs  shape (features,); rows: sampled inputs, shape (rows, features)
-    rounded   a weight as it comes back after rounding
+    rounded   rounds and dequantizes a weight
     """
     best: Tensor | None = None
     least = _error(weights, weights_after(weights, None, rounded), rows)
@@ -71,7 +71,7 @@ def search_awq_factors(
 def weights_after(
     weights: list[Tensor], factors: Tensor | None, rounded: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Weights as the unscaled inputs see them: scaled, rounded and scaled back."""
+    """Effective weights for unscaled inputs: scaled, rounded and scaled back."""
     if factors is None:
         return [rounded(weight) for weight in weights]
     return [rounded(weight * factors) / factors for weight in weights]

@@ -1,11 +1,9 @@
-"""Decode steps compiled ahead of time: a folder of shared libraries and a manifest that says what
-they are for.
+"""Decode steps compiled ahead of time: a folder of shared libraries with a manifest.
 
-A step is exported and compiled by torch's AOTInductor, one package a shape. A package holds no
-weights. It is code that runs with the rights of whoever loads it, so it is loaded only where the
-manifest beside it has its hash and where every field of the manifest's key equals this engine's;
-nothing in the folder is unpickled. A hash keeps out a damaged or mixed-up folder, not a malicious
-one: that takes knowing where it came from.
+Torch's AOTInductor exports and compiles a step, one package per shape, without weights. A package
+is code with the loading user's rights, so it is loaded only if the manifest has its hash and every
+field of the manifest's key equals this engine's; nothing in the folder is unpickled. The hash
+detects a damaged or mixed-up folder, not a malicious one: use only folders from trusted sources.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shap
 MANIFEST: Final = "manifest.json"
 _LOCK: Final = ".lock"
 FORMAT: Final = 1
-"""Changes with what a compiled step is given or gives back."""
+"""Increment when the inputs or outputs of a compiled step change."""
 
 Compile = Callable[[StaticShape, Path], None]
 """Compiles the step of a shape into a file."""
@@ -35,12 +33,12 @@ Compile = Callable[[StaticShape, Path], None]
 
 @dataclass(frozen=True, slots=True)
 class ArtefactKey:
-    """All that a compiled step depends on, besides its shape.
+    """Everything a compiled step depends on, except its shape.
 
-    model            a hash of the layers: sizes, norms, windows, rotary positions; not of weights
-    weights, compute number formats stored and multiplied; kv_dtype: of the cache
+    model            hash of the layers: sizes, norms, windows, rotary positions; not of weights
+    weights, compute number formats of storage and products; kv_dtype: format of the cache
     device           processor and instruction set, or the GPU's name and compute capability
-    settings         of the compiler
+    settings         compiler settings
     """
 
     model: str
@@ -56,12 +54,12 @@ class ArtefactKey:
     format: int = FORMAT
 
     def digest(self) -> str:
-        """A name for a folder of this key."""
+        """Folder name for this key."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """What differs in another key, in words."""
+        """Descriptions of the fields that differ in another key."""
         mine = asdict(self)
         return [
             f"{name} {other.get(name)!r}, here {mine[name]!r}"
@@ -72,9 +70,9 @@ class ArtefactKey:
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """A folder that fits: the packages by shape.
+    """A matching folder: the packages by shape.
 
-    compile_s  that compiling took when they were made
+    compile_s  time in s that compiling them took
     """
 
     folder: Path
@@ -85,13 +83,13 @@ class Artefact:
 def open_artefact(folder: Path, key: ArtefactKey) -> Artefact:
     """Check a folder's manifest against a key and its packages against their hashes.
 
-    Raises InputError with what differs, or which file is not the one that was written.
+    Raises InputError with the differing fields, or with the file whose hash differs.
     """
     manifest = _read_manifest(folder)
     different = key.differences(manifest["key"])
     if different:
         raise InputError(
-            f"{folder} was compiled for another engine: {'; '.join(different)}. Compile it anew "
+            f"{folder} was compiled for another engine: {'; '.join(different)}. Compile it again "
             "with `lmi-bench compile`"
         )
     packages = {}
@@ -100,9 +98,9 @@ def open_artefact(folder: Path, key: ArtefactKey) -> Artefact:
         (shape,) = parse_shapes(text)
         path = folder / str(entry["file"])
         if path.parent != folder or not path.is_file():
-            raise InputError(f"{folder}: {entry['file']} is not there")
+            raise InputError(f"{folder}: {entry['file']} is missing")
         if _sha256(path) != entry["sha256"]:
-            raise InputError(f"{path} is not the file that its manifest names: its hash differs")
+            raise InputError(f"{path} is not the file in its manifest: its hash differs")
         packages[shape] = path
         compile_s += float(entry["compile_s"])
     return Artefact(folder, packages, compile_s)
@@ -115,12 +113,12 @@ def make_artefact(
     compile_step: Compile,
     told: Callable[[int, int], None] | None = None,
 ) -> Artefact:
-    """Compile what a folder of this key still lacks; the manifest is written after each package.
+    """Compile the packages missing in a folder; the manifest is written after each package.
 
-    told  told (shapes done, shapes in all)
+    told  called with (shapes done, all shapes)
 
-    Safe with several processes at once: the second one waits and finds the packages. Raises
-    InputError where the folder holds packages of another key, or cannot be written.
+    Safe for concurrent processes: the second one waits and finds the packages. Raises InputError if
+    the folder has packages with another key, or cannot be written.
     """
     check_writable(folder)
     with _alone(folder):
@@ -142,18 +140,18 @@ def make_artefact(
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder if need be; InputError where there is none that can be written."""
+    """Create the folder if needed; raises InputError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _LOCK).open("w").close()
     except OSError as exc:
         raise InputError(
-            f"{folder} is no folder that can be written: {file_reason(exc)}; name another one"
+            f"{folder} cannot be written: {file_reason(exc)}; name another folder"
         ) from exc
 
 
 def default_folder(key: ArtefactKey) -> Path:
-    """Where this user's compiled steps of a key are kept."""
+    """The folder in the user's cache for compiled steps with this key."""
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base else Path.home() / ".cache"
     return root / "lmi-bench" / "compiled" / key.digest()
@@ -177,7 +175,7 @@ def _compile_one(folder: Path, shape: StaticShape, compile_step: Compile) -> dic
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
-        raise InputError(f"{folder} has no {MANIFEST}: give a folder of `lmi-bench compile`")
+        raise InputError(f"{folder} has no {MANIFEST}: give a folder from `lmi-bench compile`")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = [(entry["file"], entry["sha256"]) for entry in content["shapes"].values()]
@@ -185,7 +183,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(f"{path} is not a manifest of compiled steps: {exc!r}") from exc
     if not known:
-        raise InputError(f"{path} names no compiled steps")
+        raise InputError(f"{path} lists no compiled steps")
     found: dict[str, Any] = content
     return found
 
@@ -196,7 +194,7 @@ def _sha256(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """The file appears whole or not at all."""
+    """Write atomically: the file appears complete or not at all."""
     unfinished = path.with_suffix(".new")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
@@ -204,7 +202,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; it ends with the process, so a killed one leaves none behind."""
+    """Take the folder's lock; it ends with the process, even a killed one."""
     import fcntl
 
     with (folder / _LOCK).open("w") as file:

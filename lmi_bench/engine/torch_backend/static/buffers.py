@@ -1,8 +1,8 @@
-"""The inputs of a decode step in memory that stays where it is.
+"""Inputs of a decode step at fixed addresses.
 
 A captured graph reads fixed addresses and a compiled step fixed sizes, so every step of a shape
-writes over the same three tensors. Rows and pages that a step leaves unused point to a block of
-the cache that belongs to no sequence: they are computed like the others, and nobody reads them.
+overwrites the same three tensors. Unused rows and pages point to a spare block of the cache: they
+are computed like the others, and their results are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 
 _ALIGNED: Final = 2
-"""Each tensor starts at a multiple of 16 bytes, as compiled code takes for granted."""
+"""Values of 8 bytes: each tensor starts at a multiple of 16 bytes, as compiled code assumes."""
 
 
 class StepBuffers:
@@ -30,19 +30,19 @@ class StepBuffers:
     def __init__(
         self, shape: StaticShape, *, block_size: int, spare_block: int, device: torch.device
     ) -> None:
-        """spare_block  the block that no sequence is given"""
+        """spare_block  the block that belongs to no sequence"""
         self.shape = shape
         self._spare_block = spare_block
         self._pages = shape.context_tokens // block_size
         count = shape.sequences
         each = -(-count // _ALIGNED) * _ALIGNED
-        # one piece of memory, so that a step is one copy to the device
+        # contiguous, so that a step needs one copy to the device
         self._host = torch.zeros(2 * each + count * self._pages, dtype=torch.int64)
         if device.type == "cuda":
             self._host = self._host.pin_memory()
         self._on_device = self._host if device.type == "cpu" else self._host.to(device)
         token_ids, positions, tables = _parts(self._host, count, each)
-        # as arrays: a large batch's tables take as long as a step if they are made anew as tensors
+        # arrays: creating a large batch's tables as new tensors takes as long as a step
         self._host_token_ids = token_ids.numpy()
         self._host_positions = positions.numpy()
         self._host_tables = tables.view(count, self._pages).numpy()
@@ -53,7 +53,7 @@ class StepBuffers:
         self.fill(())
 
     def fill(self, sequences: Sequence[SequenceRows]) -> None:
-        """Write a step of one row a sequence, which the shape must cover."""
+        """Write a step with one row per sequence, which the shape must cover."""
         count = len(sequences)
         self._host_token_ids[:count] = [rows.token_ids[0] for rows in sequences]
         self._host_positions[:count] = [rows.first_position for rows in sequences]
@@ -67,7 +67,7 @@ class StepBuffers:
             self._on_device.copy_(self._host, non_blocking=True)
 
     def _fill_table(self, number: int, blocks: Sequence[int]) -> None:
-        """Write a row's blocks, and the spare one over what the step before had beyond them."""
+        """Write a row's blocks, and the spare block over the rest of the last step's blocks."""
         used, before = len(blocks), self._filled[number]
         row = self._host_tables[number]
         row[:used] = blocks

@@ -1,4 +1,4 @@
-"""Prepared decode steps for a loaded model: compiled, captured, both, or neither."""
+"""Prepares decode steps for a loaded model: compiled, captured, both, or neither."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ from lmi_bench.engine.torch_backend.static.shapes import (
 from lmi_bench.engine.torch_backend.static.step import DecodeStep, norm_tensors, parts_of
 
 SPARE_BLOCKS: Final = 1
-"""Blocks of a cache beyond those of its sequences, for the padding of prepared steps."""
+"""Extra cache blocks for the padding of prepared steps."""
 
 Told = Callable[[str, float, float], None]
 MakeKernels = Callable[[Decoder, KvCache], Callable[[StepBuffers], StepResult]]
-"""A step of a model that another back end computes."""
+"""Makes a model's step with another back end's kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
     """Which decode steps are prepared at start.
 
-    compiled   compile them, or find them compiled; artefact: only in this folder
-    out        compile into this folder rather than into the user's cache
-    captured   record CUDA graphs; on a CPU there are none, and steps run as they are
+    compiled   compile steps, or load compiled ones; artefact: load only from this folder
+    out        compile into this folder instead of the user's cache
+    captured   record CUDA graphs; no effect on a CPU
     shapes     empty: a few for the model's length
-    most_sequences  largest batch that kernels are captured for
-    max_tokens longest sequence that is served; None: what the model and the cache allow
-    kernels    of another back end, instead of torch's operators; their attention reads no padding
+    most_sequences  largest batch size for captured kernels
+    max_tokens longest sequence; None: the limit of model and cache
+    kernels    another back end's kernels instead of torch's; their attention reads no padding
     """
 
     compiled: bool = False
@@ -75,7 +75,7 @@ class StepSettings:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is to be prepared."""
+        """True if anything is to be prepared."""
         makes = self.compiled or self.captured or self.kernels is not None
         return makes or self.artefact is not None
 
@@ -85,12 +85,12 @@ NOTHING_PREPARED: Final = StepSettings()
 
 @dataclass(frozen=True, slots=True)
 class PreparedSteps:
-    """What preparing came to, for a start-up line and a run's manifest.
+    """Result of preparing steps, for the start-up line and a run's manifest.
 
-    folder      of the compiled steps; None where nothing was compiled
-    found       whether they were there already
-    compile_s   that compiling them took, then or now; ready_s: all of preparing, now
-    graph_bytes device memory that captured graphs take; None where none were captured
+    folder      folder of the compiled steps; None if nothing was compiled
+    found       True if all of them existed already
+    compile_s   time of compiling them, then or now; ready_s: time of all preparation now
+    graph_bytes device memory of captured graphs; None if none were captured
     """
 
     shapes: tuple[StaticShape, ...]
@@ -112,11 +112,11 @@ def with_prepared_steps(
     quantize: str = "none",
     told: Told | None = None,
 ) -> tuple[Forward, PreparedSteps]:
-    """A forward that runs decode steps prepared and the rest in `eager`.
+    """A forward that runs prepared decode steps, and other steps in `eager`.
 
-    cache  with SPARE_BLOCKS more than its sequences are given
+    cache  has SPARE_BLOCKS more blocks than its sequences use
 
-    Raises InputError where an artefact does not fit or nothing can be compiled here.
+    Raises InputError if an artefact does not match or steps cannot be compiled here.
     """
     start_s = time.monotonic()
     device = cache.keys[0].device
@@ -169,7 +169,7 @@ def _step_maker(
     operators: _Operators,
     artefact: Artefact | None,
 ) -> Callable[[StepBuffers], Replay]:
-    """Makes the step over a shape's buffers: another back end's kernels, or torch's operators."""
+    """Returns a maker of steps, with another back end's kernels or torch's operators."""
     if settings.kernels is not None:
         kernels = settings.kernels(model, cache)
         return lambda buffers: partial(kernels, buffers)
@@ -182,8 +182,8 @@ def _step_maker(
 
 
 def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
-    """Those asked for, or what suits: captured kernels cost little, so every size of batch has
-    one; compiled steps take a minute each and read their padding, so there are few."""
+    """The configured shapes or defaults: many batch sizes for captured kernels, which cost little;
+    few for compiled steps, which take a minute each and read their padding."""
     if settings.kernels is not None and not settings.shapes:
         whole = rounded_up(max_tokens, block_size)
         return graph_shapes(most_sequences=settings.most_sequences, max_tokens=whole)
@@ -192,7 +192,7 @@ def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[S
 
 
 class _Operators:
-    """Steps of torch's own operators, as they are or compiled."""
+    """Steps with torch's own operators, eager or compiled."""
 
     def __init__(self, model: Decoder, cache: KvCache) -> None:
         self.step = DecodeStep(model, cache.shape)
@@ -203,7 +203,7 @@ class _Operators:
     def compiled(
         self, folder: Path, key: ArtefactKey, shapes: Sequence[StaticShape], told: Told | None
     ) -> tuple[Artefact, bool]:
-        """Packages of the shapes in a folder, and whether all were there already."""
+        """Packages of the shapes in a folder, and whether all existed already."""
         new: list[StaticShape] = []
 
         def compile_one(shape: StaticShape, path: Path) -> None:
@@ -218,7 +218,7 @@ class _Operators:
         return artefact, not new
 
     def over(self, buffers: StepBuffers, package: Path | None) -> Replay:
-        """The step over a shape's buffers, from a package where there is one."""
+        """The step over a shape's buffers, from its package if there is one."""
         logits_of: Callable[[], Tensor]
         if package is None:
             cache = self._cache

@@ -1,4 +1,4 @@
-"""How far prepared steps are from the same steps run as they are."""
+"""Compares the results of prepared and eager steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SEED: Final = 11
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
-    """One shape's logits against those of the eager step, over random contexts.
+    """Difference between one shape's logits and the eager step's, over random contexts.
 
-    largest    |difference| of any logit; spread: standard deviation of the eager logits
-    same_frac  of rows whose likeliest token is the same
+    largest    maximum |difference|; spread: standard deviation of the eager logits
+    same_frac  fraction of rows with the same likeliest token
     """
 
     shape: StaticShape
@@ -33,9 +33,9 @@ class StepDifference:
 
 @torch.inference_mode()
 def compare_steps(prepared: StaticForward, eager: Forward) -> list[StepDifference]:
-    """Each shape once, with as many sequences as it and the cache hold.
+    """Compare each shape once, with the most sequences that it and the cache allow.
 
-    Writes over the cache: for an executor that holds no sequence.
+    Overwrites the cache: the executor must have no sequences.
     """
     found = []
     for shape in prepared.shapes:

@@ -1,4 +1,4 @@
-"""A back end that runs decode steps in prepared shapes and everything else in another back end."""
+"""A back end that runs decode steps in prepared shapes, and other steps in another back end."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lmi_bench.engine.torch_backend.static.shapes import StaticShape, covering
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One shape's inputs and what runs a step over them."""
+    """One shape's inputs, and the function that runs a step over them."""
 
     buffers: StepBuffers
     replay: Replay
 
 
 class StaticForward:
-    """Decode steps go to the cheapest prepared shape that covers them; prompts, chunks, drafts to
-    verify, and steps too large for any shape go to `otherwise`.
+    """Runs decode steps in the cheapest prepared shape that covers them; prompts, chunks, drafts to
+    verify, and steps too large for any shape run in `otherwise`.
 
-    static_steps, other_steps  how many went where
+    static_steps, other_steps  numbers of both kinds
     """
 
     def __init__(self, otherwise: Forward, prepared: Mapping[StaticShape, Prepared]) -> None:
@@ -42,16 +42,16 @@ class StaticForward:
 
     @property
     def shapes(self) -> tuple[StaticShape, ...]:
-        """The prepared ones."""
+        """The prepared shapes."""
         return self._shapes
 
     def only(self, shape: StaticShape) -> StaticForward:
-        """The same with that shape alone."""
+        """A copy with only this shape."""
         return StaticForward(self._otherwise, {shape: self._prepared[shape]})
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Of the sampled rows; valid until the next step."""
+        """Logits of the sampled rows; valid until the next step."""
         result = self._run(sequences)
         if result is None:
             return self._otherwise.logits(sequences)
@@ -59,7 +59,7 @@ class StaticForward:
 
     @torch.inference_mode()
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
-        """The token of the highest logit of each sampled row."""
+        """The token with the highest logit, for each sampled row."""
         result = self._run(sequences)
         if result is None:
             return self._otherwise.likeliest(sequences)
@@ -67,7 +67,7 @@ class StaticForward:
         return token_ids
 
     def _run(self, sequences: Sequence[SequenceRows]) -> StepResult | None:
-        """The step in a prepared shape, None where it fits in none."""
+        """Run the step in a prepared shape; None if it fits into none."""
         shape = None
         if all(len(rows.token_ids) == 1 and rows.sampled == 1 for rows in sequences):
             longest = max(rows.context_tokens for rows in sequences)
@@ -92,8 +92,8 @@ def prepare_shapes(
 ) -> dict[StaticShape, Prepared]:
     """Buffers and a recorded step for each shape, the largest first.
 
-    make_step    gives the step over a shape's buffers
-    spare_block  a block of the cache that no sequence is given
+    make_step    makes the step over a shape's buffers
+    spare_block  a block of the cache that belongs to no sequence
     """
     prepared = {}
     for shape in sorted(shapes, reverse=True):

@@ -1,4 +1,4 @@
-"""A decode step through torch.export and AOTInductor: compiled to a package, loaded, run."""
+"""Compiles a decode step to a package with torch.export and AOTInductor, and loads it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from lmi_bench.models.spec import DecoderSpec
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
-"""Of the compiler: the number of threads is that of the process that runs the step."""
+"""Compiler settings: use the number of threads of the process that runs the step."""
 
 STEP_VERSION: Final = 2
-"""Of what is compiled: another one makes every package of before another engine's."""
+"""Version of the compiled step; a new one invalidates all older packages."""
 
 
 def key_of(
@@ -40,7 +40,7 @@ def key_of(
     compute: torch.dtype,
     quantize: str,
 ) -> ArtefactKey:
-    """The key of compiled steps of this model, here."""
+    """The key of this model's compiled steps on this machine."""
     layers = json.dumps(asdict(spec), sort_keys=True, default=str)
     return ArtefactKey(
         model=hashlib.sha256(layers.encode()).hexdigest()[:16],
@@ -57,7 +57,7 @@ def key_of(
 
 
 def device_name(device: torch.device) -> str:
-    """What compiled code is tied to: a GPU's type, or a processor's instruction set."""
+    """The hardware that compiled code needs: a GPU's type, or a processor's instruction set."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
@@ -66,7 +66,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_features() -> str:
-    """A hash of the first core's instruction sets, all of which the compiler may use."""
+    """A hash of the first core's instruction sets, which the compiler may all use."""
     if not _CPU_INFO.is_file():
         return platform.processor() or "unknown"
     for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -83,9 +83,9 @@ def compile_step(
     norms: Sequence[Tensor],
     path: Path,
 ) -> None:
-    """Write the package of one shape; the number of the cache's blocks stays open.
+    """Write the package of one shape, for any number of cache blocks.
 
-    Raises InputError where no C++ compiler is at hand.
+    Raises InputError without a C++ compiler.
     """
     buffers = StepBuffers(
         shape,
@@ -111,7 +111,7 @@ def compile_step(
         [{0: blocks}] * layers,
         [None] * len(norms),
     )
-    # the compiler's own modules warn of torch's own deprecations as they are imported
+    # importing the compiler's own modules raises deprecation warnings about torch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=DeprecationWarning)
         warnings.simplefilter("ignore", category=FutureWarning)
@@ -121,7 +121,7 @@ def compile_step(
 def _compile(
     step: DecodeStep, inputs: tuple[Any, ...], shapes: tuple[Any, ...], path: Path
 ) -> None:
-    from torch._inductor.exc import InductorError  # seconds of imports: only where one compiles
+    from torch._inductor.exc import InductorError  # takes seconds: import only to compile
 
     with torch.no_grad():
         program = torch.export.export(step, inputs, dynamic_shapes=shapes)
@@ -135,7 +135,7 @@ def _compile(
 def load_step(
     path: Path, buffers: StepBuffers, cache: KvCache, norms: Sequence[Tensor]
 ) -> Callable[[], Tensor]:
-    """A step of a package over a shape's buffers; gives logits."""
+    """Load a package's step over a shape's buffers; it returns logits."""
     device = cache.keys[0].device
     loader = torch._C._aoti.AOTIModelPackageLoader(
         str(path), "model", True, 1, device.index if device.type == "cuda" else -1

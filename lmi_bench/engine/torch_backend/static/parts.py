@@ -1,12 +1,9 @@
-"""Parts of a model that a compiled step calls by number and does not look into.
+"""Parts of a model that a compiled step calls by number, as opaque operators.
 
-Matrix products come in forms that a compiler would only take apart: packed for oneDNN, rounded to
-few bits, summed over ranks, spread over experts. To it each is one operator that turns rows into
-rows of a known width; the number says which part, so a compiled step holds no weights and serves
-every model of the same shape.
-
-An operator has no closure. Which parts the numbers mean is therefore said by the thread that runs
-the step, for as long as it runs.
+The compiler must not decompose the forms of matrix products: packed for oneDNN, quantized, summed
+over ranks, or spread over experts. To it, each is one operator from rows to rows of a known width.
+The number selects the part, so a compiled step has no weights and serves every model of the same
+shape. An operator has no closure: the thread that runs the step sets the parts (`parts_in_use`).
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import torch
 from torch import Tensor
 
 Part = Callable[[Tensor, Tensor], Tensor]
-"""Rows and a residual of the same number of rows to new rows; a part may ignore the residual."""
+"""From rows and a residual with as many rows to new rows; a part may ignore the residual."""
 
 _IN_USE: Final = threading.local()
 
@@ -45,7 +42,7 @@ torch.library.register_fake("lmi_bench::part", _shape_only, lib=_LIBRARY)
 
 @contextmanager
 def parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
-    """What the numbers mean in this thread, until left."""
+    """Set this thread's parts within the context."""
     before = getattr(_IN_USE, "parts", None)
     _IN_USE.parts = parts
     try:
@@ -55,7 +52,7 @@ def parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
 
 
 def call_part(number: int, rows: Tensor, residual: Tensor, features: int) -> Tensor:
-    """Run a part: `rows` of whatever width it takes, the result shape (rows, features)."""
+    """Run a part on `rows` of its own width; result shape (rows, features)."""
     operator: Any = torch.ops.lmi_bench.part
     result: Tensor = operator(rows, residual, number, features)
     return result

@@ -1,7 +1,7 @@
-"""How a decode step of one shape is run: as it is, or recorded once and replayed.
+"""Runs a decode step of one shape: directly, or recorded once and replayed.
 
-Recording is a seam of its own so that all around it (shapes, padding, buffers, the order of
-capture and replay) is the same with a CUDA graph and without one.
+Recording has its own interface so that everything around it (shapes, padding, buffers, the order of
+capture and replay) is the same with and without CUDA graphs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from lmi_bench.core.errors import EngineError
 
 _WARM_UPS: Final = 3
-"""Runs before a capture: kernels are chosen, workspaces taken and Triton compiles in them."""
+"""Runs before a capture, in which kernels are chosen, workspaces allocated, Triton compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Of every row of a shape, padding included.
+    """Results of every row of a shape, including padding.
 
     logits    shape (sequences, vocab)
-    likeliest shape (sequences,), the token of each row's highest logit
+    likeliest shape (sequences,), the token with each row's highest logit
     """
 
     logits: Tensor
@@ -32,24 +32,24 @@ class StepResult:
 
 
 Replay = Callable[[], StepResult]
-"""Runs a step over what its buffers hold; the result may be written over by the next call."""
+"""Runs a step over its buffers; the next call may overwrite the result."""
 
 
 class Recorder(Protocol):
-    """Makes a step repeatable."""
+    """Records steps for replay."""
 
     def record(self, step: Callable[[], StepResult]) -> Replay:
-        """What runs `step`, which reads and writes fixed memory only."""
+        """A function that repeats `step`, which must use only fixed memory."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """Device memory that the recordings so far have taken."""
+        """Device memory of the recordings so far."""
         ...
 
 
 class PlainRecorder:
-    """Runs the step anew each time, as `enforce_eager` asks for, and as a CPU has to."""
+    """Runs the step each time without recording: for `enforce_eager`, and on a CPU."""
 
     held_bytes = 0
 
@@ -58,8 +58,8 @@ class PlainRecorder:
 
 
 class CudaGraphRecorder:
-    """Captures the step in a CUDA graph. All graphs share one pool of memory, since only one
-    runs at a time: the largest shape should be recorded first."""
+    """Captures the step in a CUDA graph. All graphs share one memory pool, since only one runs at
+    a time: record the largest shape first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -92,7 +92,7 @@ class CudaGraphRecorder:
         torch.cuda.synchronize(self._device)
         free_before, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
-        # a stream of its own: the one that torch keeps belongs to the first device that captured
+        # own stream: torch's default capture stream belongs to the first device that captured
         with torch.cuda.graph(graph, pool=self._pool, stream=beside):
             result = step()
         self._pool = graph.pool()

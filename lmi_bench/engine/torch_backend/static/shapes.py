@@ -1,8 +1,8 @@
-"""Shapes that a decode step is compiled or captured for, and which of them a step is run in.
+"""Shapes for compiled or captured decode steps, and the choice of a step's shape.
 
-A compiled or captured step has fixed sizes. A step of any other size is padded to the cheapest
-shape that covers it, so nothing is ever compiled anew while requests wait; a step that no shape
-covers, and every step with a prompt in it, runs as if there were none.
+A compiled or captured step has fixed sizes. A step of another size is padded to the cheapest shape
+that covers it, so nothing is compiled while requests wait; a step that no shape covers, and every
+step with a prompt, runs eagerly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GRAPH_SEQUENCES: Final = (1, 2, 4, 8, *range(16, 257, 16))
 
 @dataclass(frozen=True, slots=True, order=True)
 class StaticShape:
-    """So many decoding sequences, each of at most so many tokens of context, itself included."""
+    """Number of decoding sequences, and their maximum context including the new token."""
 
     sequences: int
     context_tokens: int
@@ -34,12 +34,12 @@ class StaticShape:
         return f"{self.sequences}x{self.context_tokens}"
 
     def covers(self, sequences: int, context_tokens: int) -> bool:
-        """Whether a step of that size can be padded to this one."""
+        """True if a step of this size can be padded to the shape."""
         return sequences <= self.sequences and context_tokens <= self.context_tokens
 
 
 def parse_shapes(text: str) -> tuple[StaticShape, ...]:
-    """`1x512,8x512`: SEQUENCESxTOKENS, separated by commas; InputError for anything else."""
+    """Parse `1x512,8x512`: SEQUENCESxTOKENS, comma-separated; raises InputError otherwise."""
     found = []
     for part in text.split(","):
         match = _SHAPE.fullmatch(part.strip())
@@ -50,8 +50,8 @@ def parse_shapes(text: str) -> tuple[StaticShape, ...]:
 
 
 def default_shapes(*, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
-    """For compiled steps, which read a context padded to its shape's length: few sequences to
-    many, each at a quarter and the whole of what fits."""
+    """Shapes for compiled steps, which read padded contexts: 1, 4 and 16 sequences, each with a
+    quarter and all of the maximum length."""
     longest = rounded_up(max_tokens, block_size)
     contexts = sorted({rounded_up(-(-longest // 4), block_size), longest})
     return tuple(
@@ -60,7 +60,8 @@ def default_shapes(*, max_tokens: int, block_size: int) -> tuple[StaticShape, ..
 
 
 def graph_shapes(*, most_sequences: int, max_tokens: int) -> tuple[StaticShape, ...]:
-    """For captured steps whose attention reads no padding: one context, sequences in buckets."""
+    """Shapes for captured steps whose attention reads no padding: one context length, several
+    batch sizes."""
     buckets = [n for n in _GRAPH_SEQUENCES if n < most_sequences]
     buckets.append(min(most_sequences, _GRAPH_SEQUENCES[-1]))
     return tuple(StaticShape(sequences, max_tokens) for sequences in buckets)
@@ -69,7 +70,7 @@ def graph_shapes(*, most_sequences: int, max_tokens: int) -> tuple[StaticShape, 
 def fitted(
     shapes: Iterable[StaticShape], *, max_tokens: int, block_size: int
 ) -> tuple[StaticShape, ...]:
-    """Shapes in whole blocks; InputError for one that is longer than what a sequence may be."""
+    """Round shapes up to whole blocks; raises InputError if one exceeds the maximum length."""
     whole = set()
     for shape in shapes:
         if shape.context_tokens > rounded_up(max_tokens, block_size):
@@ -84,20 +85,20 @@ def fitted(
 def fitting(
     shapes: Iterable[StaticShape], *, max_tokens: int, block_size: int
 ) -> tuple[StaticShape, ...]:
-    """Those of the shapes that a sequence can fill: an artefact may have longer ones."""
+    """The shapes within the maximum length: an artefact may have longer ones."""
     longest = rounded_up(max_tokens, block_size)
     return tuple(sorted(shape for shape in shapes if shape.context_tokens <= longest))
 
 
 def rounded_up(tokens: int, block_size: int) -> int:
-    """The least whole number of blocks that holds so many tokens, in tokens."""
+    """Round `tokens` up to a multiple of the block size."""
     return -(-tokens // block_size) * block_size
 
 
 def covering(
     shapes: Sequence[StaticShape], sequences: int, context_tokens: int
 ) -> StaticShape | None:
-    """The shape with the fewest padded tokens that holds the step; None where none does."""
+    """The shape with the fewest padded tokens that covers the step; None if none does."""
     possible = [shape for shape in shapes if shape.covers(sequences, context_tokens)]
     return min(
         possible, key=lambda shape: (shape.sequences * shape.context_tokens, shape), default=None

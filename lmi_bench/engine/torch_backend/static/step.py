@@ -1,9 +1,9 @@
-"""A decode step as a function of tensors alone, with sizes that never change.
+"""A decode step as a pure function of tensors with fixed sizes.
 
-It computes what `Decoder.logits` computes for sequences of one row each, but has no branch that
-depends on data: contexts are padded to the shape's length and masked. So it can be exported and
-compiled, or captured. Weights do not enter it: matrices are called by number (`parts`), norms are
-inputs; a compiled step fits every model of the same shape.
+It computes the same as `Decoder.logits` for sequences of one row each, but without data-dependent
+branches: contexts are padded to the shape's length and masked. So it can be exported and compiled,
+or captured. It has no weights: matrices are called by number (`parts`) and norms are inputs, so a
+compiled step fits every model of the same shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EMBEDDING, _HEAD, _FIRST_LAYER, _PARTS_PER_LAYER = 0, 1, 2, 3
 
 
 class DecodeStep(torch.nn.Module):
-    """The step of one model; `parts` and `norm_tensors` are what it is run with."""
+    """The step of one model; run it with `parts_of` in use and `norm_tensors`."""
 
     def __init__(self, model: Decoder, layout: KvLayoutShape) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class DecodeStep(torch.nn.Module):
         values: Sequence[Tensor],
         norm_tensors: Sequence[Tensor],
     ) -> Tensor:
-        """Keys and values of every row into the cache, its logits out: (sequences, vocab).
+        """Store every row's keys and values; returns logits, shape (sequences, vocab).
 
         token_ids, positions  shape (sequences,)
         block_tables          shape (sequences, pages)
-        keys, values          of each layer, as KvCache has them
-        norm_tensors          as `norm_tensors` gives them
+        keys, values          per layer, from KvCache
+        norm_tensors          from `norm_tensors`
         """
         model, layout = self._model, self._layout
         norms = _Norms(norm_tensors)
@@ -84,7 +84,7 @@ class DecodeStep(torch.nn.Module):
         return call_part(_HEAD, norms.next(model.norm)(x), x, model.spec.vocab_size)
 
     def _biases(self, positions: Tensor, tokens: int, dtype: torch.dtype) -> list[Tensor]:
-        """What is added to the scores for each different window, shape (sequences * kv_heads, 1,
+        """Masks for each distinct window, added to the scores; shape (sequences * kv_heads, 1,
         tokens)."""
         columns = torch.arange(tokens, device=positions.device)
         biases = []
@@ -107,9 +107,9 @@ class DecodeStep(torch.nn.Module):
         page_rows: Tensor,
         bias: Tensor,
     ) -> Tensor:
-        """Store turned keys and values, then attend; result shape (sequences, query size).
+        """Store rotated keys and values, then attend; result shape (sequences, query size).
 
-        place  block, head and offset of each row's heads: (sequences, kv_heads) together
+        place  block, head and offset of each row's heads; broadcast to (sequences, kv_heads)
         """
         layout, count = self._layout, qkv.shape[0]
         head_dim, kv_heads = layout.head_dim, layout.num_kv_heads
@@ -117,7 +117,7 @@ class DecodeStep(torch.nn.Module):
         stored = (turned[:, heads:], qkv.view(count, -1, head_dim)[:, heads + kv_heads :])
         seen = []
         for pages, rows in zip(cache, stored, strict=True):
-            # into the input itself: written through a view, the compiler copies the whole cache
+            # write to the input itself: through a view, the compiler copies the whole cache
             pages.index_put_(place, rows.to(layout.dtype))
             gathered = pages.view(-1, layout.block_size, head_dim).index_select(0, page_rows)
             seen.append(gathered.view(count * kv_heads, -1, head_dim).to(qkv.dtype))
@@ -127,7 +127,7 @@ class DecodeStep(torch.nn.Module):
 
 
 def norm_tensors(model: Decoder) -> list[Tensor]:
-    """What the norms of a model have learnt, in the order in which a step reads them."""
+    """The parameters of a model's norms, in the order in which a step reads them."""
     norms: list[Norm] = []
     for layer in model.layers:
         norms.append(layer.attention_norm)
@@ -139,7 +139,7 @@ def norm_tensors(model: Decoder) -> list[Tensor]:
 
 
 def parts_of(model: Decoder) -> list[Part]:
-    """What the numbers of a step mean for this model."""
+    """The model's parts in the order of a step's numbers."""
 
     def embed(token_ids: Tensor, residual: Tensor) -> Tensor:
         return model.embedding(token_ids).to(residual.dtype)
@@ -160,7 +160,7 @@ def _layer_parts(layer: Layer) -> tuple[Part, Part, Part]:
 def _turned(
     qkv: Tensor, block: AttentionBlock, turn: tuple[Tensor, Tensor], norms: _Norms
 ) -> Tensor:
-    """Queries and keys, normalised where the model does so, turned by their positions."""
+    """Queries and keys, normalised if the model does so, and rotated by their positions."""
     heads = block.num_heads + block.num_kv_heads
     turned = qkv.view(qkv.shape[0], heads + block.num_kv_heads, -1)[:, :heads]
     if block.qk_norm is not None:
@@ -169,7 +169,7 @@ def _turned(
 
 
 class _Norms:
-    """Hands out a step's norms with their tensors among its inputs."""
+    """Returns a step's norms in order, with their tensors from the step's inputs."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors: Iterator[Tensor] = iter(tensors)
