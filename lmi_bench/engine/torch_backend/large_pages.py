@@ -23,7 +23,7 @@ def zeroed_bytes(size_bytes: int) -> Tensor:
         return _zeroed_bytes(size_bytes)
     except (OSError, OverflowError) as exc:
         raise CapacityError(
-            f"cannot allocate {size_bytes:,} bytes: {exc}; lower --num-blocks or --memory-share"
+            f"{size_bytes:,} bytes cannot be allocated: {exc}; lower --num-blocks or --memory-share"
         ) from exc
 
 

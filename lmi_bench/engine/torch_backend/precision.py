@@ -67,9 +67,7 @@ def choose_precision(
 def torch_dtype(name: str) -> torch.dtype:
     """The number format with this name; raises InputError if it is unknown."""
     if name not in DTYPES:
-        raise InputError(
-            f"dtype {name!r} is unknown; the torch back end has: {', '.join(DTYPES)}"
-        )
+        raise InputError(f"dtype {name!r} is unknown; the torch back end has: {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
