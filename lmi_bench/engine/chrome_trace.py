@@ -1,8 +1,8 @@
-"""A Chrome trace of the engine: its steps, and each request's way through queue and phases.
+"""Writes a Chrome trace of the engine: its steps, and each request's queue and phase times.
 
-Opens in chrome://tracing or ui.perfetto.dev. One event a line, written as it happens, in the JSON
-array form whose closing bracket may be missing, so that the trace of a killed run can be read.
-Times are microseconds on the engine's clock from the first event on.
+Opens in chrome://tracing or ui.perfetto.dev. Events are written immediately, one per line, as a
+JSON array whose closing bracket is optional, so that a killed run's trace is readable. Times are
+microseconds on the engine's clock since the first event.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _REQUESTS: Final = 2
 class ChromeTrace:
     """Writes one trace file; a context manager that closes it.
 
-    `on_step` and `on_end` are what AsyncEngine calls. Raises InputError if the file cannot be
-    written.
+    AsyncEngine calls `on_step` and `on_end`. Raises InputError if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +47,7 @@ class ChromeTrace:
         self.close()
 
     def on_step(self, batch: StepBatch, start_s: float, end_s: float) -> None:
-        """One step: which kinds of rows, how many sequences and tokens, how much was drafted."""
+        """Write a step: its kinds of rows, and its sequences, tokens and draft tokens."""
         shape = batch.shape
         kinds = Counter(str(entry.kind) for entry in batch.entries)
         self._span(
@@ -69,7 +68,7 @@ class ChromeTrace:
         )
 
     def on_end(self, generation: Generation) -> None:
-        """A request that ended: its time in the queue, in prefill and in decode."""
+        """Write an ended request: its times in queue, prefill and decode."""
         tokens = sum(len(event.token_ids) for event in generation.events)
         args = {
             "tokens": tokens,
@@ -89,7 +88,7 @@ class ChromeTrace:
                 self._span(name, _REQUESTS, generation.seq_id, start_s, stop_s, args)
 
     def close(self) -> None:
-        """End the file; harmless to repeat."""
+        """End the file. May be called again."""
         if not self._file.closed:
             self._file.write(b"{}]\n")  # an empty event: every other line ends with a comma
             self._file.close()

@@ -1,4 +1,4 @@
-"""The state of an engine at one moment, and its work between two moments."""
+"""The state of an engine at one time, and its work between two times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C interface of step.cpp in ctypes; the structures are those of the file, field by field."""
+"""The C interface of step.cpp in ctypes; the structures match the file's field by field."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Step(Structure):
 
 
 class StepLibrary:
-    """The functions of a compiled library; calls leave the interpreter lock to other threads."""
+    """The functions of a compiled library; calls release the interpreter lock."""
 
     def __init__(self, path: Path) -> None:
         """Raises NativeUnavailableError for a file that cannot be loaded."""
@@ -117,19 +117,19 @@ class StepLibrary:
         self._loaded = loaded
 
     def variants(self) -> tuple[str, ...]:
-        """Instruction sets that this processor has kernels for, the best first."""
+        """Instruction sets of this processor that have kernels, best first."""
         names: bytes = self._loaded.lmi_variants()
         return tuple(names.decode().split(","))
 
     def open(self, model: Model, variant: str) -> int:
-        """A handle, 0 where memory or threads are short; what `model` points to has to stay."""
+        """A handle, or 0 without memory or threads; `model`'s pointers must stay valid."""
         handle: int | None = self._loaded.lmi_open(ctypes.byref(model), variant.encode())
         return handle or 0
 
     def step(self, handle: int, step: Step) -> bool:
-        """Run one step; False where memory is short."""
+        """Run one step; False if out of memory."""
         return int(self._loaded.lmi_step(handle, ctypes.byref(step))) == 0
 
     def close(self, handle: int) -> None:
-        """End the threads of a handle; no step may follow."""
+        """End the threads of a handle, which must not be used afterwards."""
         self._loaded.lmi_close(handle)

@@ -1,4 +1,4 @@
-"""The step library: one C++ file, compiled once for a machine (`lmi_bench.core.native_build`)."""
+"""The step library: one C++ file, compiled once per machine (`lmi_bench.core.native_build`)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def library(
     extra_flags: tuple[str, ...] = (),
     tell: Callable[[str], None] | None = None,
 ) -> Path:
-    """The compiled step, built first where it is not there yet (some 10 to 20 seconds).
+    """The compiled step, built first if needed (10 to 20 s).
 
-    Raises NativeUnavailableError without a compiler that can build it; see `native_build.library`.
+    Raises NativeUnavailableError without a suitable compiler; see `native_build.library`.
     """
     return build_library(
         SOURCE, cache_dir=cache_dir, compiler=compiler, extra_flags=extra_flags, tell=tell

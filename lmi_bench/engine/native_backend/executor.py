@@ -1,4 +1,4 @@
-"""The executor over the native step: what it can run here, and a model loaded for it."""
+"""The executor with the native step: checks whether a model is supported, and loads it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.spec import DecoderSpec
 
 PORTABLE: Final = "portable"
-"""The kernels in the vectors of any processor, which are for those that are not x86."""
+"""Kernels with generic vectors, for processors other than x86."""
 
 
 def step_library(
     folder: Path, *, block_size: int, tell: Callable[[str], None] | None = None
 ) -> StepLibrary:
-    """The compiled step for the model in `folder`; built first where it is not there yet.
+    """The compiled step for the model in `folder`, built first if needed.
 
-    tell  told in one line that a build starts
+    tell  called with one line when a build starts
 
-    Raises NativeUnavailableError where model, block size, compiler or processor do not allow it.
+    Raises NativeUnavailableError if model, block size, compiler or processor are unsuitable.
     """
     spec = _read_spec(folder)
     reason = unsupported(spec, block_size)
@@ -61,8 +61,8 @@ def _read_spec(folder: Path) -> DecoderSpec:
 
 
 class NativeExecutor(TorchExecutor):
-    """Runs steps of one model in the compiled library; see `load`. Its numbers are
-    TorchExecutor's, `weights_description` also names kernels and threads."""
+    """Runs steps of one model in the compiled library; see `load`. Its numbers are TorchExecutor's;
+    `weights_description` also has kernels and threads."""
 
     _forward: NativeForward
 
@@ -72,20 +72,20 @@ class NativeExecutor(TorchExecutor):
         folder: Path,
         settings: LoadSettings = DEFAULT_LOAD,
         *,
-        beside: TorchExecutor | None = None,  # noqa: ARG003  the library has threads of its own
+        beside: TorchExecutor | None = None,  # noqa: ARG003  the library has its own threads
         progress: Progress | None = None,
         told: Told | None = None,  # noqa: ARG003  nothing is calibrated
         compiled: StepLibrary | None = None,
         variant: str = "",
     ) -> Self:
-        """As TorchExecutor.load, and further:
+        """As TorchExecutor.load, and also:
 
-        compiled  of `step_library`; None: found or built here
-        variant   of the kernels; empty: the best that the processor has
+        compiled  from `step_library`; None: find or build it
+        variant   instruction set of the kernels; empty: the processor's best
 
-        Weights of "bfloat16" are stored so and widened, or multiplied, as they are read; the step
-        is compiled as it is, whatever `settings.steps` says. Raises NativeUnavailableError as
-        `step_library`, and for weights that are to be quantized.
+        "bfloat16" weights are stored as such and widened or multiplied while reading.
+        `settings.steps` has no effect. Raises NativeUnavailableError like `step_library`, and if
+        weights are to be quantized.
         """
         if settings.quantize != NOT_QUANTIZED:
             raise NativeUnavailableError("weights are to be quantized")
@@ -109,7 +109,7 @@ class NativeExecutor(TorchExecutor):
         return made
 
     async def close(self) -> None:
-        """Wait for the step that runs, then end the worker and the library's threads."""
+        """Wait for the running step, then end the worker and the library's threads."""
         await super().close()
         await asyncio.to_thread(self._forward.close)
 
@@ -121,7 +121,7 @@ def _load(
     variant: str,
     progress: Progress | None,
 ) -> tuple[Loaded, NativeForward]:
-    """Load weights and take the cache, in the thread that will compute."""
+    """Load weights and allocate the cache, in the thread that will compute."""
     spec = _read_spec(folder)
     shape = spec.shape(folder.resolve().name)
     stored = torch_dtype(settings.dtype)

@@ -29,7 +29,7 @@ class NativeForward:
         threads: int,
         variant: str = "",
     ) -> None:
-        """variant  of the kernels, one of `library.variants()`; empty: the best"""
+        """variant  kernels, one of `library.variants()`; empty: the best"""
         self.shape = shape
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -39,25 +39,25 @@ class NativeForward:
         self._handle = library.open(weights.model, variant)
         if not self._handle:
             raise EngineError(
-                f"the native step (kernels {variant or 'the best'}) got no memory or not its "
+                f"the native step (kernels {variant or 'the best'}) did not get memory or its "
                 f"{threads:,} threads from the system: lower --threads, raise the limit of "
-                "processes (ulimit -u, a container's pids), or take --backend torch"
+                "processes (ulimit -u, a container's pids), or use --backend torch"
             )
 
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Of the sampled rows, shape (sampled rows, vocab), float32."""
+        """Logits of the sampled rows, shape (sampled rows, vocab), float32."""
         logits = torch.empty(sum(rows.sampled for rows in sequences), self.shape.vocab_size)
         self._step(sequences, logits=logits.data_ptr())
         return logits
 
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
-        """The token of the highest logit of each sampled row."""
+        """The token with the highest logit, for each sampled row."""
         token_ids = array("i", bytes(4 * sum(rows.sampled for rows in sequences)))
         self._step(sequences, likeliest=token_ids.buffer_info()[0])
         return token_ids.tolist()
 
     def close(self) -> None:
-        """Give the threads back; no step may follow."""
+        """End the threads; no step may follow."""
         handle, self._handle = self._handle, 0
         if handle:
             self._library.close(handle)

@@ -1,4 +1,4 @@
-"""A checkpoint's weights in the layout of step.cpp, and which models it has a step for."""
+"""Loads a checkpoint's weights in the layout of step.cpp, and checks which models it supports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
-    """Why the step cannot run this model with such blocks; None where it can."""
+    """Why the step cannot run this model with this block size; None if it can."""
     if spec.family not in FAMILIES or spec.norm is not NormKind.RMS or spec.experts:
         return f"it has no step for {spec.family} models (only for {', '.join(FAMILIES)})"
     for name in ("hidden_size", "head_dim"):
@@ -38,8 +38,8 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
 class NativeWeights:
     """One model's weights and cache, and the C structures that point to them.
 
-    model   what `StepLibrary.open` takes; threads and cores are the caller's to set
-    nbytes  of matrices, embeddings and head
+    model   argument for `StepLibrary.open`; the caller sets `threads`
+    nbytes  bytes of matrices, embeddings and head
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class NativeWeights:
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> None:
-        """dtype  float32 or bfloat16: what weights are stored in"""
+        """dtype  storage format of the weights: float32 or bfloat16"""
         self._spec = spec
         self._dtype = dtype
         self._held: list[Tensor] = []
@@ -131,7 +131,7 @@ class NativeWeights:
     def _projection(
         self, parts: list[tuple[str, int]], columns: int, *, bias: bool, interleave: bool = False
     ) -> binding.Linear:
-        """Projections of one input as one; `interleave` puts two of them side by side in panels."""
+        """Join projections of one input; `interleave` alternates two of them within panels."""
 
         def joined(tensors: list[Tensor]) -> Tensor:
             whole = torch.cat(tensors) if not interleave else _side_by_side(*tensors)
@@ -159,7 +159,7 @@ class NativeWeights:
         )
 
     def _vector(self, name: str, size: int) -> int:
-        """A norm's weights, rounded as all are, in float32."""
+        """A norm's weights, rounded to the stored format, in float32."""
         return self._hold(self._checkpoint.tensor(name, size).to(self._dtype).float().contiguous())
 
     def _hold(self, tensor: Tensor) -> int:
@@ -168,7 +168,7 @@ class NativeWeights:
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Panels of 64 outputs, those missing from the last one zero.
+    """Pack a weight into panels of 64 outputs, the last one padded with zeros.
 
     weight   shape (outputs, inputs), float32 or bfloat16; bfloat16 needs an even number of inputs
     returns  the panels' memory: [outputs/64][inputs][64] values or [outputs/64][inputs/2][64] pairs
@@ -192,7 +192,7 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def _side_by_side(gate: Tensor, up: Tensor) -> Tensor:
-    """Rows of a panel: 32 of the gate, then the same 32 of the other projection."""
+    """Arrange rows in panels: 32 of the gate, then the same 32 of the other projection."""
     half = PANEL // 2
     missing = -gate.shape[0] % half
     padding = (0, 0) * (gate.ndim - 1) + (0, missing)

@@ -1,12 +1,12 @@
-"""The Triton kernels of a decode step. Rows are one a sequence; sizes of heads are powers of two
-or padded to one inside a kernel.
+"""The Triton kernels of a decode step, with one row per sequence. Head sizes that are not powers of
+two are padded inside a kernel.
 
-Under TRITON_INTERPRET=1, set before this module is imported, they run on a CPU, which is how
-they are held against torch without a GPU.
+With TRITON_INTERPRET=1, set before this module is imported, they run on a CPU, which allows
+comparing them with torch without a GPU.
 """
 
 # mypy: ignore-errors
-# a kernel is a program in a language of its own, written with Python's grammar
+# a kernel is written in Triton's own language with Python's grammar
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_rms_norm_kernel(
     HAS_DELTA: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A row a program: x += delta, where there is one; normed = rms_norm(x) * weight."""
+    """One program per row: x += delta, if given; normed = rms_norm(x) * weight."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < features
@@ -57,7 +57,7 @@ def turn_and_store_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A (row, head) a program: queries turned into q, keys turned and values into their page.
+    """One program per (row, head): rotate queries into q, and keys into their page; store values.
 
     qkv  (rows, HEADS + 2 * KV_HEADS, HEAD_DIM); cos, sin: (rows, HEAD_DIM), sines signed
     q    (rows, HEADS, HEAD_DIM); keys, values: (blocks, KV_HEADS, PAGE, HEAD_DIM)
@@ -115,13 +115,13 @@ def paged_attention_kernel(
     DIM_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """A (row, KV head, split) a program: its share of the tokens that the row's heads of the group
-    see, with a running maximum. A key is read once for all query heads of its group.
+    """One program per (row, KV head, split): attention over its share of the row's tokens, with a
+    running maximum. A key is read once for all query heads of its group.
 
-    TILE     tokens read at once, a part of a page: what a multiprocessor holds does not grow with
-             the page   tokens that a row sees, itself included; 0: all
+    TILE     tokens read at once, part of a page, so that shared memory does not grow with the page
+    window   tokens that a row sees, including itself; 0: all
     sums     (rows, KV_HEADS, SPLITS, group, HEAD_DIM) float32: values weighted by exp(score - top)
-    tops, weights  (rows, KV_HEADS, SPLITS, group): each split's top score, its sum of weights
+    tops, weights  (rows, KV_HEADS, SPLITS, group): each split's top score and sum of weights
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -187,7 +187,7 @@ def join_splits_kernel(
     DIM_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """A (row, head) a program: the splits' sums brought to one maximum, added and normalised."""
+    """One program per (row, head): rescale the splits' sums to one maximum, add, normalise."""
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS
     splits = tl.arange(0, SPLITS)
@@ -238,10 +238,10 @@ def skinny_linear_kernel(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """A (block of outputs, row) a program: out = x @ weight.T, summed in float32.
+    """One program per (block of outputs, row): out = x @ weight.T, summed in float32.
 
-    For so few rows that reading the weight is all of the time. x (rows, inputs), weight
-    (outputs, inputs), out (rows, outputs).
+    For few rows, when reading the weight takes all the time. x (rows, inputs), weight (outputs,
+    inputs), out (rows, outputs).
     """
     row = tl.program_id(1)
     ids = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -270,7 +270,7 @@ def likeliest_part_kernel(
     parts,
     BLOCK: tl.constexpr,
 ):
-    """A (row, part of the vocabulary) a program: its highest logit, the first id that has it."""
+    """One program per (row, part of the vocabulary): its highest logit, and the first such id."""
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * vocab + ids, mask=ids < vocab, other=-float("inf"))
@@ -289,7 +289,7 @@ def likeliest_kernel(
     parts,
     BLOCK: tl.constexpr,
 ):
-    """A row a program: the id of the highest of its parts, the first where they are equal."""
+    """One program per row: the id of its highest part, the first one if equal."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < parts

@@ -1,6 +1,6 @@
-"""The kernels as functions of tensors: sizes checked, grids chosen, results allocated.
+"""The kernels as functions of tensors, which choose grids and allocate results.
 
-Launches depend on shapes alone, never on data, so that all of them can be captured in a graph.
+Launches depend only on shapes, never on data, so that all of them can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from lmi_bench.engine.triton_backend import kernels
 
 SKINNY_ROWS: Final = 2
-"""Most rows for which a product is a row-wise reduction instead of a matrix product."""
+"""Maximum rows for which a product is a row-wise reduction instead of a matrix product."""
 
-_LEAST_DOT: Final = 16  # what a tensor core takes at the least, along each side
+_LEAST_DOT: Final = 16  # minimum side of a tensor core's operand
 _TILE: Final = 64
 _SKINNY_OUTPUTS: Final = 4
 _SKINNY_INPUTS: Final = 1024
 _SILU_BLOCK: Final = 1024
 _VOCABULARY_BLOCK: Final = 4096
 _PROGRAMS: Final = 512
-"""Programs of an attention kernel that keep a large GPU busy; more splits only cost joining."""
+"""Attention programs that keep a large GPU busy; more splits only add joining cost."""
 
 _next_power: Any = triton.next_power_of_2
 
@@ -54,11 +54,12 @@ def turn_and_store(
     pages: tuple[Tensor, Tensor],
     num_heads: int,
 ) -> Tensor:
-    """Queries turned, shape (rows, heads, head_dim); keys turned and values into their pages.
+    """Rotate queries and keys; returns queries, stores keys and values into their pages.
 
     qkv    shape (rows, (heads + 2 * kv_heads) * head_dim)
     turn   cosines and signed sines, shape (rows, head_dim) each
     pages  keys and values, shape (blocks, kv_heads, page, head_dim)
+    returns  shape (rows, heads, head_dim)
     """
     _, kv_heads, page, head_dim = pages[0].shape
     rows = qkv.shape[0]
@@ -81,7 +82,7 @@ def turn_and_store(
 
 
 def splits_for(rows: int, kv_heads: int, pages: int) -> int:
-    """Over how many programs a row's context is split: a power of two, fixed for a shape."""
+    """Number of programs per row's context: a power of two, fixed for a shape."""
     wanted = max(1, _PROGRAMS // (rows * kv_heads))
     return 1 << int(math.log2(min(wanted, pages, 64)))
 
@@ -95,13 +96,14 @@ def paged_attention(
     window: int | None,
     splits: int,
 ) -> Tensor:
-    """Each row over its own context, read through its block table: (rows, heads * head_dim).
+    """Attention of each row over its own context, through its block table: (rows, heads *
+    head_dim).
 
     q             shape (rows, heads, head_dim)
     pages         keys and values, shape (blocks, kv_heads, page, head_dim), page a power of two
-                  from 16 on
-    block_tables  shape (rows, pages a row)
-    positions     shape (rows,): each row sees what is at or before its own
+                  >= 16
+    block_tables  shape (rows, pages per row)
+    positions     shape (rows,): each row sees tokens up to its own position
     splits        a power of two
     """
     rows, heads, head_dim = q.shape
@@ -138,7 +140,7 @@ def paged_attention(
 
 
 def silu_multiply(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of rows that hold both: (rows, 2 * features) to (rows, features)."""
+    """silu(gate) * up for rows of [gate, up]: (rows, 2 * features) to (rows, features)."""
     rows, both = gate_up.shape
     features = both // 2
     out = gate_up.new_empty(rows, features)

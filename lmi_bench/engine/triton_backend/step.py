@@ -1,5 +1,5 @@
-"""A decode step out of the Triton kernels: what `DecodeStep` computes, in six launches a layer
-and the products."""
+"""A decode step with the Triton kernels: the same as `DecodeStep`, in six launches per layer plus
+the products."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LEAST_PAGE: Final = 16
 
 
 def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
-    """Why these kernels do not run such a model, in words that fit behind "because"; else None."""
+    """Why these kernels cannot run this model, as a clause after "because"; else None."""
     if spec.parallel or not spec.gated_mlp or spec.norm is not NormKind.RMS:
         return f"there are no kernels for {spec.family}'s layers"
     if spec.experts:
         return "there are no kernels for experts"
     if block_size < _LEAST_PAGE or block_size & (block_size - 1):
-        return f"KV blocks of {block_size} tokens are no power of two from {_LEAST_PAGE} on"
+        return f"KV blocks of {block_size} tokens are not a power of two >= {_LEAST_PAGE}"
     if spec.head_dim % 2:
         return f"a head size of {spec.head_dim} is odd"
     return None
@@ -38,7 +38,7 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _LayerWeights:
-    """One layer as the kernels read it; gate and up stand as one matrix."""
+    """One layer as the kernels read it, with gate and up in one matrix."""
 
     attention_norm: RmsNorm
     qkv: PlainLinear
@@ -50,10 +50,10 @@ class _LayerWeights:
 
 
 class TritonStep:
-    """Steps of one model over one cache. `unsupported` must have passed the model.
+    """Steps of one model over one cache; check `unsupported` first.
 
-    Gate and up of each layer are put into one matrix, and the model's own layers made to look at
-    its halves, so that nothing is held twice.
+    Gate and up of each layer are joined into one matrix, and the model's own layers become views of
+    its halves, so that nothing is stored twice.
     """
 
     def __init__(self, model: Decoder, cache: KvCache) -> None:
@@ -66,9 +66,9 @@ class TritonStep:
         self._norm = final
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
-        """Keys and values of every row into the cache, its logits out.
+        """Store every row's keys and values; returns its logits.
 
-        Raises EngineError where a kernel does not compile for this GPU or asks too much of it.
+        Raises EngineError if a kernel does not compile for this GPU or exceeds its resources.
         """
         try:
             return self._run(buffers)
@@ -109,7 +109,7 @@ def _add_norm(x: Tensor, delta: Tensor | None, norm: RmsNorm) -> Tensor:
 
 
 def _norm_heads(qkv: Tensor, norm: Norm, heads: int, head_dim: int) -> None:
-    """Normalise queries and keys where they stand."""
+    """Normalise queries and keys in place."""
     turned = qkv.view(qkv.shape[0], -1, head_dim)[:, :heads]
     turned.copy_(norm(turned))
 

@@ -257,7 +257,7 @@ def test_a_thread_that_the_system_refuses_is_one_line_and_no_crash(make_model, c
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "not its 20 threads from the system: lower --threads" in done.stdout
+    assert "its 20 threads from the system: lower --threads" in done.stdout
 
 
 def test_weights_that_are_to_be_quantized_are_left_to_torch(make_model, compiled):

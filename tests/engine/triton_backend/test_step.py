@@ -101,8 +101,8 @@ def test_nothing_is_held_twice_for_the_joined_gate_and_up(tmp_path, plain_weight
     ("config", "block_size", "why"),
     [
         ({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}, 64, "falcon"),
-        ({}, 48, "no power of two"),
-        ({}, 8, "no power of two from 16"),
+        ({}, 48, "not a power of two"),
+        ({}, 8, "not a power of two >= 16"),
     ],
 )
 def test_models_without_kernels_are_named(config, block_size, why):
