@@ -1,23 +1,23 @@
 // One step of a decoder on CPU cores: rows of any mix of prompts and decoding sequences in, logits
 // or likeliest tokens out, keys and values into a paged cache. A C ABI, no library but the system's.
 //
-// The file includes itself once for each instruction set, and the processor decides at run time
-// which copy works: the kernels below are written in vectors of W floats (GCC's vector extension),
-// so that one text serves AVX-512, AVX2 and whatever the compiler knows elsewhere.
+// The file includes itself once for each instruction set, and the copy is chosen at run time by the
+// processor: the kernels use vectors of W floats (GCC's vector extension), so that one source serves
+// AVX-512, AVX2 and other instruction sets of the compiler.
 //
-// Weights stand in panels of 64 outputs. float32: [outputs/64][inputs][64]; bfloat16: pairs of
-// inputs side by side, [outputs/64][inputs/2][64][2], which a 16-bit shift or mask widens in a
-// register, and which AVX512-BF16 multiplies as they are; int8: [outputs/64][inputs][64] and a
-// scale an output. Missing outputs of the last panel are zero.
+// Weights are in panels of 64 outputs. float32: [outputs/64][inputs][64]; bfloat16: pairs of
+// inputs, [outputs/64][inputs/2][64][2], which a 16-bit shift or mask widens in a register, and
+// which AVX512-BF16 multiplies directly; int8: [outputs/64][inputs][64] and a scale per output.
+// Missing outputs of the last panel are zero.
 //
-// The cache holds a page a head: keys [head_dim][block] and values [block][head_dim] (float32), or
+// The cache has a page per head: keys [head_dim][block] and values [block][head_dim] (float32), or
 // pairs, keys [head_dim/2][block][2] and values [block/2][head_dim][2] (bfloat16). Scores and sums
 // of values are then the same product as a linear layer's.
 //
-// Every sum runs over its terms in one fixed order, whatever else is in the step: a sequence's
-// logits are the same bit by bit in any batch, chunk or number of threads.
+// Every sum adds its terms in one fixed order, independent of the rest of the step: a sequence's
+// logits are bit-identical in any batch, chunk or number of threads.
 
-#ifndef LMI_KERNELS  // the part that is there once
+#ifndef LMI_KERNELS  // the part that is compiled once
 
 #include <algorithm>
 #include <atomic>
@@ -45,7 +45,7 @@ extern "C" {
 
 enum LmiKind : int64_t { LMI_F32 = 0, LMI_BF16 = 1, LMI_INT8 = 2 };
 
-// y = x W^T * scale + bias; scale and bias hold a value for every output of the panels, or are null
+// y = x W^T * scale + bias; scale and bias have a value for every output of the panels, or are null
 struct LmiLinear {
   const void* data;
   const float* scale;
@@ -98,16 +98,16 @@ namespace lmi {
 typedef uint16_t bf16;
 
 constexpr int64_t PANEL = 64;         // outputs that are computed together
-constexpr int64_t CHUNK_INPUTS = 256; // inputs whose weights stay in the second cache
+constexpr int64_t CHUNK_INPUTS = 256; // inputs whose weights stay in the L2 cache
 constexpr int64_t CHUNK_ROWS = 240;   // rows that share one pass over a panel
 constexpr int64_t CONTEXT = 512;      // cached tokens between two corrections of the softmax
 constexpr int64_t QUERY_ROWS = 12;    // rows of heads that read a page together
 constexpr int64_t TOGETHER = 24;      // rows of heads of a piece, over all of its KV heads
-constexpr int SIDE_BY_SIDE = 4;       // sixteens of tokens whose scores are summed side by side
-constexpr int64_t PAGES_AHEAD = 2;    // how far ahead a page of the cache is asked for
-constexpr int64_t ROWS_A_PIECE = 8;   // of what is done row by row
+constexpr int SIDE_BY_SIDE = 4;       // groups of 16 tokens whose scores are summed in parallel
+constexpr int64_t PAGES_AHEAD = 2;    // prefetch distance in cache pages
+constexpr int64_t ROWS_A_PIECE = 8;   // rows per piece of row-wise work
 constexpr int64_t KEPT_TOGETHER = 64; // rows of a piece that writes into the cache
-constexpr int64_t STREAM_AHEAD = 4096;// bytes: how far ahead a weight is asked for that is read once
+constexpr int64_t STREAM_AHEAD = 4096;// prefetch distance in bytes for a weight that is read once
 
 inline float widened(bf16 v) {
   uint32_t bits = uint32_t(v) << 16;
@@ -130,7 +130,7 @@ inline void pause() {
 #endif
 }
 
-// Memory that only grows; large pages where the system gives them, which a long stream needs
+// Memory that only grows, in large pages if the system has them: faster sequential reads
 class Buffer {
  public:
   ~Buffer() { free(data_); }
@@ -154,19 +154,19 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Threads that share out the pieces of one loop after the other. The caller leads: it opens a loop,
-// takes pieces like everybody and returns when all are done. A helper is waited for only while it
-// holds a piece, never for its mere arrival: one that the system has set aside holds nobody up for
-// longer than that piece, and the others do the rest meanwhile. Nobody stays on a core of its own.
+// Threads that share the pieces of successive loops. The caller leads: it opens a loop, takes pieces
+// like the helpers, and returns when all are done. It waits only for helpers that work on a piece: a
+// helper that the system has descheduled delays the loop by at most that piece, and the other
+// threads do the rest. Threads are not pinned to cores.
 //
-// Who waits spins for as long as the others' last pieces commonly take, lets other threads of its
-// core go first, and then sleeps, so that the system can bring a waiting thread to this core.
+// A waiting thread spins for the usual duration of the last pieces, then yields its core, and then
+// sleeps, so that the system can run another thread there.
 class Team {
  public:
   typedef void (*Work)(const void* data, int64_t piece, int64_t me);
 
-  // Throws std::system_error where the system gives no thread; those that run have ended by then,
-  // since one that is neither joined nor let go takes the whole process with it
+  // Throws std::system_error if the system refuses a thread; running threads are joined first, since
+  // destroying an unjoined one would end the process
   explicit Team(int64_t size) : size_(size) {
     try {
       for (int64_t me = 1; me < size; me++) threads_.emplace_back([this, me] { help(me); });
@@ -180,9 +180,9 @@ class Team {
 
   int64_t size() const { return size_; }
 
-  // work(data, piece, me) for every piece below `count`, each once, on whatever thread is free
+  // work(data, piece, me) once for every piece below `count`, on any free thread
   void run(int64_t count, Work work, const void* data) {
-    if (size_ == 1 || count == 1) {  // waking somebody takes longer
+    if (size_ == 1 || count == 1) {  // waking a helper takes longer
       for (int64_t piece = 0; piece < count; piece++) work(data, piece, 0);
       return;
     }
@@ -200,14 +200,14 @@ class Team {
   }
 
  private:
-  // A loop in one word, so that a piece and the loop that it is of are claimed at once: its number,
-  // how many pieces it has, and how many are taken
+  // A loop in one word, so that a piece and its loop are claimed atomically: the loop's number, its
+  // number of pieces, and how many are taken
   static constexpr int COUNT_BITS = 24;
   static constexpr uint64_t MOST_PIECES = (uint64_t(1) << COUNT_BITS) - 1;
   static uint64_t number_of(uint64_t loop) { return loop >> (2 * COUNT_BITS); }
   static uint64_t count_of(uint64_t loop) { return loop >> COUNT_BITS & MOST_PIECES; }
 
-  // Where threads sleep until something is told
+  // Threads sleep here until it rings
   struct Bell {
     std::mutex mutex;
     std::condition_variable rung;
@@ -289,22 +289,22 @@ class Team {
 };
 
 // Rows of one sequence that read its pages together, and the KV heads whose pages they read in turn:
-// those of a block lie one behind the other, and a long read is a fast one
+// a block's heads are contiguous, and long reads are fast
 struct Queries {
   int64_t sequence, first, count;
   int64_t first_head, heads;
 };
 
-// Where sixteen tokens of a head stand in the cache, bytes from its start
+// Offsets in bytes of 16 tokens of a head in the cache
 struct Sixteen {
   int64_t key, value;
 };
 
-// What one thread works with
+// Working memory of one thread
 struct Scratch {
   float *sums, *wide, *queries, *scores, *out, *top, *total;
   Sixteen* at;
-  int64_t span;  // cached tokens that `scores` has room for
+  int64_t span;  // capacity of `scores` in cached tokens
 };
 
 struct Engine;
@@ -316,7 +316,7 @@ struct Engine {
   std::unique_ptr<Team> team;
   StepFunction step_function = nullptr;
   const char* variant = "";
-  bool narrow_rows = false;  // rows go into products as bfloat16
+  bool narrow_rows = false;  // rows enter products as bfloat16
 
   // the step in progress
   const LmiStep* step = nullptr;
@@ -330,7 +330,7 @@ struct Engine {
   int32_t* best_id = nullptr;
   Buffer buffers[10];
   std::vector<Buffer> scratch_memory;
-  std::vector<Scratch> scratch;  // one a thread
+  std::vector<Scratch> scratch;  // one per thread
 };
 
 inline int64_t panels(const LmiLinear& w) { return (w.outputs + PANEL - 1) / PANEL; }
@@ -386,8 +386,8 @@ struct Variant {
 };
 
 #if defined(__x86_64__)
-// Whether the product of halves is worth its instruction, by a trial of both; in turns, so that a
-// core which is woken or held back meets both alike
+// True if the bfloat16 product is as fast as the float32 one; measured alternately, so that changes
+// of the core's frequency affect both
 bool dot_is_fast() {
   double halves_s = 1.0, floats_s = 1.0;
   for (int round = 0; round < 10; round++) {
@@ -398,7 +398,7 @@ bool dot_is_fast() {
 }
 #endif
 
-// What this processor can run, the fastest first
+// Variants that this processor can run, fastest first
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> all = [] {
     std::vector<Variant> found;
@@ -429,7 +429,7 @@ const Variant* chosen(const char* name) {
   return nullptr;
 }
 
-// Few heads a piece where there are few sequences, so that every thread has something to do
+// Few heads per piece if there are few sequences, so that every thread has work
 void share_out_queries(Engine& e, const LmiStep& s) {
   const LmiModel& m = e.model;
   int64_t single = 0;
@@ -448,7 +448,7 @@ void share_out_queries(Engine& e, const LmiStep& s) {
   }
 }
 
-// What the step is made of: which rows read their pages together, and where each row stands
+// The step's layout: which rows read their pages together, and each row's position
 void lay_out(Engine& e, const LmiStep& s) {
   e.position.resize(s.rows);
   e.sequence.resize(s.rows);
@@ -504,7 +504,7 @@ using namespace lmi;
 
 extern "C" {
 
-// Names of the copies that this processor can run, the best first, with commas between them
+// Names of the copies that this processor can run, best first, comma-separated
 const char* lmi_variants() {
   static const std::string names = [] {
     std::string text;
@@ -514,8 +514,8 @@ const char* lmi_variants() {
   return names.c_str();
 }
 
-// Null without memory, threads or a copy of that name; an empty name takes the best. What the
-// arguments point to has to stay where it is.
+// Null without memory, threads or a copy with this name; an empty name selects the best. The
+// arguments' pointers must stay valid.
 void* lmi_open(const LmiModel* model, const char* variant_name) {
   const Variant* variant = chosen(variant_name);
   if (!variant) return nullptr;
@@ -540,7 +540,7 @@ void* lmi_open(const LmiModel* model, const char* variant_name) {
   }
 }
 
-// 0, or 1 when memory is short
+// 0, or 1 if out of memory
 int lmi_step(void* engine, const LmiStep* step) {
   Engine& e = *static_cast<Engine*>(engine);
   try {
@@ -557,7 +557,7 @@ int lmi_step(void* engine, const LmiStep* step) {
 void lmi_close(void* engine) { delete static_cast<Engine*>(engine); }
 }
 
-#else  // the kernels, once an instruction set
+#else  // the kernels, once per instruction set
 
 namespace lmi {
 namespace LMI_NAME {
@@ -619,13 +619,13 @@ LMI_INLINE Vector exponential(Vector x) {
   return x < -87.0f ? Vector{} : result;
 }
 
-// To bfloat16 in the lower half of each number, to the nearest, ties to even
+// Round to bfloat16 in the lower half of each number, to the nearest, ties to even
 LMI_INLINE Bits halves_of(Vector v) {
   const Bits bits = (Bits)v;
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// Rows that go into a product: float32, or bfloat16 where the processor multiplies that
+// Input rows of a product: float32, or bfloat16 if the processor multiplies that
 struct Rows {
   char* data;
   int64_t stride;
@@ -641,8 +641,8 @@ struct Rows {
   }
 };
 
-// Products of a tile: M rows by C vectors of columns, y (+)= x w. Every step along the inputs asks for
-// LINES cache lines at `ahead`, which then moves on by `hop` bytes.
+// Products of a tile: M rows by C vectors of columns, y (+)= x w. Every step along the inputs
+// prefetches LINES cache lines at `ahead`, which then advances by `hop` bytes.
 
 template <int M, int C>
 LMI_INLINE void begin(Vector (&sums)[M][C], const float* y, int64_t ys, bool add) {
@@ -782,8 +782,8 @@ static void tile(int64_t rows, const typename Weights::Row* x, int64_t xs, const
   Weights::template tile<MOST, C, LINES>(x, xs, w, stride, k, y, ys, add, ahead, hop);
 }
 
-// y[rows][columns] (+)= x w for columns in sixteens. The first `asking` tiles ask for what is at
-// `ahead` and on from there, `hop` bytes a step.
+// y[rows][columns] (+)= x w for columns in sixteens. The first `asking` tiles prefetch from `ahead`
+// on, `hop` bytes per step.
 template <class Weights, int LEAST, int MOST, int C, int LINES>
 static void tiles(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
                   const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
@@ -809,8 +809,8 @@ static void tiles(int64_t rows, int64_t columns, const typename Weights::Row* x,
   }
 }
 
-// As `tiles`, in the shape that suits so many rows: one asks for the bytes that follow, as many as it
-// reads, over all of its tiles or the first few
+// As `tiles`, in the best shape for this number of rows; prefetches as many following bytes as it
+// reads, in all of its tiles or the first few
 template <class Weights>
 static void product(int64_t rows, int64_t columns, const typename Weights::Row* x, int64_t xs,
                     const char* w, int64_t stride, int64_t k, float* y, int64_t ys, bool add,
@@ -824,7 +824,7 @@ static void product(int64_t rows, int64_t columns, const typename Weights::Row* 
 }
 
 #if LMI_WIDTH == 16
-// Seconds of a few products of one panel, as a batch makes them
+// Seconds of a few products of one panel, as in a batch
 double trial_s() {
   constexpr int64_t ROWS = TALL_ROWS, INPUTS = CHUNK_INPUTS;
   std::vector<float> rows(ROWS * INPUTS), sums(ROWS * PANEL);
@@ -858,8 +858,8 @@ static void widen_bytes(const char* from, int64_t k, float* to) {
     store(to + i, __builtin_convertvector(*(const Bytes*)(from + i), Vector));
 }
 
-// sums[rows][PANEL] = x[first ..] times one panel; `next` is what will be read after it. What is read
-// ahead: a few lines of the same panel where one tile streams it, else the next chunk.
+// sums[rows][PANEL] = x[first ..] times one panel; `next` is read after it. Prefetches a few lines of
+// the same panel if one tile streams it, else the next chunk.
 static void panel_sums(const LmiLinear& w, int64_t panel, const Rows& x, int64_t first, int64_t rows,
                        float* sums, float* wide, const char* next) {
   const char* p = panel_at(w, panel);
@@ -891,7 +891,7 @@ static void panel_sums(const LmiLinear& w, int64_t panel, const Rows& x, int64_t
   }
 }
 
-// Calls each(piece, me) for every piece below `count`; `me` is the thread that it is called on
+// Calls each(piece, me) for every piece below `count`; `me` is the calling thread's number
 template <class Each>
 LMI_INLINE void for_each(Team& team, int64_t count, Each each) {
   team.run(
@@ -899,7 +899,7 @@ LMI_INLINE void for_each(Team& team, int64_t count, Each each) {
       [](const void* data, int64_t piece, int64_t me) { (*(const Each*)data)(piece, me); }, &each);
 }
 
-// Calls each(row) for every row, some of them a piece
+// Calls each(row) for every row, with `a_piece` rows per piece
 template <class Each>
 LMI_INLINE void for_rows(Team& team, int64_t rows, int64_t a_piece, Each each) {
   for_each(team, (rows + a_piece - 1) / a_piece, [&](int64_t piece, int64_t) {
@@ -982,7 +982,7 @@ static void turn_head(float* x, const float* turn, int64_t half, float scale) {
   }
 }
 
-// Values of one token beside those of its neighbour, which another thread may be writing
+// Store one token's values beside its neighbour's, which another thread may be writing
 static void put_halves(uint32_t* pairs, const float* v, int64_t d, int64_t which) {
 #if LMI_WIDTH == 16
   for (int64_t i = 0; i < d; i += W) {
@@ -994,7 +994,7 @@ static void put_halves(uint32_t* pairs, const float* v, int64_t d, int64_t which
 #endif
 }
 
-// Two halves of a key side by side, for every two of its numbers
+// Store a key as pairs of bfloat16
 static void put_pairs(uint32_t* to, int64_t stride, const float* v, int64_t d) {
   for (int64_t i = 0; i < d; i += W) {
     const Longs halves = (Longs)halves_of(load(v + i));
@@ -1003,7 +1003,7 @@ static void put_pairs(uint32_t* to, int64_t stride, const float* v, int64_t d) {
   }
 }
 
-// Queries and keys of one row turned, keys and values into the cache
+// Rotate one row's queries and keys; store its keys and values in the cache
 static void keep(Engine& e, const LmiLayer& layer, int64_t row) {
   const LmiModel& m = e.model;
   const int64_t d = m.head_dim, block = m.block_size, position = e.position[row];
@@ -1043,8 +1043,8 @@ static void keep(Engine& e, const LmiLayer& layer, int64_t row) {
   }
 }
 
-// Scores to weights over columns that stand for tokens base .. base + columns; out and total are
-// brought to the new top. `sees` .. `end` are the tokens that the row sees.
+// Scores to weights for tokens base .. base + columns; rescales out and total to the new top. The row
+// sees tokens `sees` .. `end`.
 static void soften(float* scores, int64_t columns, int64_t base, int64_t sees, int64_t end,
                    float* out, int64_t d, float* top, float* total) {
   const float nothing = -INFINITY;
@@ -1072,7 +1072,7 @@ static void soften(float* scores, int64_t columns, int64_t base, int64_t sees, i
   *total += sum(sums);
 }
 
-// Pages of the cache: those of one span of a sequence, of the KV heads of one piece
+// Cache pages of one span of a sequence, for the KV heads of one piece
 struct Pages {
   const LmiLayer& layer;
   const int32_t* table;  // of the span's first page
@@ -1085,7 +1085,7 @@ struct Pages {
   int64_t columns_of(int64_t page) const { return std::min(block, columns - page * block); }
 };
 
-// Calls each(page, head, its bytes, bytes some pages further on), and goes from `from` to `then`
+// Calls each(page, head, its bytes, bytes to prefetch); after the last page, prefetches in `then`
 template <class Each>
 LMI_INLINE void for_pages(const Pages& pages, const void* from, const void* then, Each each) {
   const int64_t count = pages.count * pages.heads;
@@ -1126,11 +1126,11 @@ static void gather_pages(const Pages& pages, int64_t lines, const Scratch& s) {
   });
 }
 
-// One row alone with its cache. A score is one long chain of sums, so that those of several sixteens
-// of tokens are taken side by side, and sums of values stay in registers from page to page. Each sum
-// has the terms and the order that it has above.
+// A single row over its cache. A score is one long dependency chain, so several groups of 16 tokens
+// are computed in parallel, and sums of values stay in registers from page to page. Each sum has the
+// same terms in the same order as above.
 
-// Scores of COUNT sixteens; those at `ahead` are asked for meanwhile
+// Scores of COUNT sixteens, while prefetching those at `ahead`
 template <class Cache, int COUNT>
 LMI_INLINE void score_sixteens(const float* query, const char* keys, const Sixteen* at, int64_t d,
                                int64_t row_bytes, float* scores, const char* const* ahead) {
@@ -1152,7 +1152,7 @@ LMI_INLINE void score_sixteens(const float* query, const char* keys, const Sixte
   for (int c = 0; c < COUNT * NARROW; c++) store(scores + c * W, sums[c]);
 }
 
-// Adds to C vectors of `out` the values of some sixteens, each token's by its weight
+// Adds to C vectors of `out` the weighted values of `count` sixteens
 template <class Cache, int C>
 LMI_INLINE void gather_sixteens(const float* weights, const char* values, const Sixteen* at,
                                 int64_t count, const Sixteen* last, int64_t d, float* out) {
@@ -1175,7 +1175,7 @@ LMI_INLINE void gather_sixteens(const float* weights, const char* values, const 
   end(sums, out, 0);
 }
 
-// Where the sixteens of all heads stand, one head after the other; returns how many a head has
+// Finds the sixteens of all heads, head by head; returns their number per head
 template <class Cache>
 static int64_t find_sixteens(const Pages& pages, Sixteen* at) {
   const int64_t count = pages.columns / 16;
@@ -1229,7 +1229,7 @@ static void gather_alone(const Pages& pages, int64_t count, const Scratch& s) {
   }
 }
 
-// What some rows of one sequence gather from their context, for the query heads of some KV heads
+// Attention of some rows of one sequence, for the query heads of some KV heads
 template <class Cache>
 static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, const Scratch& s,
                    const Rows& to) {
@@ -1242,7 +1242,7 @@ static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, const 
   auto sees = [&](int64_t position) {
     return layer.window ? std::max<int64_t>(0, position - layer.window + 1) : 0;
   };
-  // calls each(line, its row and position, where its query or result stands in a row)
+  // calls each(line, its row, offset of its query or result in a row)
   auto for_lines = [&](auto each) {
     for (int64_t head = 0; head < rows.heads; head++)
       for (int64_t g = 0; g < lines; g++)
@@ -1281,11 +1281,11 @@ static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, const 
   });
 }
 
-// The highest of a panel's columns below `vocab`, the first of equal ones
+// The highest of a panel's columns below `vocab`, the first one if equal
 static void likeliest_of(Engine& e, int64_t row, int64_t panel, const float* sums) {
   const int64_t first = panel * PANEL, count = std::min(PANEL, e.model.vocab - first);
   int64_t best = 0;
-  if (count == PANEL) {  // lane by lane: a comparison at a time would be one long chain
+  if (count == PANEL) {  // per lane: single comparisons would be one long dependency chain
     Vector most = load(sums);
     Integers at{};
     for (int64_t c = W; c < PANEL; c += W) {
@@ -1297,7 +1297,7 @@ static void likeliest_of(Engine& e, int64_t row, int64_t panel, const float* sum
     int64_t least = PANEL;
     for (int i = 0; i < W; i++)
       if (most[i] == top) least = std::min<int64_t>(least, at[i] + i);
-    best = least % PANEL;  // without a number among them, the first
+    best = least % PANEL;  // if all are NaN, the first
   } else {
     for (int64_t c = 1; c < count; c++)
       if (sums[c] > sums[best]) best = c;
@@ -1315,7 +1315,7 @@ void step(Engine& e) {
   Rows attended{e.attended, e.attended_stride, e.narrow_rows};
   int64_t rows = now.rows;
   float* x = e.x;
-  // tokens of a prompt share lines of the cache, which two threads had better not write in turns
+  // a prompt's tokens share cache lines, which two threads should not write alternately
   const int64_t kept_together =
       std::max<int64_t>(1, std::min<int64_t>(KEPT_TOGETHER, rows / (2 * team.size())));
   auto norm = [&](const float* weight) {
