@@ -155,7 +155,7 @@ def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
-    """Which file holds each tensor, from the index or from the single file."""
+    """The file of each tensor, from the index or the single file."""
     index = folder / _INDEX
     if index.is_file():
         try:

@@ -24,7 +24,7 @@ class Int8Weight:
     scale: Tensor
 
     def floats(self) -> Tensor:
-        """The weight that the numbers stand for, float32."""
+        """The dequantized weight, float32."""
         return self.values * self.scale[:, None]
 
 
@@ -47,7 +47,7 @@ class GroupedWeight:
         return self.values.shape[1] // self.scale.shape[1]
 
     def floats(self) -> Tensor:
-        """The weight that the numbers stand for, float32."""
+        """The dequantized weight, float32."""
         rows, groups = self.scale.shape
         centred = self.values.view(rows, groups, -1).float() - self.zeros[..., None]
         return (centred * self.scale[..., None]).view(rows, -1)
@@ -61,7 +61,7 @@ class Fp8Weight:
     scale: Tensor
 
     def floats(self) -> Tensor:
-        """The weight that the numbers stand for, float32."""
+        """The dequantized weight, float32."""
         return self.values.float() * self.scale[:, None]
 
 
