@@ -56,7 +56,7 @@ def launch_of(environ: Mapping[str, str]) -> Launch | None:
     return Launch(rank, degree, local_rank, max(1, local_degree))
 
 
-class _Hearer:
+class _ProgressForwarder:
     """Forwards rank 0's loading progress."""
 
     def __init__(self) -> None:
@@ -86,8 +86,8 @@ class LaunchedRanks:
         """threads  total for all ranks on this host"""
         self.degree = launch.degree
         self.transport = _transport(device)
-        self._hearer = _Hearer()
-        self._worker = _join(launch, device, self._hearer, threads)
+        self._forwarder = _ProgressForwarder()
+        self._worker = _join(launch, device, self._forwarder, threads)
         self._watch = RankWatch(launch.rank, launch.degree)
         self._open = True
 
@@ -100,17 +100,17 @@ class LaunchedRanks:
         """Run a request on every rank; returns rank 0's answer. Raises EngineError if a rank has
         ended."""
         try:
-            _tell((request, False))
+            _broadcast((request, False))
             return self._worker.do(request)
         except RuntimeError as exc:
             raise self._watch.explained(exc) from exc
 
     def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
         """Run a request on every rank; returns all answers in rank order."""
-        self._hearer.progress = progress
+        self._forwarder.progress = progress
         answers: list[Any] = [None] * self.degree
         try:
-            _tell((request, True))
+            _broadcast((request, True))
             distributed.gather_object(_answer(self._worker, request), answers, dst=0)
         except RuntimeError as exc:
             raise self._watch.explained(exc) from exc
@@ -135,7 +135,7 @@ class LaunchedRanks:
             return
         self._open = False
         try:
-            _tell((Stop(), False))
+            _broadcast((Stop(), False))
         except RuntimeError:  # they have already ended
             return
         finally:
@@ -149,7 +149,7 @@ def follow(launch: Launch, device: str, *, threads: int) -> None:
     Raises a failed step's error, or EngineError if rank 0 has ended: the process then ends, and
     the launcher ends the others on its host.
     """
-    worker = _join(launch, device, _Hearer(), threads)
+    worker = _join(launch, device, _ProgressForwarder(), threads)
     watch = RankWatch(launch.rank, launch.degree)
     try:
         _follow(worker)
@@ -178,7 +178,7 @@ def _transport(device: str) -> Transport:
     return Transport.NCCL if device.startswith("cuda") else Transport.GLOO
 
 
-def _join(launch: Launch, device: str, hearer: _Hearer, threads: int) -> RankWorker:
+def _join(launch: Launch, device: str, forwarder: _ProgressForwarder, threads: int) -> RankWorker:
     """Connect to the other ranks as the launcher's variables specify."""
     torch.set_num_threads(max(1, threads // launch.local_degree))
     backend = "gloo"
@@ -192,12 +192,12 @@ def _join(launch: Launch, device: str, hearer: _Hearer, threads: int) -> RankWor
         world_size=launch.degree,
         timeout=_PATIENCE,
     )
-    worker = RankWorker(launch.rank, launch.degree, hearer, device_number=launch.local_rank)
+    worker = RankWorker(launch.rank, launch.degree, forwarder, device_number=launch.local_rank)
     worker.use(DistributedCollectives(None, launch.rank, launch.degree))
     return worker
 
 
-def _tell(message: tuple[object, bool]) -> None:
+def _broadcast(message: tuple[object, bool]) -> None:
     distributed.broadcast_object_list([message], src=0)
 
 

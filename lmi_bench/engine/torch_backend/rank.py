@@ -48,7 +48,7 @@ from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_
 from lmi_bench.engine.torch_backend.static.forward import StaticForward
 from lmi_bench.models.spec import DecoderSpec
 
-_TELL_EVERY_S: Final = 0.1
+_REPORT_EVERY_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class RankWorker:
         self._precision: Precision | None = None
         self._runner: ModelRunner | None = None
         self._compare: Callable[[], list[StepDifference]] = list
-        self._told_s = 0.0
+        self._reported_s = 0.0
 
     def serve(self) -> None:
         """Handle requests until `Stop`."""
@@ -287,7 +287,7 @@ class RankWorker:
             request.spec,
             request.precision,
             self._device,
-            self._tell if self._rank == 0 else None,
+            self._report if self._rank == 0 else None,
             collectives=self._joined(),
             plan=request.plan,
         )
@@ -303,10 +303,10 @@ class RankWorker:
             self._model.quantized,
         )
 
-    def _tell(self, done_bytes: int, total_bytes: int) -> None:
+    def _report(self, done_bytes: int, total_bytes: int) -> None:
         now_s = time.monotonic()
-        if done_bytes == total_bytes or now_s >= self._told_s + _TELL_EVERY_S:
-            self._told_s = now_s
+        if done_bytes == total_bytes or now_s >= self._reported_s + _REPORT_EVERY_S:
+            self._reported_s = now_s
             self._connection.send(Answer(progress=(done_bytes, total_bytes)))
 
     def _take_cache(self, request: TakeCache) -> TakenCache:

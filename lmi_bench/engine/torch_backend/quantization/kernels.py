@@ -53,8 +53,8 @@ _PROBE_SIZE: Final = 1024
 _DECODE_ROWS: Final = (1, 16, 64)
 _SWITCH_ROWS: Final = (4, 8, 16, 32, 64, 128)
 _REPEATS: Final = 3
-_CLOSE: Final = 2e-2
-_MUCH: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
+_MAX_ERROR: Final = 2e-2
+_MAX_SLOWDOWN: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class Kernels:
     emulated: bool = False
 
 
-def _of_nothing(*_: object) -> QuantizedLinear:
+def _no_kernel(*_: object) -> QuantizedLinear:
     raise ValueError("the scheme `none` rounds no weight")
 
 
-NO_KERNELS: Final = Kernels(_of_nothing, "not quantized")
+NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
 def choose_kernels(
@@ -119,9 +119,9 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
             precision.compute,
         )
     own = Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
-    if by_bytes is not None and _decode_cost(by_bytes, precision.compute) < _MUCH * _decode_cost(
-        own, precision.compute
-    ):
+    if by_bytes is not None and _decode_cost(
+        by_bytes, precision.compute
+    ) < _MAX_SLOWDOWN * _decode_cost(own, precision.compute):
         return Kernels(_bytes, _BYTES_WORDS)
 
     def mixed(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
@@ -245,7 +245,7 @@ def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
         got = run().float()
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return bool((got - wanted).abs().max() < _CLOSE * wanted.abs().max())
+    return bool((got - wanted).abs().max() < _MAX_ERROR * wanted.abs().max())
 
 
 def _rows_until_slower(few: QuantizedLinear, many: QuantizedLinear, compute: torch.dtype) -> int:

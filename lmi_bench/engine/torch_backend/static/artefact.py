@@ -121,7 +121,7 @@ def make_artefact(
     the folder has packages with another key, or cannot be written.
     """
     check_writable(folder)
-    with _alone(folder):
+    with _locked(folder):
         entries: dict[str, Any] = {}
         if (folder / MANIFEST).is_file():
             open_artefact(folder, key)
@@ -201,7 +201,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Take the folder's lock; it ends with the process, even a killed one."""
     import fcntl
 

@@ -70,7 +70,7 @@ class DecodeStep(torch.nn.Module):
             features = (block.num_heads + 2 * block.num_kv_heads) * layout.head_dim
             qkv = call_part(number, norms.next(layer.attention_norm)(x), x, features)
             attended = self._attend(
-                _turned(qkv, block, turn, norms),
+                _rotated(qkv, block, turn, norms),
                 qkv,
                 block,
                 (keys[index], values[index]),
@@ -157,7 +157,7 @@ def _layer_parts(layer: Layer) -> tuple[Part, Part, Part]:
     return project, layer.attention.out.add, layer.mlp.add
 
 
-def _turned(
+def _rotated(
     qkv: Tensor, block: AttentionBlock, turn: tuple[Tensor, Tensor], norms: _Norms
 ) -> Tensor:
     """Queries and keys, normalised if the model does so, and rotated by their positions."""
