@@ -254,7 +254,7 @@ def test_where_no_scale_helps_none_is_used():
 def test_names_of_lmi_are_understood_and_others_named():
     assert parse_scheme("awq") is Scheme.AWQ_INT4
     assert all(parse_scheme(name) is scheme for name, scheme in LMI_NAMES.items())
-    with pytest.raises(InputError, match=r"gptq.*there are: none, int8, awq-int4"):
+    with pytest.raises(InputError, match=r"gptq.*known: none, int8, awq-int4"):
         parse_scheme("gptq")
     with pytest.raises(InputError, match=r"0 to 1, got 1\.5"):
         QuantizeSettings(Scheme.SMOOTHQUANT, alpha=1.5)
