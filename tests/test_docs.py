@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core.map import files, mermaid
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lmi_bench"
 PATH = re.compile(r"(?<![\w/.])((?:lmi_bench/)?[a-z_]+(?:/[a-z_]+)*\.py)\b")
@@ -25,11 +27,23 @@ def test_every_module_that_a_page_names_exists(page):
     assert missing == []
 
 
-def test_the_architecture_page_names_every_folder_and_every_plain_module():
+def test_the_picture_of_the_packages_is_drawn_from_the_imports():
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    folders = [f"lmi_bench/{p.parent.name}" for p in PACKAGE.glob("*/__init__.py")]
-    plain = [p.name for p in PACKAGE.glob("*.py") if not p.name.startswith("__")]
-    assert [name for name in (*folders, *plain) if name not in text] == []
+    assert mermaid() in text
+
+
+def test_the_architecture_page_is_short_and_names_every_package():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    folders = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    assert [name for name in folders if f"`{name}`" not in text] == []
+    assert len(text.splitlines()) <= 80
+
+
+def test_every_file_says_in_its_first_line_what_it_is():
+    unsaid = [
+        name for name, summary in files() if not (10 <= len(summary) <= 100 and summary[-1] in ".:")
+    ]
+    assert unsaid == []
 
 
 def test_every_feature_row_is_listed_once_and_in_order():
