@@ -1,4 +1,4 @@
-"""`lmi-bench compare`: is run B faster than run A, beyond chance?"""
+"""`lmi-bench compare`: two runs level by level, and whether they differ beyond chance."""
 
 from __future__ import annotations
 

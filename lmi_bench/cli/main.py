@@ -16,10 +16,9 @@ from lmi_bench.cli.compare_accelerators import compare_accelerators
 from lmi_bench.cli.compile import compile_steps
 from lmi_bench.cli.convert import convert
 from lmi_bench.cli.deploy import deploy
-from lmi_bench.cli.export import export
 from lmi_bench.cli.gate import gate
 from lmi_bench.cli.generate import generate
-from lmi_bench.cli.import_results import import_results
+from lmi_bench.cli.interchange import export, import_results
 from lmi_bench.cli.optimize import optimize
 from lmi_bench.cli.perplexity import perplexity
 from lmi_bench.cli.plan_day import plan_day

@@ -8,6 +8,7 @@ from typing import Final
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
+from lmi_bench.analysis.model.memory import MemoryPlan
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.weights import weight_format
@@ -158,13 +159,19 @@ def plan_from_layout(
             slots=slots or max(1, min(_MOST_SLOTS, memory.sequences_expected)),
             max_model_len=longest,
             max_input_tokens=max_input_tokens or longest - 1,
-            basis=f"{memory.sequences_guaranteed} sequences of {longest:,} tokens always fit "
-            f"in a copy, {memory.sequences_expected} if half of each is prompt and half of its "
-            f"output is done ({profile.label})",
+            basis=_basis(memory, longest, profile),
         )
     raise CapacityError(
         f"{shape.name} in {dtype} with requests of {longest:,} tokens does not fit "
         f"{instance.instance_type}\n  " + "\n  ".join(reasons)
+    )
+
+
+def _basis(memory: MemoryPlan, longest: int, profile: EngineProfile) -> str:
+    return (
+        f"{memory.sequences_guaranteed} sequences of {longest:,} tokens always fit in a copy, "
+        f"{memory.sequences_expected} if half of each is prompt and half of its output is done "
+        f"({profile.label})"
     )
 
 

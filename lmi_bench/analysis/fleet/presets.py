@@ -1,5 +1,4 @@
-"""Serving configurations with measured figures: for each model the one with the lowest cost and
-the one with the lowest latency.
+"""Measured serving configurations: each model's cheapest and its fastest.
 
 Low cost comes with high concurrency, low latency with one request at a time; both are choices
 among cells that were measured, nothing is predicted.

@@ -160,12 +160,9 @@ class ParallelExecutor:
             ),
             progress,
         )
-        on_one_machine = device == "cpu"
-        free = min(room.free_bytes for room in rooms)
-        blocks = settings.blocks_in(
-            free // degree if on_one_machine else free,
-            max(room.bytes_per_block for room in rooms),
-        )
+        shares_memory = device == "cpu"
+        free = min(room.free_bytes for room in rooms) // (degree if shares_memory else 1)
+        blocks = settings.blocks_in(free, max(room.bytes_per_block for room in rooms))
         weights = weights_name(source.config, settings.quantize)
         taken: list[TakenCache] = group.ask_each(
             TakeCache(blocks, settings.seed(), settings.steps, weights)
@@ -180,7 +177,7 @@ class ParallelExecutor:
             taken=taken,
             precision=precision,
             kv_dtype=str(cache_dtype).removeprefix("torch."),
-            shared_memory=on_one_machine,
+            shared_memory=shares_memory,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What the load generator says of itself: was the load that was asked for really offered?
+"""The load generator's self-check: was the requested load really offered?
 
 A level that the generator could not hold is marked invalid, with who is to blame and what to do,
 and is never reported in silence. In virtual time nothing can be late, so only the plan is checked.

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_bench.core.clock import is_virtual
@@ -80,22 +81,12 @@ async def run_sweep(
         count = 1 if pool is None else pool.count_for(spec, finished)
         async with _observed(server) as before_start:
             if pool is not None and count > 1:
-                run = await pool.run_level(
-                    spec,
-                    attempt,
-                    count,
-                    rules=rules,
-                    on_progress=on_progress,
-                    timeout_s=timeout_s,
-                    spacing_s=spacing_s,
-                    seed=seed,
-                    before_start=before_start,
-                )
+                options = {"rules": rules, "on_progress": on_progress, "timeout_s": timeout_s}
+                send = partial(pool.run_level, spec, attempt, count, **options)
             else:
                 runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
-                run = await runner.run(
-                    attempt, spacing_s=spacing_s, seed=seed, before_start=before_start
-                )
+                send = partial(runner.run, attempt)
+            run = await send(spacing_s=spacing_s, seed=seed, before_start=before_start)
         if server is not None:
             run = replace(run, server=server.summary(run.records))
         level = _by_the_wall_clock(summarise(run), started_at)

@@ -1,11 +1,21 @@
-"""`lmi-bench import`: results of other tools as a run folder."""
+"""`lmi-bench export` and `lmi-bench import`: runs for other tools, and other tools' results."""
 
 from __future__ import annotations
 
 import sys
 
 from lmi_bench.cli.options.spread import spread_options
-from lmi_bench.jobs.settings.interchange import ImportSettings
+from lmi_bench.jobs.settings.interchange import ExportSettings, ImportSettings
+
+
+@spread_options
+def export(settings: ExportSettings) -> None:
+    """Write the levels and requests of a run in another format."""
+    from lmi_bench.cli.console import say
+    from lmi_bench.jobs.interchange import export as write
+
+    for path in write(settings):
+        say(str(path))
 
 
 @spread_options
