@@ -67,13 +67,13 @@ async def run_sweep(
     workers     processes for the levels that one process cannot send; each opens its own target
     server      collects the server's metrics for each level
 
-    Raises EngineError and other LmiBenchErrors of the target itself; a failed request is a record.
-    If cancelled during a level, it keeps the levels before it.
+    Raises the target's own errors; a failed request is a record. Cancelled during a level, it
+    keeps the levels before it.
     """
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
     finished: list[Level] = list(store.levels) if store is not None else []
-    stopped_by = _stopped_by(finished) if rules.ends_sweep else None
+    stopped_by = _stopped_by(finished, rules)
     while stopped_by is None and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
@@ -81,8 +81,7 @@ async def run_sweep(
         count = 1 if pool is None else pool.count_for(spec, finished)
         async with _observed(server) as before_start:
             if pool is not None and count > 1:
-                options = {"rules": rules, "on_progress": on_progress, "timeout_s": timeout_s}
-                send = partial(pool.run_level, spec, attempt, count, **options)
+                send = partial(pool.run_level, spec, attempt, count, rules, on_progress, timeout_s)
             else:
                 runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
                 send = partial(runner.run, attempt)
@@ -94,7 +93,7 @@ async def run_sweep(
             store.append_level(run.records, level)
         finished.append(level)
         on_level(run, level)
-        stopped_by = _stopped_by(finished) if rules.ends_sweep else None
+        stopped_by = _stopped_by(finished, rules)
     return SweepResult(finished, stopped_by)
 
 
@@ -131,9 +130,9 @@ def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
     return replace(level, started_at=started, ended_at=ended)
 
 
-def _stopped_by(finished: Sequence[Level]) -> str | None:
+def _stopped_by(finished: Sequence[Level], rules: StopRules) -> str | None:
     """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
-    reason = finished[-1].stopped_by if finished else None
+    reason = finished[-1].stopped_by if finished and rules.ends_sweep else None
     return None if reason in (None, "duration", "decided") else str(reason)
 
 
