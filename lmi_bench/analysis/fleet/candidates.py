@@ -32,7 +32,7 @@ from lmi_bench.analysis.fleet.operating_point import (
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
-from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.units import bytes_to_gib
@@ -229,16 +229,7 @@ def build_candidate(
         else:
             figures[key] = _latency(request, copy, operating, observed, sure, metric, statistic)
     measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
-    blended, blended_reason = blended_as_published(
-        price_usd_per_hour=layout.instance.price_usd_per_hour,
-        concurrency=layout.copies * max(1.0, operating.batch),
-        itl_p50_s=steady.latency_s("itl", "p50", operating.batch),
-        input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens,
-        slots=layout.copies * steady.slots,
-        ratio=request.blended_ratio,
-        discount=request.discount,
-    )
+    blended, blended_reason = _blended(request, layout, steady, operating)
     return Candidate(
         instance=layout.instance.instance_type,
         instances=machines,
@@ -261,6 +252,22 @@ def build_candidate(
         attainment={},
         setting=layout.setting,
         cost=_cost(request, layout, copy, machines, capacity),
+    )
+
+
+def _blended(
+    request: RecommendRequest, layout: Layout, steady: SteadyState, operating: Operating
+) -> tuple[float | None, str | None]:
+    """The posts' blended price of a machine, or why it does not apply."""
+    return blended_as_published(
+        price_usd_per_hour=layout.instance.price_usd_per_hour,
+        concurrency=layout.copies * max(1.0, operating.batch),
+        itl_p50_s=steady.latency_s("itl", "p50", operating.batch),
+        input_tokens=request.workload.input_tokens,
+        output_tokens=request.workload.output_tokens,
+        slots=layout.copies * steady.slots,
+        ratio=request.blended_ratio,
+        discount=request.discount,
     )
 
 

@@ -1,7 +1,7 @@
-"""Llama and related models (Mistral, Mixtral, Qwen2, Qwen3): RMS norms, rotary positions, shared KV
-heads, a gated MLP or several as experts.
+"""Llama and related models: Mistral, Mixtral, Qwen2, Qwen3.
 
-They use the same tensor names; the spec has their windows, biases and head norms.
+RMS norms, rotary positions, shared KV heads, a gated MLP or several as experts. They use the same
+tensor names; the spec has their windows, biases and head norms.
 Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Jiang et al. 2023,
 arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115, and 2025,
 arXiv:2505.09388.
