@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
@@ -91,7 +92,7 @@ def run_engine(
                 InProcessTarget(engine, simulated=True),
                 None,
                 prompts=Cycling(lengths),
-                summarise=lambda run: {},
+                summarise=summarise_level,
                 on_level=lambda run, line: runs.append(run),
                 timeout_s=timeout_s,
                 spacing_s=spacing_s,

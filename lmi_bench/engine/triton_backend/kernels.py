@@ -1,8 +1,8 @@
-"""The Triton kernels of a decode step, with one row per sequence. Head sizes that are not powers of
-two are padded inside a kernel.
+"""The Triton kernels of a decode step, with one row per sequence.
 
-With TRITON_INTERPRET=1, set before this module is imported, they run on a CPU, which allows
-comparing them with torch without a GPU.
+Head sizes that are not powers of two are padded inside a kernel. With TRITON_INTERPRET=1, set
+before this module is imported, the kernels run on a CPU, which allows comparing them with torch
+without a GPU.
 """
 
 # mypy: ignore-errors

@@ -1,5 +1,4 @@
-"""A decode step with the Triton kernels: the same as `DecodeStep`, in six launches per layer plus
-the products."""
+"""A decode step in Triton kernels: `DecodeStep` in six launches per layer plus the products."""
 
 from __future__ import annotations
 
