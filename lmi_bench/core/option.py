@@ -1,15 +1,16 @@
 """How a field of a job's settings is offered on a command line: declared once, beside the field.
 
-A job's settings are a frozen dataclass. A field that a user may state is annotated
-`Annotated[type, Option(...)]`; `cli/options/spread.py` turns it into an option of the command, and
-`jobs/face.py` into a keyword of a function. Nothing here knows a terminal.
+A job's settings are a frozen dataclass. A field that a user may state has `option(...)` as its
+value, or is annotated `Annotated[type, OPTION]` with an `Option` that several classes share.
+`cli/options/spread.py` turns it into an option of the command, `jobs/face.py` into a keyword of a
+function. Nothing here knows a terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,22 @@ class Option:
         return self.names[0] if self.names else f"--{field.replace('_', '-')}"
 
 
+REQUIRED: Final = object()
+"""The value of a field that has to be stated."""
+_METADATA: Final = "option"
+
+
+def option(help: str, *names: str, value: Any = None, **more: Any) -> Any:  # noqa: A002
+    """A field of a settings class: its value where nothing is stated, and its `Option`.
+
+    more  the other fields of `Option`
+    """
+    metadata = {_METADATA: Option(help, names, **more)}
+    return (
+        field(metadata=metadata) if value is REQUIRED else field(default=value, metadata=metadata)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A field that a user may state, of a settings class or of one nested in it.
@@ -62,21 +79,28 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
     """
     common = vars(group).get("COMMON", common)
     hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        hint = hints[field.name]
+    for each in fields(group):
+        hint = hints[each.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
             yield from settings_of(hint, common)
-        elif (found := option_of(hint)) is not None:
-            kind, option = found
-            option = replace(
-                option,
-                group=option.group or vars(group).get("GROUP"),
-                rare=option.rare or (common is not None and field.name not in common),
+        elif (found := _option_of_field(each, hint)) is not None:
+            kind, mark = found
+            mark = replace(
+                mark,
+                group=mark.group or vars(group).get("GROUP"),
+                rare=mark.rare or (common is not None and each.name not in common),
             )
-            made = field.default_factory
-            default = field.default if made is MISSING else made()
-            yield Setting(field.name, kind, default, option)
+            made = each.default_factory
+            default = each.default if made is MISSING else made()
+            yield Setting(each.name, kind, default, mark)
+
+
+def _option_of_field(each: Field[Any], hint: Any) -> tuple[Any, Option] | None:
+    """The type and the option of a field, wherever its option stands."""
+    if (mark := each.metadata.get(_METADATA)) is not None:
+        return hint, mark
+    return option_of(hint)
 
 
 def option_of(hint: Any) -> tuple[Any, Option] | None:
@@ -94,28 +118,29 @@ def stated(settings: Any) -> Iterator[Setting]:
 
 
 def _values(settings: Any) -> Iterator[tuple[str, Any]]:
-    for field in fields(settings):
-        value = getattr(settings, field.name)
+    for each in fields(settings):
+        value = getattr(settings, each.name)
         if is_dataclass(value):
             yield from _values(value)
         else:
-            yield field.name, value
+            yield each.name, value
 
 
 def filled(group: type[Any], given: dict[str, Any]) -> Any:
     """The settings class made of its fields' values by name, which are taken out of `given`."""
     hints = get_type_hints(group, include_extras=True)
     values = {}
-    for field in fields(group):
-        hint = hints[field.name]
+    for each in fields(group):
+        hint = hints[each.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            values[field.name] = filled(hint, given)
-        elif field.name in given:
-            value = given.pop(field.name)
+            values[each.name] = filled(hint, given)
+        elif each.name in given:
+            value = given.pop(each.name)
             # a command line hands a list over for every option that may be repeated
-            is_tuple = any(get_origin(kind) is tuple for kind in kinds(get_args(hint)[0]))
-            values[field.name] = tuple(value) if is_tuple and value is not None else value
+            kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+            is_tuple = any(get_origin(one) is tuple for one in kinds(kind))
+            values[each.name] = tuple(value) if is_tuple and value is not None else value
     return group(**values)
 
 

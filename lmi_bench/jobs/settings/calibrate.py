@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import Option, option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import check_at_least_one
 
@@ -19,30 +19,23 @@ _DTYPE = replace(planning.DTYPE, default="that of the source", group=None)
 class CalibrateSettings:
     """Measured levels to fit a profile to, and what their source does not say."""
 
-    sources: Annotated[
-        tuple[Path, ...],
-        Option(
-            "Sweeps, tables of levels, results of vllm bench serve or AIPerf. Left out with "
-            "--next, --model and --instance: what to measure first.",
-            argument=True,
-            metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
-        ),
-    ] = ()
-    out: Annotated[Path | None, Option("JSON file for the profile.", ("--out", "-o"))] = None
-    profile: Annotated[
-        str | None,
-        Option("Prior: a profile file, eager-prior, graph-prior ...", default="by the source"),
-    ] = None
+    sources: tuple[Path, ...] = option(
+        "Sweeps, tables of levels, results of vllm bench serve or AIPerf. Left out with "
+        "--next, --model and --instance: what to measure first.",
+        value=(),
+        argument=True,
+        metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
+    )
+    out: Path | None = option("JSON file for the profile.", "--out", "-o")
+    profile: str | None = option(
+        "Prior: a profile file, eager-prior, graph-prior ...", default="by the source"
+    )
     model: Annotated[str | None, replace(planning.MODEL, default="that of the source")] = None
     instance: Annotated[str | None, _INSTANCE] = None
-    tensor_parallel: Annotated[
-        int, Option("Tensor-parallel degree of summary files.", ("--tp",))
-    ] = 1
+    tensor_parallel: int = option("Tensor-parallel degree of summary files.", "--tp", value=1)
     dtype: Annotated[str | None, _DTYPE] = None
-    version: Annotated[str | None, Option("Version of the engine.")] = None
-    next_levels: Annotated[
-        int, Option("Number of levels to name that are measured next.", ("--next",))
-    ] = 0
+    version: str | None = option("Version of the engine.")
+    next_levels: int = option("Number of levels to name that are measured next.", "--next", value=0)
 
     def __post_init__(self) -> None:
         if self.next_levels < 0:
@@ -62,34 +55,26 @@ class CalibrateSettings:
 class ValidateSettings:
     """Measured levels to predict, and what to predict them with."""
 
-    sources: Annotated[
-        tuple[Path, ...],
-        Option(
-            "Table of measured levels, one a line, or sweeps (with --profile). Left out: every "
-            "shipped profile is judged on its published tables.",
-            argument=True,
-            metavar="[TABLE.csv|RUN_DIR...]",
-        ),
-    ] = ()
-    calibrate_cells: Annotated[
-        int | None,
-        Option("Number of lines to choose and calibrate on, for each engine of the table apart."),
-    ] = None
-    calibrate_on: Annotated[
-        Path | None, Option("Table whose lines to calibrate on.", metavar="CELLS.csv")
-    ] = None
-    profile: Annotated[
-        str | None, Option("Profile to judge as it is: a file of `calibrate`, vllm-0.12 ...")
-    ] = None
+    sources: tuple[Path, ...] = option(
+        "Table of measured levels, one a line, or sweeps (with --profile). Left out: every "
+        "shipped profile is judged on its published tables.",
+        value=(),
+        argument=True,
+        metavar="[TABLE.csv|RUN_DIR...]",
+    )
+    calibrate_cells: int | None = option(
+        "Number of lines to choose and calibrate on, for each engine of the table apart."
+    )
+    calibrate_on: Path | None = option("Table whose lines to calibrate on.", metavar="CELLS.csv")
+    profile: str | None = option("Profile to judge as it is: a file of `calibrate`, vllm-0.12 ...")
     instance: Annotated[str | None, _INSTANCE] = None
     dtype: Annotated[str | None, _DTYPE] = None
-    slo: Annotated[
-        tuple[str, ...],
-        Option("Limit for the rates of open loops, such as ttft_mean<=500ms; repeatable."),
-    ] = ()
-    seed: Annotated[
-        int, Option("Random seed of the calibration split (0: from all lines; other: from 70 %).")
-    ] = 0
+    slo: tuple[str, ...] = option(
+        "Limit for the rates of open loops, such as ttft_mean<=500ms; repeatable.", value=()
+    )
+    seed: int = option(
+        "Random seed of the calibration split (0: from all lines; other: from 70 %).", value=0
+    )
 
     def __post_init__(self) -> None:
         check_at_least_one(calibrate_cells=self.calibrate_cells)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import REQUIRED, option
 
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
     """Two runs of one workload."""
 
-    a: Annotated[Path, Option("Run folder to compare with.", argument=True, metavar="RUN_A")]
-    b: Annotated[Path, Option("Run folder that is judged.", argument=True, metavar="RUN_B")]
+    a: Path = option("Run folder to compare with.", value=REQUIRED, argument=True, metavar="RUN_A")
+    b: Path = option("Run folder that is judged.", value=REQUIRED, argument=True, metavar="RUN_B")

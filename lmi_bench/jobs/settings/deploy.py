@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import Option, option
 from lmi_bench.jobs.settings import planning
 
 _LAYOUT, _SERVER, _ENDPOINT = "Layout", "Server", "SageMaker endpoint"
@@ -26,30 +26,26 @@ ACCOUNT = Option(
 class DeploySettings:
     """A recommended or a stated layout, the server that runs it, and its endpoint."""
 
-    recommendation: Annotated[
-        Path | None,
-        Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]"),
-    ] = None
-    out: Annotated[Path, Option("New folder.", ("--out", "-o"))] = Path("deployment")
-    server: Annotated[str, Option("Server: lmi, tgi or vllm.", group=_SERVER)] = "lmi"
+    recommendation: Path | None = option(
+        "File written by `recommend --json`.", argument=True, metavar="[REC.json]"
+    )
+    out: Path = option("New folder.", "--out", "-o", value=Path("deployment"))
+    server: str = option("Server: lmi, tgi or vllm.", value="lmi", group=_SERVER)
     model: Annotated[str | None, replace(planning.MODEL, group=_LAYOUT)] = None
     instance: Annotated[str | None, INSTANCE] = None
-    machines: Annotated[
-        int, Option("Number of machines.", old_names=("--instances",), group=_LAYOUT)
-    ] = 1
+    machines: int = option(
+        "Number of machines.", value=1, old_names=("--instances",), group=_LAYOUT
+    )
     tensor_parallel: Annotated[
         int | None,
         replace(planning.TENSOR_PARALLEL, default="the smallest that fits", group=_LAYOUT),
     ] = None
-    replicas: Annotated[
-        int | None,
-        Option(
-            "Copies of the model on a machine.",
-            old_names=("--copies",),
-            default="all that fit",
-            group=_LAYOUT,
-        ),
-    ] = None
+    replicas: int | None = option(
+        "Copies of the model on a machine.",
+        old_names=("--copies",),
+        default="all that fit",
+        group=_LAYOUT,
+    )
     dtype: Annotated[
         str | None,
         replace(
@@ -59,101 +55,78 @@ class DeploySettings:
             group=_LAYOUT,
         ),
     ] = None
-    max_model_len: Annotated[
-        int | None,
-        Option(
-            "Limit on the tokens of a request, prompt and answer.",
-            default="all positions",
-            group=_LAYOUT,
-        ),
-    ] = None
-    max_input_tokens: Annotated[
-        int | None, Option("Limit on the prompt length in tokens.", group=_LAYOUT)
-    ] = None
-    max_batch: Annotated[
-        int | None,
-        Option(
-            "Limit on sequences that run together.",
-            old_names=("--max-rolling-batch-size",),
-            default="from memory",
-            group=_LAYOUT,
-        ),
-    ] = None
-    goal: Annotated[
-        str, Option("Goal: throughput, or latency, one request at a time.", group=_LAYOUT)
-    ] = "throughput"
-    draft: Annotated[
-        str | None,
-        Option(
-            "Draft of speculative decoding: ngram, or Hub id, s3:// prefix or folder of a smaller "
-            "model.",
-            default="as recommended",
-            group=_LAYOUT,
-        ),
-    ] = None
+    max_model_len: int | None = option(
+        "Limit on the tokens of a request, prompt and answer.",
+        default="all positions",
+        group=_LAYOUT,
+    )
+    max_input_tokens: int | None = option("Limit on the prompt length in tokens.", group=_LAYOUT)
+    max_batch: int | None = option(
+        "Limit on sequences that run together.",
+        old_names=("--max-rolling-batch-size",),
+        default="from memory",
+        group=_LAYOUT,
+    )
+    goal: str = option(
+        "Goal: throughput, or latency, one request at a time.", value="throughput", group=_LAYOUT
+    )
+    draft: str | None = option(
+        "Draft of speculative decoding: ngram, or Hub id, s3:// prefix or folder of a smaller "
+        "model.",
+        default="as recommended",
+        group=_LAYOUT,
+    )
     profile: Annotated[str | None, replace(planning.PROFILE, group=_LAYOUT)] = None
-    model_id: Annotated[
-        str | None,
-        Option(
-            "Weights as a Hub id, s3:// prefix or folder.",
-            default="the catalog's Hub id",
-            group=_SERVER,
-        ),
-    ] = None
-    model_data: Annotated[
-        str | None,
-        Option(
-            "Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at /opt/ml/model.",
-            group=_SERVER,
-        ),
-    ] = None
-    image: Annotated[
-        str | None,
-        Option("Image. LMI: a version (0.36.0, lmi28, a tag). TGI: the address.", group=_SERVER),
-    ] = None
-    trust_remote_code: Annotated[
-        bool,
-        Option(
-            "Permission for the server to run code that comes with the weights.",
-            ("--trust-remote-code",),
-            group=_SERVER,
-            rare=True,
-        ),
-    ] = False
-    accept_eula: Annotated[
-        bool,
-        Option(
-            "Statement that you have read the model's licence.", ("--accept-eula",), group=_SERVER
-        ),
-    ] = False
-    name: Annotated[str, Option("Name of the endpoint.", group=_ENDPOINT)] = "lmi-bench"
-    role_arn: Annotated[str, Option("ARN of SageMaker's role.", group=_ENDPOINT)] = (
-        "arn:aws:iam::111122223333:role/replace-me"
+    model_id: str | None = option(
+        "Weights as a Hub id, s3:// prefix or folder.",
+        default="the catalog's Hub id",
+        group=_SERVER,
+    )
+    model_data: str | None = option(
+        "Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at /opt/ml/model.",
+        group=_SERVER,
+    )
+    image: str | None = option(
+        "Image. LMI: a version (0.36.0, lmi28, a tag). TGI: the address.", group=_SERVER
+    )
+    trust_remote_code: bool = option(
+        "Permission for the server to run code that comes with the weights.",
+        "--trust-remote-code",
+        value=False,
+        group=_SERVER,
+        rare=True,
+    )
+    accept_eula: bool = option(
+        "Statement that you have read the model's licence.",
+        "--accept-eula",
+        value=False,
+        group=_SERVER,
+    )
+    name: str = option("Name of the endpoint.", value="lmi-bench", group=_ENDPOINT)
+    role_arn: str = option(
+        "ARN of SageMaker's role.",
+        value="arn:aws:iam::111122223333:role/replace-me",
+        group=_ENDPOINT,
     )
     region: Annotated[str, REGION] = "us-east-1"
     account: Annotated[str | None, ACCOUNT] = None
-    startup_timeout: Annotated[
-        int,
-        Option(
-            "Time limit to load and become healthy in s, 60 to 3600.", group=_ENDPOINT, rare=True
-        ),
-    ] = 1200
-    max_instances: Annotated[
-        int | None, Option("Limit of autoscaling in machines.", group=_ENDPOINT)
-    ] = None
-    target_concurrency: Annotated[
-        float | None,
-        Option("Target of autoscaling in requests at once of one copy.", group=_ENDPOINT),
-    ] = None
-    components: Annotated[
-        bool,
-        Option(
-            "Inference component for each copy in any case.",
-            ("--components",),
-            group=_ENDPOINT,
-            rare=True,
-        ),
-    ] = False
+    startup_timeout: int = option(
+        "Time limit to load and become healthy in s, 60 to 3600.",
+        value=1200,
+        group=_ENDPOINT,
+        rare=True,
+    )
+    max_instances: int | None = option("Limit of autoscaling in machines.", group=_ENDPOINT)
+    target_concurrency: float | None = option(
+        "Target of autoscaling in requests at once of one copy.", group=_ENDPOINT
+    )
+    components: bool = option(
+        "Inference component for each copy in any case.",
+        "--components",
+        value=False,
+        group=_ENDPOINT,
+        rare=True,
+    )
 
     def __post_init__(self) -> None:
         if self.goal not in ("throughput", "latency"):

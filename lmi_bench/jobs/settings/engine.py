@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import option
 
 _MODEL: Final = "Engine: model"
 
@@ -22,114 +22,71 @@ class StepOptions:
 
     GROUP: ClassVar = _MODEL
 
-    tensor_parallel: Annotated[
-        str | None,
-        Option("Tensor-parallel degree, or max: all devices or cores.", ("--tp",), default="1"),
-    ] = None
-    backend: Annotated[
-        str | None,
-        Option(
-            "Back end: native (C++, compiled at first use), torch, triton (GPU only), or auto: "
-            "native where machine and model allow it. Bundled engine only.",
-            default="auto",
-        ),
-    ] = None
-    device: Annotated[
-        str | None, Option("Device of the torch back end: cpu or cuda.", default="cpu")
-    ] = None
-    enforce_eager: Annotated[
-        str | None,
-        Option(
-            "CUDA graphs on a GPU: on, or off for less memory and slower steps.",
-            ("--graphs",),
-            old_names=("--enforce-eager=off", "--cuda-graphs=on"),
-            default="on",
-            metavar="on|off",
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        Option(
-            "Weight format: float32, bfloat16 or float16.", default="bfloat16; simulated: float16"
-        ),
-    ] = None
-    kv_dtype: Annotated[
-        str | None,
-        Option(
-            "KV-cache format of the bundled engine: float32, bfloat16 or float16.",
-            default="as the weights",
-        ),
-    ] = None
-    num_blocks: Annotated[
-        int | None, Option("Number of KV-cache blocks.", default="from memory")
-    ] = None
-    block_size: Annotated[
-        int | None,
-        Option("Size of a KV-cache block in tokens.", default="64; simulated: the profile's"),
-    ] = None
-    max_model_len: Annotated[
-        int | None, Option("Longest request in tokens, with its answer.", default="the model's")
-    ] = None
-    rope_scaling: Annotated[
-        str | None,
-        Option(
-            "RoPE scaling for requests longer than the model was trained for: linear:2, dynamic:4 "
-            "or yarn:4. Bundled engine only; `lmi-bench perplexity` shows what it costs."
-        ),
-    ] = None
-    memory_share: Annotated[
-        float | None,
-        Option(
-            "Share of the free memory for the KV cache, 0 to 1. Simulated: share of the device's "
-            "memory for weights and cache.",
-            default="0.5; simulated: the profile's",
-        ),
-    ] = None
-    threads: Annotated[
-        int | None, Option("CPU threads of the engine.", default="all free cores")
-    ] = None
-    quantize: Annotated[
-        str | None,
-        Option(
-            "Quantization of the bundled engine's weights: none, int8, awq-int4 (LMI's awq), "
-            "awq-int3, smoothquant or fp8.",
-            default="none",
-        ),
-    ] = None
-    smoothquant_alpha: Annotated[
-        float | None,
-        Option(
-            "SmoothQuant: share of outliers moved into the weights, 0 to 1.",
-            default="0.8",
-            rare=True,
-        ),
-    ] = None
-    smoothquant_per_token: Annotated[
-        bool | None,
-        Option(
-            "SmoothQuant scales of activations: each token's own, or one for all.",
-            ("--smoothquant-per-token/--smoothquant-per-tensor",),
-            default="per token",
-            rare=True,
-        ),
-    ] = None
-    smoothquant_per_channel: Annotated[
-        bool | None,
-        Option(
-            "SmoothQuant scales of weights: each channel's own, or one for all.",
-            ("--smoothquant-per-channel/--smoothquant-per-matrix",),
-            default="per channel",
-            rare=True,
-        ),
-    ] = None
-    calibration: Annotated[
-        str | None,
-        Option(
-            "Text or JSON lines for calibrating awq and smoothquant.",
-            default="a built-in text",
-            rare=True,
-        ),
-    ] = None
+    tensor_parallel: str | None = option(
+        "Tensor-parallel degree, or max: all devices or cores.", "--tp", default="1"
+    )
+    backend: str | None = option(
+        "Back end: native (C++, compiled at first use), torch, triton (GPU only), or auto: "
+        "native where machine and model allow it. Bundled engine only.",
+        default="auto",
+    )
+    device: str | None = option("Device of the torch back end: cpu or cuda.", default="cpu")
+    enforce_eager: str | None = option(
+        "CUDA graphs on a GPU: on, or off for less memory and slower steps.",
+        "--graphs",
+        old_names=("--enforce-eager=off", "--cuda-graphs=on"),
+        default="on",
+        metavar="on|off",
+    )
+    dtype: str | None = option(
+        "Weight format: float32, bfloat16 or float16.", default="bfloat16; simulated: float16"
+    )
+    kv_dtype: str | None = option(
+        "KV-cache format of the bundled engine: float32, bfloat16 or float16.",
+        default="as the weights",
+    )
+    num_blocks: int | None = option("Number of KV-cache blocks.", default="from memory")
+    block_size: int | None = option(
+        "Size of a KV-cache block in tokens.", default="64; simulated: the profile's"
+    )
+    max_model_len: int | None = option(
+        "Longest request in tokens, with its answer.", default="the model's"
+    )
+    rope_scaling: str | None = option(
+        "RoPE scaling for requests longer than the model was trained for: linear:2, dynamic:4 "
+        "or yarn:4. Bundled engine only; `lmi-bench perplexity` shows what it costs."
+    )
+    memory_share: float | None = option(
+        "Share of the free memory for the KV cache, 0 to 1. Simulated: share of the device's "
+        "memory for weights and cache.",
+        default="0.5; simulated: the profile's",
+    )
+    threads: int | None = option("CPU threads of the engine.", default="all free cores")
+    quantize: str | None = option(
+        "Quantization of the bundled engine's weights: none, int8, awq-int4 (LMI's awq), "
+        "awq-int3, smoothquant or fp8.",
+        default="none",
+    )
+    smoothquant_alpha: float | None = option(
+        "SmoothQuant: share of outliers moved into the weights, 0 to 1.", default="0.8", rare=True
+    )
+    smoothquant_per_token: bool | None = option(
+        "SmoothQuant scales of activations: each token's own, or one for all.",
+        "--smoothquant-per-token/--smoothquant-per-tensor",
+        default="per token",
+        rare=True,
+    )
+    smoothquant_per_channel: bool | None = option(
+        "SmoothQuant scales of weights: each channel's own, or one for all.",
+        "--smoothquant-per-channel/--smoothquant-per-matrix",
+        default="per channel",
+        rare=True,
+    )
+    calibration: str | None = option(
+        "Text or JSON lines for calibrating awq and smoothquant.",
+        default="a built-in text",
+        rare=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +95,18 @@ class CompiledOptions:
 
     GROUP: ClassVar = _MODEL
 
-    compile: Annotated[
-        bool | None,
-        Option(
-            "Decode steps compiled at start, and kept for the next one.",
-            ("--compile/--no-compile",),
-            default="no",
-        ),
-    ] = None
-    compile_shapes: Annotated[
-        str | None,
-        Option(
-            "Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.",
-            default="from the engine's limits",
-        ),
-    ] = None
-    artefact: Annotated[
-        str | None, Option("Folder of compiled steps, made by `compile` for this very engine.")
-    ] = None
+    compile: bool | None = option(
+        "Decode steps compiled at start, and kept for the next one.",
+        "--compile/--no-compile",
+        default="no",
+    )
+    compile_shapes: str | None = option(
+        "Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.",
+        default="from the engine's limits",
+    )
+    artefact: str | None = option(
+        "Folder of compiled steps, made by `compile` for this very engine."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +115,15 @@ class DraftOptions:
 
     GROUP: ClassVar = _MODEL
 
-    draft: Annotated[
-        str | None,
-        Option("Speculative decoding: ngram, or a smaller model of the same vocabulary."),
-    ] = None
-    draft_tokens: Annotated[
-        int | None, Option("Most drafted tokens that a step verifies.", default="4")
-    ] = None
-    draft_adaptive: Annotated[
-        bool | None,
-        Option(
-            "Drafted tokens: fewer where few are accepted, or always as many.",
-            ("--draft-adaptive/--draft-fixed",),
-            default="adaptive",
-        ),
-    ] = None
+    draft: str | None = option(
+        "Speculative decoding: ngram, or a smaller model of the same vocabulary."
+    )
+    draft_tokens: int | None = option("Most drafted tokens that a step verifies.", default="4")
+    draft_adaptive: bool | None = option(
+        "Drafted tokens: fewer where few are accepted, or always as many.",
+        "--draft-adaptive/--draft-fixed",
+        default="adaptive",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,104 +141,69 @@ class BatchingOptions:
 
     GROUP: ClassVar = "Engine: batching"
 
-    policy: Annotated[
-        str | None, Option("Batching policy: rolling, dynamic or none.", default="rolling")
-    ] = None
-    kv_layout: Annotated[
-        str | None,
-        Option(
-            "Layout of the KV cache: paged or contiguous.",
-            default="paged; simulated: the profile's",
-        ),
-    ] = None
-    batch_size: Annotated[int | None, Option("Requests of a dynamic batch.", default="4")] = None
-    max_batch_delay_ms: Annotated[
-        float | None, Option("Longest wait for a full dynamic batch in ms.", default="100")
-    ] = None
-    max_rolling_batch_size: Annotated[
-        int | None,
-        Option(
-            "Most sequences in the rolling batch.",
-            ("--max-batch",),
-            old_names=("--max-rolling-batch-size",),
-            default="32; simulated: the profile's",
-        ),
-    ] = None
-    max_rolling_batch_prefill_tokens: Annotated[
-        int | None,
-        Option(
-            "Most prompt tokens that one step computes.",
-            ("--prefill-tokens",),
-            old_names=("--max-rolling-batch-prefill-tokens",),
-            default="4096; simulated: the profile's",
-        ),
-    ] = None
-    chunked_prefill: Annotated[
-        bool | None,
-        Option(
-            "Prefill in chunks beside decoding, or whole.",
-            ("--chunked-prefill/--whole-prefill",),
-            default="whole; simulated: the profile's",
-        ),
-    ] = None
-    prefix_caching: Annotated[
-        bool | None,
-        Option(
-            "Prefix cache: prompts that begin alike share blocks.",
-            ("--prefix-caching/--no-prefix-caching",),
-            default="no",
-        ),
-    ] = None
-    recompute_on_join: Annotated[
-        bool | None,
-        Option(
-            "KV cache when a request joins: all recomputed, as by old engines, or extended.",
-            ("--recompute-on-join/--insert-on-join",),
-            default="extended",
-            rare=True,
-        ),
-    ] = None
-    follow_memory: Annotated[
-        bool | None,
-        Option(
-            "KV-cache size: limited to memory that is free while serving, or fixed.",
-            ("--follow-memory/--fixed-memory",),
-            default="fixed",
-            rare=True,
-        ),
-    ] = None
-    max_concurrent_requests: Annotated[
-        int | None,
-        Option("Most requests that run or wait; others are refused.", default="no limit"),
-    ] = None
-    max_input_tokens: Annotated[
-        int | None, Option("Longest prompt in tokens.", default="what the answer leaves")
-    ] = None
-    max_batch_total_tokens: Annotated[
-        int | None, Option("Most tokens in the KV cache.", default="from memory")
-    ] = None
-    replicas: Annotated[
-        int | None, Option("Copies of the model behind one router.", default="1")
-    ] = None
-    router: Annotated[
-        str | None,
-        Option(
-            "Router of the replicas: round-robin, least-outstanding or random.",
-            default="round-robin",
-        ),
-    ] = None
-    draft_acceptance: Annotated[
-        float | None,
-        Option("Probability (0 to 1) that a drafted token is accepted: simulated only."),
-    ] = None
-    profile: Annotated[
-        str | None,
-        Option(
-            "Timing profile of a simulated engine: a file of `calibrate`, or tgi-2023, vllm-0.12, "
-            "vllm-0.19.",
-            default="tgi-2023",
-        ),
-    ] = None
+    policy: str | None = option("Batching policy: rolling, dynamic or none.", default="rolling")
+    kv_layout: str | None = option(
+        "Layout of the KV cache: paged or contiguous.", default="paged; simulated: the profile's"
+    )
+    batch_size: int | None = option("Requests of a dynamic batch.", default="4")
+    max_batch_delay_ms: float | None = option(
+        "Longest wait for a full dynamic batch in ms.", default="100"
+    )
+    max_rolling_batch_size: int | None = option(
+        "Most sequences in the rolling batch.",
+        "--max-batch",
+        old_names=("--max-rolling-batch-size",),
+        default="32; simulated: the profile's",
+    )
+    max_rolling_batch_prefill_tokens: int | None = option(
+        "Most prompt tokens that one step computes.",
+        "--prefill-tokens",
+        old_names=("--max-rolling-batch-prefill-tokens",),
+        default="4096; simulated: the profile's",
+    )
+    chunked_prefill: bool | None = option(
+        "Prefill in chunks beside decoding, or whole.",
+        "--chunked-prefill/--whole-prefill",
+        default="whole; simulated: the profile's",
+    )
+    prefix_caching: bool | None = option(
+        "Prefix cache: prompts that begin alike share blocks.",
+        "--prefix-caching/--no-prefix-caching",
+        default="no",
+    )
+    recompute_on_join: bool | None = option(
+        "KV cache when a request joins: all recomputed, as by old engines, or extended.",
+        "--recompute-on-join/--insert-on-join",
+        default="extended",
+        rare=True,
+    )
+    follow_memory: bool | None = option(
+        "KV-cache size: limited to memory that is free while serving, or fixed.",
+        "--follow-memory/--fixed-memory",
+        default="fixed",
+        rare=True,
+    )
+    max_concurrent_requests: int | None = option(
+        "Most requests that run or wait; others are refused.", default="no limit"
+    )
+    max_input_tokens: int | None = option(
+        "Longest prompt in tokens.", default="what the answer leaves"
+    )
+    max_batch_total_tokens: int | None = option(
+        "Most tokens in the KV cache.", default="from memory"
+    )
+    replicas: int | None = option("Copies of the model behind one router.", default="1")
+    router: str | None = option(
+        "Router of the replicas: round-robin, least-outstanding or random.", default="round-robin"
+    )
+    draft_acceptance: float | None = option(
+        "Probability (0 to 1) that a drafted token is accepted: simulated only."
+    )
+    profile: str | None = option(
+        "Timing profile of a simulated engine: a file of `calibrate`, or tgi-2023, vllm-0.12, "
+        "vllm-0.19.",
+        default="tgi-2023",
+    )
 
 
 def stated_settings(*groups: Any) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_mix
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,57 +18,39 @@ class WorkloadSettings:
 
     GROUP: ClassVar = "Workload"
 
-    input_tokens: Annotated[
-        int | None,
-        Option("Prompt length in tokens.", ("--input-tokens", "--isl"), default="256"),
-    ] = None
-    output_tokens: Annotated[
-        int | None,
-        Option("Tokens to generate.", ("--output-tokens", "--osl"), default="256"),
-    ] = None
-    mix: Annotated[
-        str | None,
-        Option("Several kinds of request: IN/OUT[:SHARE],... such as 20/500,500/20."),
-    ] = None
-    dataset: Annotated[
-        Path | None,
-        Option("Prompts as JSON lines with `prompt` and, if wanted, `output_tokens`."),
-    ] = None
-    input_lengths: Annotated[
-        str | None,
-        Option(
-            "Distribution of prompt lengths in tokens: fixed(N), uniform(LOW,HIGH), "
-            "normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]) or empirical(LENGTH:COUNT,...)."
-        ),
-    ] = None
-    output_lengths: Annotated[
-        str | None,
-        Option("Distribution of output lengths in tokens; same forms as --input-lengths."),
-    ] = None
-    trace: Annotated[
-        Path | None, Option("Recorded traffic: Azure's CSV or Mooncake's JSON lines.")
-    ] = None
-    shared_prefix: Annotated[
-        int | None, Option("Tokens with which every prompt begins, the same in all of them.")
-    ] = None
-    ignore_eos: Annotated[
-        bool | None,
-        Option(
-            "Output length: as asked whatever the model says, or up to the model's end of text.",
-            ("--ignore-eos/--stop-at-eos",),
-            default="as asked",
-            rare=True,
-        ),
-    ] = None
-    reuse_prompts: Annotated[
-        bool | None,
-        Option(
-            "Prompts of every run: the same, which flatters prefix caches, or fresh ones.",
-            ("--reuse-prompts/--fresh-prompts",),
-            default="fresh",
-            rare=True,
-        ),
-    ] = None
+    input_tokens: int | None = option(
+        "Prompt length in tokens.", "--input-tokens", "--isl", default="256"
+    )
+    output_tokens: int | None = option(
+        "Tokens to generate.", "--output-tokens", "--osl", default="256"
+    )
+    mix: str | None = option("Several kinds of request: IN/OUT[:SHARE],... such as 20/500,500/20.")
+    dataset: Path | None = option(
+        "Prompts as JSON lines with `prompt` and, if wanted, `output_tokens`."
+    )
+    input_lengths: str | None = option(
+        "Distribution of prompt lengths in tokens: fixed(N), uniform(LOW,HIGH), "
+        "normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]) or empirical(LENGTH:COUNT,...)."
+    )
+    output_lengths: str | None = option(
+        "Distribution of output lengths in tokens; same forms as --input-lengths."
+    )
+    trace: Path | None = option("Recorded traffic: Azure's CSV or Mooncake's JSON lines.")
+    shared_prefix: int | None = option(
+        "Tokens with which every prompt begins, the same in all of them."
+    )
+    ignore_eos: bool | None = option(
+        "Output length: as asked whatever the model says, or up to the model's end of text.",
+        "--ignore-eos/--stop-at-eos",
+        default="as asked",
+        rare=True,
+    )
+    reuse_prompts: bool | None = option(
+        "Prompts of every run: the same, which flatters prefix caches, or fresh ones.",
+        "--reuse-prompts/--fresh-prompts",
+        default="fresh",
+        rare=True,
+    )
 
     def fields(self) -> dict[str, Any]:
         """By their dotted names in the scenario; None where nothing was stated.
@@ -108,33 +90,24 @@ class SessionSettings:
 
     GROUP: ClassVar = "Conversations"
 
-    turns: Annotated[
-        str | None,
-        Option("Turns of a conversation: a number, or a distribution such as uniform(2,6)."),
-    ] = None
-    conversations: Annotated[
-        Path | None,
-        Option("Recorded conversations: JSON lines of ShareGPT's `conversations` or `messages`."),
-    ] = None
-    think_time: Annotated[
-        str | None,
-        Option(
-            "Seconds between an answer and the next turn: a number, exponential(MEAN), "
-            "uniform(LOW,HIGH) or lognormal(MEAN,STD).",
-            default="0",
-        ),
-    ] = None
-    sessions_per_level: Annotated[
-        int | None,
-        Option("Conversations per level.", default="--requests-per-user for each user", rare=True),
-    ] = None
-    max_sessions: Annotated[
-        int | None,
-        Option("Most conversations at once where --rate begins them.", rare=True),
-    ] = None
-    max_in_flight: Annotated[
-        int | None, Option("Most requests of all conversations at once.", rare=True)
-    ] = None
+    turns: str | None = option(
+        "Turns of a conversation: a number, or a distribution such as uniform(2,6)."
+    )
+    conversations: Path | None = option(
+        "Recorded conversations: JSON lines of ShareGPT's `conversations` or `messages`."
+    )
+    think_time: str | None = option(
+        "Seconds between an answer and the next turn: a number, exponential(MEAN), "
+        "uniform(LOW,HIGH) or lognormal(MEAN,STD).",
+        default="0",
+    )
+    sessions_per_level: int | None = option(
+        "Conversations per level.", default="--requests-per-user for each user", rare=True
+    )
+    max_sessions: int | None = option(
+        "Most conversations at once where --rate begins them.", rare=True
+    )
+    max_in_flight: int | None = option("Most requests of all conversations at once.", rare=True)
 
     def fields(self) -> dict[str, Any]:
         """By their dotted names in the scenario; None where nothing was stated."""
@@ -154,82 +127,49 @@ class LoadSettings:
 
     GROUP: ClassVar = "Load"
 
-    concurrency: Annotated[
-        str | None,
-        Option(
-            "Users at once in a closed loop, a level each: 1,2,4,8; or auto, which doubles until "
-            "the target is full and goes finer round the knee.",
-            ("--concurrency", "--max-concurrency"),
-            default="auto; bundled engine: 1,2,4,8,16,32",
-        ),
-    ] = None
-    rate: Annotated[
-        str | None,
-        Option(
-            "Requests per second in an open loop, a level each: 0.5,1,2.",
-            ("--rate", "--request-rate"),
-        ),
-    ] = None
-    search: Annotated[
-        str | None,
-        Option(
-            "Axis of a search for the highest load that meets every --slo: concurrency or rate."
-        ),
-    ] = None
-    requests_per_level: Annotated[
-        int | None,
-        Option(
-            "Requests per level; overrides --requests-per-user.",
-            ("--requests-per-level", "--num-prompts"),
-        ),
-    ] = None
-    duration: Annotated[
-        float | None,
-        Option("Duration of a level's sending in seconds.", default="until its requests are sent"),
-    ] = None
-    speed: Annotated[
-        str | None,
-        Option(
-            "Speeds of a trace, a level each: 1 as recorded, 2 twice as fast.",
-            default="1",
-            rare=True,
-        ),
-    ] = None
-    arrivals: Annotated[
-        str | None,
-        Option(
-            "Arrival process of an open loop: poisson, constant or gamma.",
-            default="poisson",
-            rare=True,
-        ),
-    ] = None
-    burstiness: Annotated[
-        float | None,
-        Option(
-            "Burstiness of gamma arrivals: 1 is Poisson, less is burstier.", default="1", rare=True
-        ),
-    ] = None
-    ramp: Annotated[
-        float | None,
-        Option("Seconds over which an open loop's rate rises from 0.", default="0", rare=True),
-    ] = None
-    repeat: Annotated[
-        int | None, Option("Number of runs of every level, in rounds.", default="1", rare=True)
-    ] = None
-    until: Annotated[
-        str | None,
-        Option(
-            "Precision at which repeating ends: a metric and its interval, 'ttft_p90 +-5%'.",
-            rare=True,
-        ),
-    ] = None
-    requests_per_user: Annotated[
-        int | None, Option("Requests per user and level in a closed loop.", default="3", rare=True)
-    ] = None
-    warmup_requests: Annotated[
-        int | None,
-        Option("Requests sent before each level and left out of it.", default="1", rare=True),
-    ] = None
+    concurrency: str | None = option(
+        "Users at once in a closed loop, a level each: 1,2,4,8; or auto, which doubles until "
+        "the target is full and goes finer round the knee.",
+        "--concurrency",
+        "--max-concurrency",
+        default="auto; bundled engine: 1,2,4,8,16,32",
+    )
+    rate: str | None = option(
+        "Requests per second in an open loop, a level each: 0.5,1,2.", "--rate", "--request-rate"
+    )
+    search: str | None = option(
+        "Axis of a search for the highest load that meets every --slo: concurrency or rate."
+    )
+    requests_per_level: int | None = option(
+        "Requests per level; overrides --requests-per-user.",
+        "--requests-per-level",
+        "--num-prompts",
+    )
+    duration: float | None = option(
+        "Duration of a level's sending in seconds.", default="until its requests are sent"
+    )
+    speed: str | None = option(
+        "Speeds of a trace, a level each: 1 as recorded, 2 twice as fast.", default="1", rare=True
+    )
+    arrivals: str | None = option(
+        "Arrival process of an open loop: poisson, constant or gamma.", default="poisson", rare=True
+    )
+    burstiness: float | None = option(
+        "Burstiness of gamma arrivals: 1 is Poisson, less is burstier.", default="1", rare=True
+    )
+    ramp: float | None = option(
+        "Seconds over which an open loop's rate rises from 0.", default="0", rare=True
+    )
+    repeat: int | None = option("Number of runs of every level, in rounds.", default="1", rare=True)
+    until: str | None = option(
+        "Precision at which repeating ends: a metric and its interval, 'ttft_p90 +-5%'.", rare=True
+    )
+    requests_per_user: int | None = option(
+        "Requests per user and level in a closed loop.", default="3", rare=True
+    )
+    warmup_requests: int | None = option(
+        "Requests sent before each level and left out of it.", default="1", rare=True
+    )
 
     def fields(self) -> dict[str, Any]:
         """By their dotted names in the scenario; None where nothing was stated.

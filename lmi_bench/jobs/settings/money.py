@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import LIMITS, PRICES, PriceSettings
 
@@ -17,23 +17,21 @@ class PurchaseSettings:
     GROUP: ClassVar = PRICES
 
     price_list: PriceSettings = field(default_factory=PriceSettings)
-    region: Annotated[
-        tuple[str, ...], Option("Region whose prices count; repeatable.", default="all", rare=True)
-    ] = ()
-    purchase: Annotated[str, Option("Purchase: on-demand, savings-plan, reserved or spot.")] = (
-        "on-demand"
+    region: tuple[str, ...] = option(
+        "Region whose prices count; repeatable.", value=(), default="all", rare=True
+    )
+    purchase: str = option(
+        "Purchase: on-demand, savings-plan, reserved or spot.", value="on-demand"
     )
     commit_discount: Annotated[float | None, planning.COMMIT_DISCOUNT] = None
-    committed: Annotated[
-        int | None,
-        Option("Committed machines, used or not.", default="as many as are needed", rare=True),
-    ] = None
-    availability: Annotated[
-        str,
-        Option(
-            "Availability: none, n+1 (one machine may fail) or az:K (one of K zones).", group=LIMITS
-        ),
-    ] = "none"
+    committed: int | None = option(
+        "Committed machines, used or not.", default="as many as are needed", rare=True
+    )
+    availability: str = option(
+        "Availability: none, n+1 (one machine may fail) or az:K (one of K zones).",
+        value="none",
+        group=LIMITS,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +40,11 @@ class LimitSettings:
 
     GROUP: ClassVar = LIMITS
 
-    min_throughput: Annotated[
-        float | None, Option("Least output tok/s that the fleet must be able to carry.")
-    ] = None
-    max_usd_per_hour: Annotated[
-        float | None, Option("Highest price of the fleet in USD per hour.")
-    ] = None
-    max_usd_per_month: Annotated[
-        float | None, Option("Highest price of the fleet in USD per month of 730 hours.")
-    ] = None
-    max_usd_per_1m: Annotated[
-        float | None, Option("Highest price of 1M output tokens at the load in USD.")
-    ] = None
+    min_throughput: float | None = option(
+        "Least output tok/s that the fleet must be able to carry."
+    )
+    max_usd_per_hour: float | None = option("Highest price of the fleet in USD per hour.")
+    max_usd_per_month: float | None = option(
+        "Highest price of the fleet in USD per month of 730 hours."
+    )
+    max_usd_per_1m: float | None = option("Highest price of 1M output tokens at the load in USD.")

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import REQUIRED, option
 
 
 @dataclass(frozen=True, slots=True)
 class PerplexitySettings:
     """A model, a text, and the lengths at which the model reads it."""
 
-    model: Annotated[str, Option("Demo model or Hugging Face folder.", ("--model", "-m"))]
-    lengths: Annotated[str, Option("Window lengths in tokens, such as 128,256,512.")] = (
-        "128,256,512"
+    model: str = option("Demo model or Hugging Face folder.", "--model", "-m", value=REQUIRED)
+    lengths: str = option("Window lengths in tokens, such as 128,256,512.", value="128,256,512")
+    rope_scaling: tuple[str, ...] = option(
+        "RoPE scaling to score as well: linear:2, dynamic:4 or yarn:4; repeatable.",
+        value=(),
+        default="none",
     )
-    rope_scaling: Annotated[
-        tuple[str, ...],
-        Option(
-            "RoPE scaling to score as well: linear:2, dynamic:4 or yarn:4; repeatable.",
-            default="none",
-        ),
-    ] = ()
-    text: Annotated[
-        Path | None,
-        Option("Text, or JSON lines with `text` or `prompt`.", default="a built-in text"),
-    ] = None
-    max_tokens: Annotated[int, Option("Most tokens of the text that are scored.")] = 8192
-    dtype: Annotated[str, Option("Number format of the weights: float32, bfloat16 or float16.")] = (
-        "float32"
+    text: Path | None = option(
+        "Text, or JSON lines with `text` or `prompt`.", default="a built-in text"
     )
-    quantize: Annotated[
-        str,
-        Option("Quantization of the weights: none, int8, awq-int4, awq-int3, smoothquant or fp8."),
-    ] = "none"
+    max_tokens: int = option("Most tokens of the text that are scored.", value=8192)
+    dtype: str = option(
+        "Number format of the weights: float32, bfloat16 or float16.", value="float32"
+    )
+    quantize: str = option(
+        "Quantization of the weights: none, int8, awq-int4, awq-int3, smoothquant or fp8.",
+        value="none",
+    )
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import Option, option
 
 ENGINE = "Engine settings"
 WORKLOAD, LOAD = "Workload", "Load"
@@ -69,14 +69,11 @@ class PriceSettings:
 
     GROUP: ClassVar = PRICES
 
-    prices: Annotated[
-        Path | None,
-        Option(
-            "Price list that goes before the catalog's: instance, usd_per_hour, region, date.",
-            metavar="FILE.yaml",
-        ),
-    ] = None
-    platform: Annotated[str, Option("Price platform: sagemaker or ec2.")] = "sagemaker"
+    prices: Path | None = option(
+        "Price list that goes before the catalog's: instance, usd_per_hour, region, date.",
+        metavar="FILE.yaml",
+    )
+    platform: str = option("Price platform: sagemaker or ec2.", value="sagemaker")
 
     def __post_init__(self) -> None:
         if self.platform not in ("sagemaker", "ec2"):
@@ -89,12 +86,10 @@ class DraftSettings:
 
     GROUP: ClassVar = ENGINE
 
-    draft: Annotated[
-        str | None, Option("Draft of speculative decoding: ngram or a smaller model.")
-    ] = None
-    draft_tokens: Annotated[
-        int | None, Option("Drafted tokens that a step verifies.", default="4", rare=True)
-    ] = None
-    draft_acceptance: Annotated[
-        str | None, Option("Chance that a drafted token holds, 0 to 1, or a run that measured it.")
-    ] = None
+    draft: str | None = option("Draft of speculative decoding: ngram or a smaller model.")
+    draft_tokens: int | None = option(
+        "Drafted tokens that a step verifies.", default="4", rare=True
+    )
+    draft_acceptance: str | None = option(
+        "Chance that a drafted token holds, 0 to 1, or a run that measured it."
+    )

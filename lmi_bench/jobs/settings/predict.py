@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import REQUIRED, option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import LOAD, WORKLOAD, DraftSettings, check_at_least_one
 
@@ -17,55 +17,43 @@ class PredictSettings:
     """A model on a machine, its requests, and the loads to predict for."""
 
     model: Annotated[str, planning.MODEL]
-    instance: Annotated[str, Option("Machine such as ml.g5.12xlarge, or local: this machine.")]
+    instance: str = option(
+        "Machine such as ml.g5.12xlarge, or local: this machine.", value=REQUIRED
+    )
     input_tokens: Annotated[int | None, planning.INPUT_TOKENS] = None
     output_tokens: Annotated[int | None, planning.OUTPUT_TOKENS] = None
     tensor_parallel: Annotated[int, replace(planning.TENSOR_PARALLEL, group=None)] = 1
-    replicas: Annotated[int, Option("Copies of the model that share the load.")] = 1
-    concurrency: Annotated[
-        str | None, Option("Users of a closed loop, such as 1,8,64.", group=LOAD)
-    ] = None
-    rate: Annotated[
-        str | None, Option("Load of an open loop in req/s, such as 0.5,2.", group=LOAD)
-    ] = None
+    replicas: int = option("Copies of the model that share the load.", value=1)
+    concurrency: str | None = option("Users of a closed loop, such as 1,8,64.", group=LOAD)
+    rate: str | None = option("Load of an open loop in req/s, such as 0.5,2.", group=LOAD)
     dtype: Annotated[str | None, planning.DTYPE] = None
     kv_dtype: Annotated[str | None, planning.KV_DTYPE] = None
     profile: Annotated[str | None, planning.PROFILE] = None
-    prefix_hit: Annotated[
-        float,
-        Option("Share of each prompt that the prefix cache holds already, 0 to 1.", group=WORKLOAD),
-    ] = 0.0
-    mix: Annotated[
-        str | None, Option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD)
-    ] = None
-    input_lengths: Annotated[
-        str | None,
-        Option(
-            "Prompt length distribution: uniform(LOW,HIGH), normal(MEAN,STD), "
-            "lognormal(MEAN,STD): simulated.",
-            group=WORKLOAD,
-        ),
-    ] = None
-    output_lengths: Annotated[
-        str | None,
-        Option("Output length distribution; same forms as --input-lengths.", group=WORKLOAD),
-    ] = None
-    trace: Annotated[
-        Path | None,
-        Option(
-            "Recorded traffic, Azure's CSV or Mooncake's JSON lines: simulated.", group=WORKLOAD
-        ),
-    ] = None
-    speed: Annotated[
-        str | None,
-        Option("Speed of recorded traffic: 1 as recorded, 2 twice as fast.", group=WORKLOAD),
-    ] = None
-    shared_prefix: Annotated[
-        int,
-        Option(
-            "Tokens with which all prompts begin, behind a prefix cache: simulated.", group=WORKLOAD
-        ),
-    ] = 0
+    prefix_hit: float = option(
+        "Share of each prompt that the prefix cache holds already, 0 to 1.",
+        value=0.0,
+        group=WORKLOAD,
+    )
+    mix: str | None = option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD)
+    input_lengths: str | None = option(
+        "Prompt length distribution: uniform(LOW,HIGH), normal(MEAN,STD), "
+        "lognormal(MEAN,STD): simulated.",
+        group=WORKLOAD,
+    )
+    output_lengths: str | None = option(
+        "Output length distribution; same forms as --input-lengths.", group=WORKLOAD
+    )
+    trace: Path | None = option(
+        "Recorded traffic, Azure's CSV or Mooncake's JSON lines: simulated.", group=WORKLOAD
+    )
+    speed: str | None = option(
+        "Speed of recorded traffic: 1 as recorded, 2 twice as fast.", group=WORKLOAD
+    )
+    shared_prefix: int = option(
+        "Tokens with which all prompts begin, behind a prefix cache: simulated.",
+        value=0,
+        group=WORKLOAD,
+    )
     seed: Annotated[int, planning.SEED] = 0
     router: Annotated[str | None, planning.ROUTER] = None
     speculation: DraftSettings = field(default_factory=DraftSettings)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import option
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSettings:
     """How all-reduces are timed."""
 
-    ranks: Annotated[int, Option("Number of processes that add their arrays.")] = 2
-    transport: Annotated[
-        tuple[str, ...],
-        Option(
-            "Transport: shared-memory, gloo, or nccl between GPUs; repeatable.",
-            default="shared-memory and gloo",
-        ),
-    ] = ()
-    rounds: Annotated[int, Option("Rounds of each size; the median counts.")] = 5
-    out: Annotated[Path | None, Option("File for times and fit (JSON).", ("--out", "-o"))] = None
+    ranks: int = option("Number of processes that add their arrays.", value=2)
+    transport: tuple[str, ...] = option(
+        "Transport: shared-memory, gloo, or nccl between GPUs; repeatable.",
+        value=(),
+        default="shared-memory and gloo",
+    )
+    rounds: int = option("Rounds of each size; the median counts.", value=5)
+    out: Path | None = option("File for times and fit (JSON).", "--out", "-o")
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -36,13 +33,12 @@ class CollectiveSettings:
 class AttentionSettings:
     """Which attention is timed."""
 
-    tokens: Annotated[
-        tuple[int, ...],
-        Option("Prompt length in tokens; repeatable.", default="256, 1,024 and 4,096"),
-    ] = ()
-    heads: Annotated[int, Option("Number of query heads.")] = 12
-    head_dim: Annotated[int, Option("Values of a head.")] = 64
-    rounds: Annotated[int, Option("Rounds of each way; the median counts.")] = 5
+    tokens: tuple[int, ...] = option(
+        "Prompt length in tokens; repeatable.", value=(), default="256, 1,024 and 4,096"
+    )
+    heads: int = option("Number of query heads.", value=12)
+    head_dim: int = option("Values of a head.", value=64)
+    rounds: int = option("Rounds of each way; the median counts.", value=5)
 
     def __post_init__(self) -> None:
         for name in ("heads", "head_dim", "rounds"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, stated
+from lmi_bench.core.option import option, stated
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.money import LimitSettings, PurchaseSettings
 from lmi_bench.jobs.settings.planning import (
@@ -37,21 +37,16 @@ class AxisSettings:
 
     dtype: Annotated[str | None, planning.DTYPE] = None
     kv_dtype: Annotated[str | None, planning.KV_DTYPE] = None
-    max_batch: Annotated[str | None, Option("Limit on sequences that run together.")] = None
-    prefill_tokens: Annotated[
-        str | None,
-        Option("Limit on the prompt tokens of a step; the chunk size with --chunked-prefill on."),
-    ] = None
-    chunked_prefill: Annotated[
-        str | None, Option("Chunked prefill, beside decoding: on, off.", old_names=("--chunked",))
-    ] = None
-    memory_share: Annotated[
-        str | None, Option("Share of a device's memory that the engine takes, 0 to 1.")
-    ] = None
-    graphs: Annotated[str | None, Option("CUDA graphs: on, off.")] = None
-    replicas: Annotated[
-        str | None, Option("Copies of the model on a machine.", default="as many as fit")
-    ] = None
+    max_batch: str | None = option("Limit on sequences that run together.")
+    prefill_tokens: str | None = option(
+        "Limit on the prompt tokens of a step; the chunk size with --chunked-prefill on."
+    )
+    chunked_prefill: str | None = option(
+        "Chunked prefill, beside decoding: on, off.", old_names=("--chunked",)
+    )
+    memory_share: str | None = option("Share of a device's memory that the engine takes, 0 to 1.")
+    graphs: str | None = option("CUDA graphs: on, off.")
+    replicas: str | None = option("Copies of the model on a machine.", default="as many as fit")
     speculation: DraftSettings = field(default_factory=DraftSettings)
 
 
@@ -59,83 +54,65 @@ class AxisSettings:
 class RecommendSettings:
     """A model or its measured runs, the load, the limits, and the machines to choose from."""
 
-    runs: Annotated[
-        tuple[Path, ...], Option("Sweeps to calibrate on.", argument=True, metavar="[RUN_DIR]...")
-    ] = ()
+    runs: tuple[Path, ...] = option(
+        "Sweeps to calibrate on.", value=(), argument=True, metavar="[RUN_DIR]..."
+    )
     model: Annotated[str | None, replace(planning.MODEL, default="that of the run")] = None
     input_tokens: Annotated[int | None, planning.INPUT_TOKENS] = None
     output_tokens: Annotated[int | None, planning.OUTPUT_TOKENS] = None
-    workload: Annotated[
-        Path | None,
-        Option(
-            "Scenario, as `workload from` writes it: its lengths, rate and burstiness.",
-            metavar="S.yaml",
-            group=WORKLOAD,
-        ),
-    ] = None
-    portfolio: Annotated[
-        Path | None,
-        Option(
-            "Portfolio of models (models: [{model, rate_per_s, input_tokens, output_tokens, slo}]) "
-            "on shared machines against an endpoint each.",
-            metavar="FILE.yaml",
-            group=WORKLOAD,
-        ),
-    ] = None
+    workload: Path | None = option(
+        "Scenario, as `workload from` writes it: its lengths, rate and burstiness.",
+        metavar="S.yaml",
+        group=WORKLOAD,
+    )
+    portfolio: Path | None = option(
+        "Portfolio of models (models: [{model, rate_per_s, input_tokens, output_tokens, slo}]) "
+        "on shared machines against an endpoint each.",
+        metavar="FILE.yaml",
+        group=WORKLOAD,
+    )
     axes: AxisSettings = field(default_factory=AxisSettings)
-    rate: Annotated[float | None, Option("Load of the whole fleet in req/s.", group=LOAD)] = None
-    users: Annotated[int | None, Option("Users at once; needs --think-time.", group=LOAD)] = None
-    think_time: Annotated[
-        float | None,
-        Option("Time between an answer and the user's next question in s.", group=LOAD),
-    ] = None
-    vary: Annotated[
-        str | None,
-        Option(
-            "Range of loads in req/s for which the cheapest layout is printed, too.",
-            metavar="rate=A..B",
-            group=LOAD,
-            rare=True,
-        ),
-    ] = None
+    rate: float | None = option("Load of the whole fleet in req/s.", group=LOAD)
+    users: int | None = option("Users at once; needs --think-time.", group=LOAD)
+    think_time: float | None = option(
+        "Time between an answer and the user's next question in s.", group=LOAD
+    )
+    vary: str | None = option(
+        "Range of loads in req/s for which the cheapest layout is printed, too.",
+        metavar="rate=A..B",
+        group=LOAD,
+        rare=True,
+    )
     router: Annotated[str, planning.ROUTER] = "random"
     slo: Annotated[
         tuple[str, ...], replace(planning.SLO, help=f"{planning.SLO.help} Exit 99 if out of reach.")
     ] = ()
-    objective: Annotated[
-        str,
-        Option(
-            "Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity), "
-            "latency or throughput.",
-            group=LIMITS,
-        ),
-    ] = "cost"
+    objective: str = option(
+        "Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity), "
+        "latency or throughput.",
+        value="cost",
+        group=LIMITS,
+    )
     limits: LimitSettings = field(default_factory=LimitSettings)
-    instance: Annotated[
-        tuple[str, ...],
-        Option(
-            "Instance to consider, or local; repeatable, or between commas.",
-            default="all, or the run's",
-            group=MACHINES,
-        ),
-    ] = ()
-    tensor_parallel: Annotated[
-        tuple[int, ...],
-        Option(
-            "Tensor-parallel degree to consider; repeatable.",
-            ("--tp",),
-            default="all",
-            group=MACHINES,
-        ),
-    ] = ()
-    measured_on: Annotated[
-        tuple[str, ...],
-        Option(
-            "Machine of the runs' endpoint, where they do not say; once, or once a run.",
-            metavar="INSTANCE[:TP]",
-            group=MACHINES,
-        ),
-    ] = ()
+    instance: tuple[str, ...] = option(
+        "Instance to consider, or local; repeatable, or between commas.",
+        value=(),
+        default="all, or the run's",
+        group=MACHINES,
+    )
+    tensor_parallel: tuple[int, ...] = option(
+        "Tensor-parallel degree to consider; repeatable.",
+        "--tp",
+        value=(),
+        default="all",
+        group=MACHINES,
+    )
+    measured_on: tuple[str, ...] = option(
+        "Machine of the runs' endpoint, where they do not say; once, or once a run.",
+        value=(),
+        metavar="INSTANCE[:TP]",
+        group=MACHINES,
+    )
     profile: Annotated[str | None, planning.PROFILE] = None
     engine_version: Annotated[str | None, planning.ENGINE_VERSION] = None
     machine_price: Annotated[
@@ -143,16 +120,13 @@ class RecommendSettings:
         replace(planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True),
     ] = None
     money: PurchaseSettings = field(default_factory=PurchaseSettings)
-    blended_ratio: Annotated[
-        float,
-        Option("Input tokens per output token of the blended price.", group=PRICES, rare=True),
-    ] = 3.0
-    discount: Annotated[
-        float, Option("Discount on the blended price, 0 to 1.", group=PRICES, rare=True)
-    ] = 0.0
-    explain: Annotated[bool, Option("Report of what would change the answer.", ("--explain",))] = (
-        False
+    blended_ratio: float = option(
+        "Input tokens per output token of the blended price.", value=3.0, group=PRICES, rare=True
     )
+    discount: float = option(
+        "Discount on the blended price, 0 to 1.", value=0.0, group=PRICES, rare=True
+    )
+    explain: bool = option("Report of what would change the answer.", "--explain", value=False)
     seed: Annotated[int, planning.SEED] = 0
 
     def __post_init__(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import option
 from lmi_bench.jobs.settings.engine import BatchingOptions, ModelOptions, stated_settings
 from lmi_bench.jobs.settings.load import LoadSettings, SessionSettings, WorkloadSettings
 
@@ -18,68 +18,49 @@ class TargetSettings:
 
     GROUP: ClassVar = "Target"
 
-    scenario: Annotated[
-        str | None,
-        Option(
-            "Scenario file, URL, sagemaker:NAME, or sim:INSTANCE to simulate.",
-            argument=True,
-            metavar="[SCENARIO.yaml|TARGET]",
-            group="Arguments",
-        ),
-    ] = None
-    matrix: Annotated[
-        Path | None,
-        Option("File of targets and payloads: every payload on every target, one report."),
-    ] = None
-    target: Annotated[
-        str | None,
-        Option(
-            "Target: engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
-            "sagemaker:NAME.",
-            ("--target", "--base-url"),
-            default="engine",
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        Option(
-            "Model: a catalog name, a folder, or the name that the endpoint knows.",
-            ("--model", "-m"),
-            default="the endpoint's; else demo-15m",
-        ),
-    ] = None
-    protocol: Annotated[
-        str | None,
-        Option(
-            "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="found by asking"
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        Option("Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"),
-    ] = None
-    header: Annotated[
-        tuple[str, ...],
-        Option("Header of every request, 'Name: value'; repeatable.", ("--header", "-H")),
-    ] = ()
-    stream: Annotated[
-        bool | None,
-        Option(
-            "Answers: streamed, or whole, of which only the total time is known.",
-            ("--stream/--no-stream",),
-            default="streamed",
-        ),
-    ] = None
-    sagemaker_endpoint_url: Annotated[
-        str | None,
-        Option("URL of a SageMaker runtime that is not at AWS.", rare=True),
-    ] = None
-    inference_component: Annotated[
-        str | None, Option("Inference component of a SageMaker endpoint.", rare=True)
-    ] = None
-    target_variant: Annotated[str | None, Option("Variant of a SageMaker endpoint.", rare=True)] = (
-        None
+    scenario: str | None = option(
+        "Scenario file, URL, sagemaker:NAME, or sim:INSTANCE to simulate.",
+        argument=True,
+        metavar="[SCENARIO.yaml|TARGET]",
+        group="Arguments",
     )
+    matrix: Path | None = option(
+        "File of targets and payloads: every payload on every target, one report."
+    )
+    target: str | None = option(
+        "Target: engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
+        "sagemaker:NAME.",
+        "--target",
+        "--base-url",
+        default="engine",
+    )
+    model: str | None = option(
+        "Model: a catalog name, a folder, or the name that the endpoint knows.",
+        "--model",
+        "-m",
+        default="the endpoint's; else demo-15m",
+    )
+    protocol: str | None = option(
+        "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="found by asking"
+    )
+    api_key: str | None = option(
+        "Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"
+    )
+    header: tuple[str, ...] = option(
+        "Header of every request, 'Name: value'; repeatable.", "--header", "-H", value=()
+    )
+    stream: bool | None = option(
+        "Answers: streamed, or whole, of which only the total time is known.",
+        "--stream/--no-stream",
+        default="streamed",
+    )
+    sagemaker_endpoint_url: str | None = option(
+        "URL of a SageMaker runtime that is not at AWS.", rare=True
+    )
+    inference_component: str | None = option(
+        "Inference component of a SageMaker endpoint.", rare=True
+    )
+    target_variant: str | None = option("Variant of a SageMaker endpoint.", rare=True)
 
     def fields(self) -> dict[str, Any]:
         """By their dotted names in the scenario; None where nothing was stated."""
@@ -100,53 +81,35 @@ class LimitSettings:
 
     GROUP: ClassVar = "Limits"
 
-    slo: Annotated[
-        tuple[str, ...],
-        Option("SLO such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all."),
-    ] = ()
-    goodput: Annotated[
-        tuple[str, ...],
-        Option(
-            "Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15. Without "
-            "--slo exit 99 if no level has 90 % of its requests within them.",
-            rare=True,
-        ),
-    ] = ()
-    failures: Annotated[
-        str,
-        Option("Failed requests in SLOs: exclude, or infinite latency.", rare=True),
-    ] = "exclude"
-    max_errors: Annotated[
-        str,
-        Option("Largest share of failed requests; beyond it a level ends: 10%, or none."),
-    ] = "50%"
-    max_time: Annotated[
-        str | None,
-        Option(
-            "Longest time of the sweep: no level begins that would end later. 90s, 10m, or none.",
-            default="5m where levels are picked as the sweep goes, else none",
-        ),
-    ] = None
-    max_spend: Annotated[float | None, Option("Largest cost of the sweep in USD.")] = None
-    price_per_hour: Annotated[
-        float | None, Option("Price of the whole target in USD per hour.")
-    ] = None
-    instance: Annotated[
-        str | None, Option("Instance type that a URL runs on; its price is the catalog's.")
-    ] = None
-    timeout: Annotated[
-        str | None,
-        Option(
-            "Seconds after which a request fails and the sweep ends, or none.",
-            default="none; SageMaker: 480 streaming, 60 without",
-        ),
-    ] = None
-    first_token_timeout: Annotated[
-        float | None,
-        Option(
-            "Seconds after which a request without a token fails and the sweep ends.", rare=True
-        ),
-    ] = None
+    slo: tuple[str, ...] = option(
+        "SLO such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all.", value=()
+    )
+    goodput: tuple[str, ...] = option(
+        "Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15. Without "
+        "--slo exit 99 if no level has 90 % of its requests within them.",
+        value=(),
+        rare=True,
+    )
+    failures: str = option(
+        "Failed requests in SLOs: exclude, or infinite latency.", value="exclude", rare=True
+    )
+    max_errors: str = option(
+        "Largest share of failed requests; beyond it a level ends: 10%, or none.", value="50%"
+    )
+    max_time: str | None = option(
+        "Longest time of the sweep: no level begins that would end later. 90s, 10m, or none.",
+        default="5m where levels are picked as the sweep goes, else none",
+    )
+    max_spend: float | None = option("Largest cost of the sweep in USD.")
+    price_per_hour: float | None = option("Price of the whole target in USD per hour.")
+    instance: str | None = option("Instance type that a URL runs on; its price is the catalog's.")
+    timeout: str | None = option(
+        "Seconds after which a request fails and the sweep ends, or none.",
+        default="none; SageMaker: 480 streaming, 60 without",
+    )
+    first_token_timeout: float | None = option(
+        "Seconds after which a request without a token fails and the sweep ends.", rare=True
+    )
 
     def fields(self) -> dict[str, Any]:
         """By their dotted names in the scenario; None where nothing was stated."""
@@ -163,20 +126,15 @@ class RunSettings:
 
     GROUP: ClassVar = "Run"
 
-    out: Annotated[Path | None, Option("Run folder.", ("--out", "-o"), default="below runs/")] = (
-        None
+    out: Path | None = option("Run folder.", "--out", "-o", default="below runs/")
+    resume: bool = option(
+        "Resumption where the run folder ends, if it exists.", "--resume", value=False
     )
-    resume: Annotated[
-        bool, Option("Resumption where the run folder ends, if it exists.", ("--resume",))
-    ] = False
-    name: Annotated[str | None, Option("Name of the run in reports.")] = None
-    seed: Annotated[
-        int | None, Option("Random seed of lengths, prompts and arrivals.", default="0")
-    ] = None
-    step_trace: Annotated[
-        Path | None,
-        Option("File for a Chrome trace of the engine's steps and requests.", rare=True),
-    ] = None
+    name: str | None = option("Name of the run in reports.")
+    seed: int | None = option("Random seed of lengths, prompts and arrivals.", default="0")
+    step_trace: Path | None = option(
+        "File for a Chrome trace of the engine's steps and requests.", rare=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,61 +143,41 @@ class ClientSettings:
 
     GROUP: ClassVar = "Load generator"
 
-    workers: Annotated[
-        str,
-        Option(
-            "Number of processes that send to an endpoint, or auto: more when a core is nearly "
-            "full.",
-            rare=True,
-        ),
-    ] = "auto"
-    timestamps: Annotated[
-        str | None,
-        Option(
-            "Clock of the receive times: kernel or user.",
-            default="kernel where there is one",
-            rare=True,
-        ),
-    ] = None
-    receive: Annotated[
-        str | None,
-        Option(
-            "Reader of the sockets: native (C, built at first use), python, or auto.",
-            default="auto",
-            rare=True,
-        ),
-    ] = None
-    retries: Annotated[
-        str | None,
-        Option(
-            "Retries of transient failures: aws-standard, as AWS SDKs do.",
-            default="none",
-            rare=True,
-        ),
-    ] = None
-    connections: Annotated[
-        str | None,
-        Option(
-            "Connections: reuse (kept open, one for each request at once), per-request (a new one "
-            "each), or their largest number.",
-            default="reuse",
-            rare=True,
-        ),
-    ] = None
-    metrics_url: Annotated[
-        tuple[str, ...],
-        Option(
-            "Prometheus page of a replica; repeatable.", default="the target's /metrics", rare=True
-        ),
-    ] = ()
-    cloudwatch_wait: Annotated[
-        float | None,
-        Option(
-            "Longest wait for CloudWatch's last minutes after a sweep of SageMaker, in seconds.",
-            default="120",
-            rare=True,
-        ),
-    ] = None
+    workers: str = option(
+        "Number of processes that send to an endpoint, or auto: more when a core is nearly full.",
+        value="auto",
+        rare=True,
+    )
+    timestamps: str | None = option(
+        "Clock of the receive times: kernel or user.",
+        default="kernel where there is one",
+        rare=True,
+    )
+    receive: str | None = option(
+        "Reader of the sockets: native (C, built at first use), python, or auto.",
+        default="auto",
+        rare=True,
+    )
+    retries: str | None = option(
+        "Retries of transient failures: aws-standard, as AWS SDKs do.", default="none", rare=True
+    )
+    connections: str | None = option(
+        "Connections: reuse (kept open, one for each request at once), per-request (a new one "
+        "each), or their largest number.",
+        default="reuse",
+        rare=True,
+    )
+    metrics_url: tuple[str, ...] = option(
+        "Prometheus page of a replica; repeatable.",
+        value=(),
+        default="the target's /metrics",
+        rare=True,
+    )
+    cloudwatch_wait: float | None = option(
+        "Longest wait for CloudWatch's last minutes after a sweep of SageMaker, in seconds.",
+        default="120",
+        rare=True,
+    )
 
     def fields(self) -> dict[str, Any]:
         """By their dotted names in the scenario; None where nothing was stated."""

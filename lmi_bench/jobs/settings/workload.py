@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import REQUIRED, option
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFromSettings:
     """A source of traffic and the scenario to write."""
 
-    source: Annotated[
-        str,
-        Option(
-            "Log (JSON lines), trace (Azure's CSV, Mooncake's JSON lines), or prometheus:URL of a "
-            "Prometheus server or of an engine's /metrics page.",
-            argument=True,
-            metavar="SOURCE",
-        ),
-    ]
-    out: Annotated[Path, Option("Scenario file to write (YAML).", ("--out", "-o"))]
-    model: Annotated[str | None, Option("Model for the scenario.", ("--model", "-m"))] = None
-    hours: Annotated[
-        float, Option("Length in hours, up to now, of what a Prometheus server is asked for.")
-    ] = 24.0
-    speed: Annotated[
-        float, Option("Growth to plan for: the scenario's rate is the peak rate times this.")
-    ] = 1.0
+    source: str = option(
+        "Log (JSON lines), trace (Azure's CSV, Mooncake's JSON lines), or prometheus:URL of a "
+        "Prometheus server or of an engine's /metrics page.",
+        value=REQUIRED,
+        argument=True,
+        metavar="SOURCE",
+    )
+    out: Path = option("Scenario file to write (YAML).", "--out", "-o", value=REQUIRED)
+    model: str | None = option("Model for the scenario.", "--model", "-m")
+    hours: float = option(
+        "Length in hours, up to now, of what a Prometheus server is asked for.", value=24.0
+    )
+    speed: float = option(
+        "Growth to plan for: the scenario's rate is the peak rate times this.", value=1.0
+    )
 
     def __post_init__(self) -> None:
         if self.hours < 0.1:
