@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import math
 import selectors
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -81,6 +82,14 @@ async def settle() -> None:
         await future
     else:
         await asyncio.sleep(0)
+
+
+def loop_time_s() -> float:
+    """The running loop's time, virtual or not; the monotonic clock where no loop runs."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()
 
 
 def is_virtual() -> bool:

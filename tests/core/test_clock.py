@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lmi_bench.core.clock import is_virtual, run_virtual, settle
+from lmi_bench.core.clock import is_virtual, loop_time_s, run_virtual, settle
 from lmi_bench.core.errors import LmiBenchError
 
 
@@ -126,3 +126,12 @@ def test_an_error_comes_out_as_it_is():
 
     with pytest.raises(KeyError, match="mine"):
         run_virtual(main())
+
+
+def test_the_loops_time_is_virtual_where_the_loop_is():
+    async def wait():
+        start_s = loop_time_s()
+        await asyncio.sleep(100)
+        return loop_time_s() - start_s
+
+    assert run_virtual(wait()) == pytest.approx(100)

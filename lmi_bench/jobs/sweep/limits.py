@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.catalog.instances import find_instance
+from lmi_bench.core.clock import loop_time_s
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
@@ -193,7 +194,7 @@ class Spend:
         max_usd: float | None = None,
         count_instances: Callable[[], int | None] | None = None,
         note: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = loop_time_s,
     ) -> None:
         self._usd_per_hour = usd_per_hour
         self._max_usd = max_usd
