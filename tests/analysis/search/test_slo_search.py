@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.slo_boundary import slo_answer
 from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import Judgement, Level
+from lmi_bench.core.level import Judgement, Level, Statistics
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
@@ -343,7 +344,11 @@ def test_a_rate_that_a_look_passed_is_tried_in_a_whole_level():
     clear = [line_of(5, 0.5, 1e-3), line_of(20, 2.0, 1e-3)]
     ends = [line_of(9.9, 0.99, 1e-3, requests=40), line_of(10.1, 1.01, 1e-3, requests=400)]
     lines = [
-        {**line, "rate_per_s": line.pop("concurrency"), "e2e_ms": {"mean": 1000.0}}
+        replace(
+            line,
+            load=Load(rate_per_s=line.load.concurrency),
+            latency={"e2e": Statistics(mean=1000.0)},
+        )
         for line in clear + ends
     ]
     level = search_over("rate_per_s", least=0.01).next_level(lines)

@@ -33,6 +33,7 @@ from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.worker import WorkerJob
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
+from tests.levels import level_of
 
 SUPPORT = Path(__file__).parents[3] / "benchmarks" / "support"
 TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16
@@ -209,7 +210,7 @@ def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capf
 
 def test_auto_takes_another_worker_when_a_core_is_nearly_full():
     pool = WorkerPool(_job("http://127.0.0.1:1"))
-    line = {"concurrency": 512, "generator": {"cpu_share": 0.4, "workers": 1}}
+    line = level_of(concurrency=512, generator={"cpu_share": 0.4, "workers": 1})
     assert pool.count_for(LevelSpec(0, Load(concurrency=512), num_requests=9), []) == 1
     assert pool.count_for(LevelSpec(1, Load(concurrency=640), num_requests=640), [line]) == 1
     most = len(os.sched_getaffinity(0))
