@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import fields
-from typing import get_args, get_type_hints
 
 import pytest
 
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.listener import SILENT
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import settings_of
 from lmi_bench.core.scenario import (
     ClientSection,
     EngineSection,
@@ -252,11 +250,9 @@ def sent_by(bench):
 
 def test_options_are_named_as_the_command_line_has_them():
     for group in (StepOptions, CompiledOptions, DraftOptions, BatchingOptions):
-        hints = get_type_hints(group, include_extras=True)
-        for name in (field.name for field in fields(group)):
-            (mark,) = (each for each in get_args(hints[name]) if isinstance(each, Option))
-            stated = (mark.names or ("--" + name.replace("_", "-"),))[0].partition("/")[0]
-            assert option_of(f"engine.{name}") == stated
+        for each in settings_of(group):
+            stated = each.option.name_of(each.name).partition("/")[0]
+            assert option_of(f"engine.{each.name}") == stated
 
 
 @pytest.mark.parametrize(

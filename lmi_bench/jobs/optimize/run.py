@@ -57,6 +57,8 @@ TECHNIQUES: Final = (
     ("engine.dtype, engine.kv_dtype", "formats of weights and cache", "CPU, GPU"),
 )
 
+_MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
+
 
 @dataclass(slots=True)
 class Measured:
@@ -207,10 +209,26 @@ def _measure(
     if parts.quantized is not None and parts.quantized.emulated:
         return each
     start_s = time.monotonic()
-    quiet = _Quiet(listener)
-    each.run = sweep_scenario(_scenario(recipe, settings), listener=quiet, out=folder / name).run
+    each.run = _sweep(_scenario(recipe, settings), folder, name, listener)
     each.sweep_s = time.monotonic() - start_s
     return each
+
+
+def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> Run | None:
+    """The variant's levels; measured again where something disturbed the load generator.
+
+    An invalid level has no ratio to the baseline, and loading the variant took far longer.
+    """
+    run = None
+    for attempt in range(1, _MOST_SWEEPS + 1):
+        out = folder / (name if attempt == 1 else f"{name}-{attempt}")
+        run = sweep_scenario(scenario, listener=_Quiet(listener), out=out).run
+        levels = [] if run is None else run.levels
+        invalid = next((level for level in levels if not level.valid), None)
+        if invalid is None:
+            break
+        listener.note(f"{name}: {invalid.name} is invalid: {invalid.invalid_reason}")
+    return run
 
 
 def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
@@ -307,6 +325,8 @@ def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:
     """Throughput against the baseline's by level: [ratio, low, high], 95 %."""
     if each is base or base.run is None or each.run is None:
         return {}
+    if not _valid_loads(base.run) & _valid_loads(each.run):
+        return {}
     found: list[Difference] = [
         difference
         for difference in compare_runs(base.run, each.run)
@@ -319,3 +339,7 @@ def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:
         ]
         for difference in found
     }
+
+
+def _valid_loads(run: Run) -> set[str]:
+    return {level.name for level in run.levels if level.valid}
