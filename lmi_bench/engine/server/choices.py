@@ -83,6 +83,8 @@ async def choice_writes(
 
     running, begun = len(answers), False
     followers = asyncio.gather(*map(follow, range(running)), return_exceptions=True)
+    # a cancelled gather ends with an exception, which asyncio would log as never retrieved
+    followers.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         while running:
             items = [await news.get()]
