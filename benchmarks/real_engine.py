@@ -1,4 +1,4 @@
-"""A real engine on this machine: six levels calibrate, others are foretold and then judged.
+"""A real engine on this machine: six levels calibrate, others are predicted and then compared.
 
     python benchmarks/real_engine.py --out RUNS --engine bundled
     python benchmarks/real_engine.py --out RUNS --engine vllm --python PATH/TO/python
@@ -170,7 +170,7 @@ def line_of(folder: Path) -> dict[str, Any] | None:
 
 
 class Patience:
-    """Waits for a machine that nobody else uses, for so many seconds in all."""
+    """Wait until the machine is quiet, up to this many seconds in all."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds

@@ -1,4 +1,4 @@
-"""Servers that nobody here wrote: swept with nothing but the URL, and beside `vllm bench serve`.
+"""Servers from other projects: swept with nothing but the URL, and beside `vllm bench serve`.
 
     python benchmarks/real_servers.py sweep --vllm PATH/TO/python
     python benchmarks/real_servers.py compare --vllm PATH/TO/python --repeats 3
