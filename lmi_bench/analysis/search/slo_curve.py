@@ -25,6 +25,7 @@ _BENDS = ((0.3, 0.4), (1.0, 0.4), (3.0, 0.2))  # spread of the slope a factor e 
 _EXTRA_NOISE = ((1.0, 0.5), (1.5, 0.5))
 _STEP_SD, _STEP_CHANCE = 1.5, 0.1
 _LEAST_NOISE = 0.002
+_FLOOR = 1e-10  # variance added to every drawn place, of log latency squared
 _PARTS, _COARSEST = 4, 0.15  # of the grid: fewest parts of a gap, and the widest in log load
 _NEGLIGIBLE = 0.01
 _LEAST_RISING = 0.1
@@ -124,9 +125,11 @@ class Curve:
         gain = np.linalg.solve(covariance, across.T).T
         mean = gain @ self._above_prior
         spread = prior - gain @ across.T
+        # the symmetric root is unique (eigenvectors have either sign, by the processor's LAPACK), and
+        # the floor keeps it insensitive to rounding: every machine then draws the same curves
         values, vectors = np.linalg.eigh((spread + spread.T) / 2)
-        root = vectors * np.sqrt(np.maximum(values, 0))
-        drawn = mean + rng.standard_normal((count, grid.size + 1)) @ root.T
+        root = (vectors * np.sqrt(np.maximum(values, 0) + _FLOOR)) @ vectors.T
+        drawn = mean + rng.standard_normal((count, grid.size + 1)) @ root
         curves: FloatArray = drawn[:, :-1] + _SLOPE * grid
         if setting.step is not None:
             left, right = self._at[setting.step], self._at[setting.step + 1]

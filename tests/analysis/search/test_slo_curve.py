@@ -80,6 +80,18 @@ def test_draws_rise_and_repeat_themselves():
     assert DRAWS / 10 <= first.size <= DRAWS
 
 
+def test_draws_do_not_depend_on_the_signs_that_a_processor_gives_eigenvectors(monkeypatch):
+    eigh = np.linalg.eigh
+    first = crossings(line(50.0), 0.05)
+
+    def flipped(matrix):
+        values, vectors = eigh(matrix)
+        return values, vectors * np.where(np.arange(len(values)) % 2, -1.0, 1.0)
+
+    monkeypatch.setattr(np.linalg, "eigh", flipped)
+    np.testing.assert_allclose(crossings(line(50.0), 0.05), first, rtol=1e-10)
+
+
 def test_one_level_alone_says_little():
     """Half the slope's prior: 4 users at a third of the limit reach it at 4 * 3 ** (1 / 0.5)."""
     curve = Curve(np.array([math.log(4.0)]), np.array([-math.log(3.0)]), np.array([0.02]))
