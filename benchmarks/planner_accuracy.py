@@ -177,7 +177,7 @@ def transfers(
     title: str, rows: Sequence[TableRow], prior: EngineProfile, kind: Callable[[MeasuredLevel], str]
 ) -> None:
     """Fit cells of one kind, predict those of the others: nothing of them is known."""
-    print(f"\n## {title}: {TRANSFER_CELLS} cells of one calibrate, the others are predicted, {SPLITS} draws\n")
+    print(f"\n## {title}: calibrated on {TRANSFER_CELLS} cells of one, {SPLITS} draws\n")
     print("| fitted to | predicted | figure | n | median / p90 error | covered | half-width |")
     print("|---|---|---|---|---|---|---|")
     cells = [row.cell for row in rows if row.cell is not None]

@@ -125,8 +125,8 @@ class Curve:
         gain = np.linalg.solve(covariance, across.T).T
         mean = gain @ self._above_prior
         spread = prior - gain @ across.T
-        # the symmetric root is unique (eigenvectors have either sign, by the processor's LAPACK), and
-        # the floor keeps it insensitive to rounding: every machine then draws the same curves
+        # the symmetric root is unique (the signs of eigenvectors depend on the processor), and the
+        # floor keeps it insensitive to rounding: every machine then draws the same curves
         values, vectors = np.linalg.eigh((spread + spread.T) / 2)
         root = (vectors * np.sqrt(np.maximum(values, 0) + _FLOOR)) @ vectors.T
         drawn = mean + rng.standard_normal((count, grid.size + 1)) @ root
