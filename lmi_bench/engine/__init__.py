@@ -1,0 +1,1 @@
+"""The serving engine: scheduler, executors, step back ends and HTTP server."""

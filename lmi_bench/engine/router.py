@@ -1,10 +1,11 @@
 """Routing policies: choose the replica for each request.
 
-A policy sees only each replica's number of outstanding requests. Random draws are an argument.
+A policy sees only each replica's number of outstanding requests.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -47,3 +48,13 @@ class LeastOutstanding:
     def pick(self, outstanding: Sequence[int]) -> int:
         """The least busy replica."""
         return min(range(len(outstanding)), key=outstanding.__getitem__)
+
+
+def make_router(name: str, seed: int = 0) -> Router:
+    """The router called round_robin, least_outstanding or random (hyphens are accepted, too)."""
+    match name.replace("-", "_"):
+        case "least_outstanding":
+            return LeastOutstanding()
+        case "random":
+            return RandomChoice(iter(random.Random(seed).random, None))
+    return RoundRobin()

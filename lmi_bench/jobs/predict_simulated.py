@@ -10,9 +10,9 @@ from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.engine.router import make_router
 from lmi_bench.loadgen.prompts.prompts import NoText
 from lmi_bench.loadgen.run.levels import levels_of
-from lmi_bench.targets.parts import make_router
 from lmi_bench.targets.prompts import longest_request, make_prompts
 
 

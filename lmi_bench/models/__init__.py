@@ -1,0 +1,1 @@
+"""What a decoder is: its shape and layer structure, read from a model folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.replicas import ReplicaGroup
-from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
+from lmi_bench.engine.router import make_router
 from lmi_bench.engine.scheduling.config import BatchingPolicy, KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -107,16 +106,6 @@ def replica_facts(settings: EngineSection) -> dict[str, Any]:
     if settings.replicas == 1:
         return {}
     return {"replicas": settings.replicas, "router": settings.router}
-
-
-def make_router(name: str) -> Router:
-    match name:
-        case "least_outstanding":
-            return LeastOutstanding()
-        case "random":
-            chance = random.Random(0)
-            return RandomChoice(iter(chance.random, None))
-    return RoundRobin()
 
 
 def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> SchedulerConfig:

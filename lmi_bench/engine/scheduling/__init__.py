@@ -1,0 +1,1 @@
+"""Scheduler and block manager in pure Python: decide each step, never run it."""
