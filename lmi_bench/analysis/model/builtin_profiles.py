@@ -1,239 +1,59 @@
-"""The profiles that ship: constants with where they were fitted, and how far they may be off."""
+"""The shipped profiles: constants with their origin and uncertainty, and priors to fit from."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
-from lmi_bench.analysis.model.engine_defaults import SGLANG, SMALL_CHUNKS, V1, vllm_defaults
-from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters, profile_from_json
-from lmi_bench.engine.scheduling.config import KvLayout
+from lmi_bench.analysis.model.engine_defaults import V1, vllm_defaults
+from lmi_bench.analysis.model.profiles import (
+    EngineProfile,
+    profile_from_document,
+    profile_from_json,
+)
 
 _PROFILES = files("lmi_bench.catalog") / "data" / "profiles"
 
 
-def _shipped(name: str) -> EngineProfile:
-    return profile_from_json((_PROFILES / f"{name}.json").read_text(encoding="utf-8"))
+def _read(name: str) -> str:
+    return (_PROFILES / f"{name}.json").read_text(encoding="utf-8")
 
 
-# Before any cell is seen: what kernels and hosts of this kind are known to reach, with wide room.
-EAGER_GPU_PRIOR: Final = EngineProfile(
-    name="TGI",
-    version="1.x (2023)",
-    fitted_on="nothing yet: prior of an eager PyTorch server on GPUs",
-    fitted_date="2026-11-21",
-    accelerators=(),
-    vendors=("nvidia",),
-    parameters=StepParameters(
-        bandwidth_share=0.75,
-        compute_share=0.65,
-        host_per_layer_s=0.4e-3,
-        host_per_sequence_s=0.2e-3,
-        host_per_prompt_token_s=5e-6,
-        host_stretch_per_rank=0.04,
-        nvlink_latency_s=10e-6,
-        nvlink_share=0.7,
-        pcie_latency_s=30e-6,
-        pcie_share=0.5,
-        gap_per_layer_s=50e-6,
-        request_overhead_s=10e-3,
-        moe_share=0.6,
-        narrow_share=0.45,  # kernels of 2023; those of the priors below have been reworked
-        narrow_launch_s=0.4e-3,  # two Triton launches: groups in act order cannot be split
-    ),
-    log_sd={
-        "bandwidth_share": 0.15,
-        "compute_share": 0.15,
-        "host_per_layer_s": 0.7,
-        "host_per_sequence_s": 0.7,
-        "host_per_prompt_token_s": 1.0,
-        "host_stretch_per_rank": 0.7,
-        "nvlink_latency_s": 0.7,
-        "nvlink_share": 0.3,
-        "pcie_latency_s": 0.7,
-        "pcie_share": 0.4,
-        "gap_per_layer_s": 0.8,
-        "request_overhead_s": 0.8,
-        "moe_share": 0.4,
-        "narrow_share": 0.35,
-    },
-    host_factor_log_sd=0.25,
-    residual_log_sd=0.15,
-    memory_share=0.95,
-    reserve_bytes=1.6e9,
-    kv_layout=KvLayout.CONTIGUOUS,
-    max_batch_size=1024,
-    max_prefill_tokens=4096,
-)
+def _priors() -> dict[str, EngineProfile]:
+    """The priors of `priors.json` by key; one that is `based_on` another states what differs."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, given in json.loads(_read("priors")).items():
+        base = found.get(given.pop("based_on", None), {})
+        for name in ("about", "sources"):  # for readers of the file
+            given.pop(name, None)
+        for name in ("parameters", "log_sd"):
+            given[name] = {**base.get(name, {}), **given.get(name, {})}
+        found[key] = {**base, **given}
+    return {key: profile_from_document(document) for key, document in found.items()}
 
-# A server with CUDA graphs and chunked prefill, such as vLLM, before a cell of it is seen:
-# launching a step costs little; what a layer takes beyond its reads is gaps between its kernels.
-GRAPH_GPU_PRIOR: Final = replace(
-    EAGER_GPU_PRIOR,
-    name="vLLM",
-    version="any",
-    fitted_on="nothing yet: prior of a server with CUDA graphs and chunked prefill",
-    parameters=replace(
-        EAGER_GPU_PRIOR.parameters,
-        bandwidth_share=0.85,
-        host_per_layer_s=5e-6,
-        narrow_launch_s=0.0,
-        host_per_sequence_s=30e-6,
-        host_per_prompt_token_s=1e-6,
-        nvlink_latency_s=8e-6,
-        request_overhead_s=30e-3,
-        narrow_share=0.65,
-    ),
-    log_sd={
-        **EAGER_GPU_PRIOR.log_sd,
-        "host_stretch_per_rank": 0.35,
-        "gap_per_layer_s": 0.5,
-        "request_overhead_s": 1.0,
-    },
-    host_factor_log_sd=0.0,
-    memory_share=0.9,
-    reserve_bytes=4e9,
-    kv_layout=KvLayout.PAGED,
-    max_prefill_tokens=8192,
-    chunked_prefill=True,
-)
 
-# SGLang likewise, but a step is either of prompts or of decoding, and waiting prompts come first:
-# --enable-mixed-chunk is off by default (SGLang's documentation, Server Arguments).
-SGLANG_PRIOR: Final = replace(
-    GRAPH_GPU_PRIOR,
-    name="SGLang",
-    fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
-    chunked_prefill=False,
-    defaults=SGLANG,
-)
-
-# vLLM before its V1 engine (0.8): a step is planned and its answers are sent while the GPU waits,
-# about 0.1 ms a layer of the models that it is used for, and prompts pause decoding.
-VLLM_V0_PRIOR: Final = replace(
-    SGLANG_PRIOR,
-    name="vLLM",
-    version="before 0.8",
-    fitted_on="nothing yet: prior of a server with CUDA graphs whose host works between the steps",
-    parameters=replace(
-        GRAPH_GPU_PRIOR.parameters,
-        gap_per_layer_s=150e-6,
-        host_per_sequence_s=0.15e-3,
-        host_per_prompt_s=2.5e-3,
-        request_overhead_s=8e-3,
-        narrow_share=0.45,  # its AWQ kernels were those of 2023
-    ),
-    log_sd={**GRAPH_GPU_PRIOR.log_sd, "host_per_prompt_s": 0.7},
-    max_batch_size=256,
-    defaults=SMALL_CHUNKS,
-    widen_first_rows=256,  # its AWQ layers hand more rows to the dense product
-)
-
-# 0.6 and 0.7: the server is a process of its own, and answers are sent while the next step runs.
-VLLM_0_6_PRIOR: Final = replace(
-    VLLM_V0_PRIOR,
-    version="0.6 and 0.7",
-    parameters=replace(
-        VLLM_V0_PRIOR.parameters,
-        gap_per_layer_s=120e-6,
-        host_per_sequence_s=0.1e-3,
-        host_per_prompt_s=1.2e-3,
-        request_overhead_s=15e-3,
-        narrow_share=0.65,  # Marlin's
-    ),
-    widen_first_rows=0,
-)
-
-# TGI from 2.0 on: CUDA graphs, its host in Rust, prompts in steps of their own.
-TGI_GRAPH_PRIOR: Final = replace(
-    SGLANG_PRIOR,
-    name="TGI",
-    version="2.x",
-    fitted_on="nothing yet: prior of a server with CUDA graphs whose prompts pause decoding",
-    defaults="",
-)
-
-# TensorRT-LLM before it had a server (`trtllm-serve`): its own benchmark calls the engine.
-TRT_LLM_PRIOR: Final = replace(
-    GRAPH_GPU_PRIOR,
-    name="TensorRT-LLM",
-    version="before 0.16",
-    fitted_on="nothing yet: prior of an engine without a server around it",
-    parameters=replace(GRAPH_GPU_PRIOR.parameters, request_overhead_s=2e-3),
-    shared_head_dims=(128, 256),  # of its XQA kernels (`shouldUse` of release 0.9)
-)
-
-# The bundled engine on a processor, before a sweep of it is seen: one rank, eager steps.
-BUNDLED_CPU_PRIOR: Final = EngineProfile(
-    name="bundled engine",
-    version="on this processor",
-    fitted_on="nothing yet: prior of an eager engine on a few cores",
-    fitted_date="2026-11-21",
-    accelerators=(),
-    vendors=("cpu",),
-    parameters=StepParameters(
-        bandwidth_share=0.6,
-        compute_share=0.4,
-        host_per_layer_s=0.0,  # who launches kernels computes them: a gap, beside nothing
-        host_per_sequence_s=0.2e-3,
-        host_per_prompt_token_s=5e-6,
-        host_stretch_per_rank=0.0,
-        nvlink_latency_s=0.0,
-        nvlink_share=1.0,
-        pcie_latency_s=0.0,
-        pcie_share=1.0,
-        gap_per_layer_s=0.2e-3,
-        attention_share=0.4,
-        unhidden_share=0.5,
-        rows_read_share=0.9,
-    ),
-    log_sd={
-        "bandwidth_share": 0.5,
-        "compute_share": 0.5,
-        "host_per_sequence_s": 1.0,
-        "host_per_prompt_token_s": 1.0,
-        "gap_per_layer_s": 1.0,
-        "attention_share": 0.7,
-        "unhidden_share": 0.7,
-        "rows_read_share": 0.15,
-    },
-    residual_log_sd=0.3,
-    memory_share=0.8,
-    reserve_bytes=0.3e9,
-    kv_layout=KvLayout.PAGED,
-    max_batch_size=32,
-    max_prefill_tokens=4096,
-    block_size=64,
-)
-
-# Another server on this machine's processor, such as vLLM's CPU build: prompt chunks beside
-# running sequences, and processes of its own that share the cores with whoever asks.
-SERVED_CPU_PRIOR: Final = replace(
-    BUNDLED_CPU_PRIOR,
-    name="server",
-    version="on this processor",
-    fitted_on="nothing yet: prior of a server on a few cores",
-    parameters=replace(BUNDLED_CPU_PRIOR.parameters, request_overhead_s=10e-3),
-    log_sd={**BUNDLED_CPU_PRIOR.log_sd, "request_overhead_s": 1.0},
-    max_batch_size=256,
-    max_prefill_tokens=2048,
-    chunked_prefill=True,
-    block_size=16,
-)
-
+_PRIOR: Final = _priors()
+EAGER_GPU_PRIOR: Final = _PRIOR["eager_gpu"]
+GRAPH_GPU_PRIOR: Final = _PRIOR["graph_gpu"]
+SGLANG_PRIOR: Final = _PRIOR["sglang"]
+VLLM_V0_PRIOR: Final = _PRIOR["vllm_v0"]
+VLLM_0_6_PRIOR: Final = _PRIOR["vllm_0_6"]
+BUNDLED_CPU_PRIOR: Final = _PRIOR["bundled_cpu"]
+SERVED_CPU_PRIOR: Final = _PRIOR["served_cpu"]
 
 # Fitted by benchmarks/fit_profiles.py --refit, which prints their errors.
-TGI_2023: Final = _shipped("tgi_2023")
-VLLM_0_12: Final = _shipped("vllm_0_12")
-VLLM_0_19: Final = _shipped("vllm_0_19")
+TGI_2023: Final = profile_from_json(_read("tgi_2023"))
+VLLM_0_12: Final = profile_from_json(_read("vllm_0_12"))
+VLLM_0_19: Final = profile_from_json(_read("vllm_0_19"))
 
 _EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
 _TRT_LLM: Final = ("tensorrt", "trt")
-_SERVED_TRT_LLM: Final = (0, 16)
+_SERVED_TRT_LLM: Final = (0, 16)  # `trtllm-serve` came with this version
 _LEAST_LOG_SD = 0.05
 _V1_OF_VLLM: Final = (0, 8)
 _OVERLAPPED_VLLM: Final = (0, 6)
@@ -249,16 +69,14 @@ def prior_of_engine(
     open_loop: bool,
     marks: Collection[str] = (),
 ) -> EngineProfile:
-    """What to start a fit of that engine from.
+    """The profile to start a fit of that engine from.
 
-    engine  as a table names it, empty for the endpoints of 2023; its version decides between
-            generations (vLLM before and after its V1 engine, TGI before and after CUDA graphs)
-            and, of the shipped profiles, for the nearest one
+    engine  name in a table, with its version if known; empty for the endpoints of 2023. The
+            version selects the engine's generation and the nearest shipped profile
     marks   of the measured levels (`cells.marks_of`)
 
-    A profile that was fitted to any of those levels is left out, and without marks one that was
-    fitted to one of the models on one of the accelerators, so that no judgement rests on what was
-    fitted to the very cells that it is judged on.
+    A shipped profile that was fitted to one of those levels is left out (without marks: to one of
+    the models on one of the accelerators), so that no profile is judged on its own training data.
     """
     version = _version_of(engine)
     eager = not engine or engine.startswith(_EAGER_ENGINES)
@@ -266,11 +84,11 @@ def prior_of_engine(
     if eager and (version is None or version < _GRAPHS_OF_TGI):
         general, kin = EAGER_GPU_PRIOR, [TGI_2023]
     elif eager:
-        general = TGI_GRAPH_PRIOR
+        general = _PRIOR["tgi_graph"]
     elif engine.startswith("sglang"):
         general = SGLANG_PRIOR
     elif engine.startswith(_TRT_LLM) and version is not None and version < _SERVED_TRT_LLM:
-        general = TRT_LLM_PRIOR
+        general = _PRIOR["trt_llm"]
     elif engine.startswith("vllm"):
         if version is not None and version < _V1_OF_VLLM:
             v0 = VLLM_V0_PRIOR if version < _OVERLAPPED_VLLM else VLLM_0_6_PRIOR
@@ -297,13 +115,13 @@ def _has_seen(
 
 
 def _version_of(engine: str) -> tuple[int, ...] | None:
-    """The numbers, two or three, in `vllm 0.6.3.post1`; None without any."""
+    """The version in `vllm 0.6.3.post1`: (0, 6, 3); None without one."""
     found = _VERSION.search(engine)
     return None if found is None else tuple(int(part) for part in found.groups() if part)
 
 
 def _distance(version: tuple[int, ...], profile: EngineProfile) -> int:
-    """How many minor versions lie between; those of other major versions are far."""
+    """Difference in minor versions; a major version counts as 1,000 of them."""
     own = _version_of(profile.version)
     if own is None:
         return 10**6
@@ -311,7 +129,7 @@ def _distance(version: tuple[int, ...], profile: EngineProfile) -> int:
 
 
 def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
-    """The profile as a prior for other cells: twice its deviations, no correlations."""
+    """The profile as a prior for other levels: twice its standard deviations, uncorrelated."""
     return replace(
         profile,
         log_sd={

@@ -255,12 +255,13 @@ def profile_from_json(text: str) -> EngineProfile:
                 f"the profile has schema {schema}; this version reads {PROFILE_SCHEMA}: "
                 "make it again with `lmi-bench calibrate`"
             )
-        return _from_document(document)
+        return profile_from_document(document)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(f"not an engine profile: {exc}") from exc
 
 
-def _from_document(document: Mapping[str, Any]) -> EngineProfile:
+def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
+    """The profile in a decoded document; raises ValueError, KeyError or TypeError for another."""
     values = dict(document)
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
