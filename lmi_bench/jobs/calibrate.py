@@ -29,8 +29,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
     prior_of_engine,
 )
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
-from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_machine
-from lmi_bench.analysis.model.local_machine import MeasuredMachine
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance

@@ -13,7 +13,7 @@ from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
-from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import Speculation

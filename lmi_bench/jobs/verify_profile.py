@@ -15,7 +15,7 @@ from lmi_bench.analysis.fit.from_run import (
 )
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_setting import has_graphs
-from lmi_bench.analysis.model.hardware_probe import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

@@ -1,6 +1,6 @@
-"""From a model on a machine to what its scheduler may hold: blocks, slots, prompt budget.
+"""The scheduler's limits for a model on a machine: blocks, slots, prompt budget.
 
-Used by simulated targets and by the recommender alike, so both plan with one engine.
+Simulated targets and the recommender both use it, so they plan with the same engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.model.engine_defaults import as_set
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value, mean_kv_bytes_per_token
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_value
 from lmi_bench.analysis.model.memory import MemoryPlan, plan_memory
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size
@@ -44,13 +44,10 @@ def memory_plan_for(
 def scheduler_config_for(
     setup: Setup, profile: EngineProfile, max_total_tokens: int
 ) -> SchedulerConfig:
-    """The scheduler of one copy of the model, for requests of at most `max_total_tokens`.
+    """The scheduler of one copy, for requests of at most `max_total_tokens`, input and output.
 
-    max_total_tokens  input + output of the longest request; models with a sliding window hold
-                      more tokens the longer their requests are
-
-    Raises CapacityError, with the numbers, where not one such request fits, and InputError where
-    the machine cannot be split that way.
+    Raises CapacityError where not one such request fits, InputError where the machine lacks the
+    devices.
     """
     shape, instance = setup.shape, setup.instance
     check_degree(instance, setup.tensor_parallel)
@@ -80,7 +77,7 @@ def scheduler_config_for(
 
 
 def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> float:
-    """Tokens that the cache holds beside the weights, and beside a draft's weights and cache."""
+    """Tokens that the cache holds, after the weights and a draft's weights and cache."""
     shape, instance = setup.shape, setup.instance
     plan = memory_plan_for(setup, profile, input_tokens=max_total_tokens - 1, output_tokens=1)
     if plan.problem is not None:
@@ -101,13 +98,14 @@ def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -
 
 
 def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
-    """Bytes of cache on each device for a token, on average over so long a context."""
-    return mean_kv_bytes_per_token(
+    """Bytes of cache on each device for a token, averaged over a context of that length."""
+    sequence_bytes = kv_bytes_per_sequence(
         setup.shape,
         context_tokens,
         bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
         tensor_parallel=setup.tensor_parallel,
     )
+    return sequence_bytes / context_tokens
 
 
 def check_degree(instance: Instance, tensor_parallel: int) -> None:
@@ -121,10 +119,7 @@ def check_degree(instance: Instance, tensor_parallel: int) -> None:
 
 
 def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
-    """The step-time model of one copy, without speculation.
-
-    Raises InputError where the machine or its data sheet does not allow it.
-    """
+    """The step-time model of one copy, without speculation; raises InputError if impossible."""
     shape, dtype = setup.shape, setup.dtype
     check_degree(setup.instance, setup.tensor_parallel)
     accelerator = setup.instance.accelerator
@@ -151,16 +146,16 @@ def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
 
 
 def _compute_dtype(accelerator: Accelerator, dtype: str) -> str:
-    """What the products run in: FP8 weights are widened on the fly where FP8 has no unit."""
+    """Type of the products: FP8 weights are widened on devices without FP8 units."""
     wanted = weight_format(dtype).compute_dtype
     widened = wanted == "float8" and accelerator.fp8_flop_per_s is None
     return "float16" if widened else wanted
 
 
 def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
-    """`step_time_model_for`, of an engine that may speculate; its draft runs on the same devices.
+    """`step_time_model_for`, with speculation if any; the draft runs on the same devices.
 
-    Raises InputError likewise, and where draft and model have different vocabularies.
+    Raises InputError too where draft and model have different vocabularies.
     """
     target, speculation = step_time_model_for(setup, profile), setup.speculation
     if speculation is None:
@@ -179,10 +174,10 @@ def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
 
 @dataclass(frozen=True, slots=True)
 class TheoryBatch:
-    """The theory knee: the batch beyond which throughput stops growing.
+    """The theoretical knee: the batch beyond which throughput stops growing.
 
-    b_max   sequences that the cache holds (guaranteed); b_star: critical batch size, None where
-            decoding never turns compute-bound
+    b_max   sequences that the cache holds (guaranteed)
+    b_star  critical batch size; None where decoding never becomes compute-bound
     """
 
     b_max: int
@@ -195,7 +190,7 @@ class TheoryBatch:
 
     @property
     def cause(self) -> str:
-        """What ends the growth: `KV memory` or `compute`."""
+        """The limit that ends the growth: `KV memory` or `compute`."""
         memory = self.b_star is None or self.b_max <= self.b_star
         return "KV memory" if memory else "compute"
 
@@ -203,10 +198,7 @@ class TheoryBatch:
 def theory_batch(
     setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> TheoryBatch:
-    """B_max and B*(L) of one copy from data sheets, L = input + output / 2.
-
-    Raises InputError where the device's bandwidth or peak is unknown.
-    """
+    """B_max and B*(L) of one copy from data sheets, L = input + output / 2; raises InputError."""
     shape, dtype, accelerator = setup.shape, setup.dtype, setup.instance.accelerator
     devices = setup.tensor_parallel
     peak = accelerator.peak_flop_per_s(_compute_dtype(accelerator, dtype))

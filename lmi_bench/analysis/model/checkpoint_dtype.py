@@ -1,8 +1,7 @@
-"""The number format that a model's weights are published in, where it is narrower than 16 bits.
+"""The number format of a model's published weights, where it is narrower than 16 bits.
 
-`Qwen/Qwen3-32B-AWQ` is not Qwen3 32B in 16 bits, and gpt-oss has never been published in them: a
-plan in 16 bits would ask for up to four times the memory. The name, a folder's `config.json` and
-the catalog are asked, in that order; whoever states a format is believed before all of them.
+`Qwen/Qwen3-32B-AWQ` and gpt-oss do not exist in 16 bits: such a plan would need up to four times
+the memory. Order: the stated format, a folder's `config.json`, the name, the catalog.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lmi_bench.models.folder import is_model_folder, read_config
 USUAL_DTYPE = "float16"
 _USUAL_BITS = 16
 
-# 8 bits before 4: `...-GPTQ-Int8` is GPTQ's rarer kind.
+# 8 bits before 4: `...-GPTQ-Int8` names both.
 _NAMED = (
     (re.compile(r"int8|8bit|w8a8|w8a16"), "int8"),
     (re.compile(r"awq|gptq|int4|4bit|w4a16|w4a8"), "int4"),
@@ -32,7 +31,7 @@ _BY_BITS = {4: "int4", 8: "int8"}
 
 
 def narrow_dtype(model: str) -> str | None:
-    """The format below 16 bits of a model's name, folder or catalog row; None where it has none.
+    """The format below 16 bits of a model's name, folder or catalog row; else None.
 
     >>> narrow_dtype("Qwen/Qwen3-32B-AWQ"), narrow_dtype("gpt-oss-120b"), narrow_dtype("qwen3-32b")
     ('int4', 'mxfp4', None)
@@ -46,22 +45,19 @@ def narrow_dtype(model: str) -> str | None:
     try:
         published = checkpoint_format(find_model_entry(model).checkpoint_dtype)
     except InputError:
-        return None  # whoever needs the shape says that no row has the name
+        return None  # the lookup of the shape reports an unknown name
     return published.name if published.bits < _USUAL_BITS else None
 
 
 def planned_dtype(model: str, stated: str | None = None) -> str:
-    """The format to plan with, by its full name: as stated, else the checkpoint's, else 16 bits.
-
-    Raises InputError for a stated one that is not known.
-    """
+    """The format to plan with: stated, else the checkpoint's, else float16; raises InputError."""
     if stated is not None:
         return weight_format(stated).name
     return narrow_dtype(model) or USUAL_DTYPE
 
 
 def dtype_note(model: str, stated: str | None = None) -> str | None:
-    """What a plan without a stated format rests on, for people; None where it is the usual one."""
+    """The note on a format that was not stated and is not float16, for people; else None."""
     narrow = None if stated else narrow_dtype(model)
     if narrow is None:
         return None

@@ -1,9 +1,9 @@
-"""What an all-reduce costs by its size: a start and a rate, fitted to measured times.
+"""The time of an all-reduce by its size: a start-up latency and a rate, fitted to measured times.
 
     time = latency + bytes / rate
 
-`bytes` are those of the array, as each rank holds it, whatever travels between the ranks. Errors
-are relative, since times span four orders of magnitude; neither constant can be below 0.
+`bytes` is the size of the array on each rank. The fit weighs relative errors, since times span four
+orders of magnitude; neither constant can be below 0.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from lmi_bench.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """The two constants and how far they are off.
+    """The two constants and the largest relative error over the measured sizes.
 
-    bytes_per_s       infinite where larger arrays took no longer
-    worst_error_frac  largest relative error over the measured sizes
+    bytes_per_s  infinite where larger arrays took no longer
     """
 
     latency_s: float

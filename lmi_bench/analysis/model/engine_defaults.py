@@ -1,8 +1,8 @@
-"""What a scheduler is set to where nobody sets it: by engine and version, model and device.
+"""Default scheduler settings of engines by version, model and device.
 
-No published table states the tokens of a step or the most sequences, and hardly anybody changes
-them, so the engine's own defaults are the likeliest. They decide how prompts meet: a whole prompt
-in a step that pauses decoding, or chunks beside it.
+Published tables do not state the tokens of a step or the limit on sequences, so the engine's
+defaults are the likeliest values. They decide whether a whole prompt pauses decoding or chunks run
+beside it.
 
 vLLM before 0.5.4: whole prompts, as many in a step as one of the model's context. From 0.5.4 to
 0.7, of models with more than 32,768 positions (and no sliding window): chunks, 512 tokens a step
@@ -38,7 +38,7 @@ _SGLANG_TOKENS: Final = ((35 * GIB, 2048), (60 * GIB, 4096))
 
 
 def vllm_defaults(version: tuple[int, ...] | None) -> str:
-    """The rule of a version such as (0, 6, 3); the newest without one."""
+    """The rule of a version such as (0, 6, 3); None: the newest rule."""
     if version is None or version >= (0, 8):
         return V1
     if version >= (0, 6, 5):
@@ -49,13 +49,12 @@ def vllm_defaults(version: tuple[int, ...] | None) -> str:
 def as_set(
     profile: EngineProfile, shape: ModelShape, device: Accelerator, cache_tokens: float = math.inf
 ) -> EngineProfile:
-    """The profile with the scheduler that it has for that model on that device.
+    """The profile with its scheduler settings for that model on that device.
 
-    cache_tokens  that the copy holds: an engine does not start with a context that is longer, so
-                  whoever serves the model there has cut it to that
+    cache_tokens  of the copy: an engine does not start with a longer context
 
-    A profile whose settings are known (`defaults` is empty, as in what comes back) stays as it
-    is. Those of V1 and of SGLang are bounds: what was found to be less stays.
+    A profile without a rule (`defaults` is empty, as in the result) stays as it is. The settings of
+    V1 and SGLang are upper bounds: lower values of the profile stay.
     """
     rule = profile.defaults
     if not rule:
@@ -77,7 +76,7 @@ def as_set(
 
 
 def _by_memory(rule: str, device: Accelerator) -> tuple[int, int]:
-    """Tokens of a step, and most sequences (0: no bound)."""
+    """Tokens of a step, and limit on sequences (0: none)."""
     if rule == V1:
         large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100")
         return _V1_LARGE if large else _V1_SMALL

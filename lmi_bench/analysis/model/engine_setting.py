@@ -1,16 +1,15 @@
-"""What an engine may be set to beside its place: candidates of a plan, not only its machines.
+"""Engine settings as candidates of a plan, beside machines and degrees.
 
-A setting states what differs from the workload and the profile that were asked with; None leaves a
-value as it is there. Number formats change the bytes that steps read and the cache that fits; what
-they do to the answers is not modelled. Graphs replace the time of launching a step by that of an
-engine which launches none, or the other way round, with the doubt of the prior it is taken from.
+A setting states what differs from the workload and the profile; None leaves a value as it is.
+Number formats change bytes and cache; their effect on the answers is not modelled. Turning CUDA
+graphs on or off takes the launch time of a step, and its uncertainty, from the matching prior.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
@@ -21,10 +20,10 @@ from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.core.errors import InputError
 
 MOST_SETTINGS: Final = 64
-"""Settings of one question: each is screened on every machine."""
+"""Limit on the settings of one request: each is screened on every machine."""
 
 _LAUNCH = "host_per_layer_s"
-_GRAPHS_BELOW_S = 50e-6  # a launch of a layer that takes longer is one of each kernel
+_GRAPHS_BELOW_S = 50e-6  # a longer launch of a layer launches each kernel by itself
 _FULL_BITS = 16
 
 
@@ -33,12 +32,9 @@ class EngineSetting:
     """One way to set an engine; None: as the workload or the profile says.
 
     dtype, kv_dtype     number formats of the weights and of the cache
-    speculation         who guesses tokens
     max_batch_size      sequences that run together
     max_prefill_tokens  prompt tokens of one step; with chunked prefill the size of a chunk
-    chunked_prefill     prompts are split and run beside decoding
     memory_share        of a device's memory, 0 to 1
-    cuda_graphs         whether steps are launched as one recorded graph
     copies              of the model on one machine; None: as many as its devices hold
     """
 
@@ -71,17 +67,14 @@ class EngineSetting:
 
     @property
     def of_a_copy(self) -> EngineSetting:
-        """Without the number of copies, which decides nothing about one of them."""
+        """The setting without the number of copies, which does not affect one copy."""
         return replace(self, copies=None)
 
     @property
     def of_a_step(self) -> EngineSetting:
-        """What decides how long a given step takes."""
+        """The part of the setting that determines the time of a given step."""
         return EngineSetting(
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            speculation=self.speculation,
-            cuda_graphs=self.cuda_graphs,
+            self.dtype, self.kv_dtype, self.speculation, cuda_graphs=self.cuda_graphs
         )
 
     def profile(self, base: EngineProfile) -> EngineProfile:
@@ -106,7 +99,7 @@ class EngineSetting:
         )
 
     def describe(self) -> str:
-        """What differs, for people; empty where nothing does.
+        """The differences, for people; empty where there are none.
 
         >>> EngineSetting(dtype="int4", max_batch_size=64).describe()
         'int4, batch 64'
@@ -135,12 +128,12 @@ class EngineSetting:
             yield "1 copy" if self.copies == 1 else f"{self.copies} copies"
 
     def caveats(self) -> Iterator[str]:
-        """What the plan cannot know of this setting."""
-        narrow = [
-            name
-            for name in (self.dtype, self.kv_dtype and f"{self.kv_dtype} cache")
-            if name and _narrow(name)
-        ]
+        """Effects of this setting that the plan does not model."""
+        narrow = []
+        if self.dtype is not None and weight_format(self.dtype).bits < _FULL_BITS:
+            narrow.append(self.dtype)
+        if self.kv_dtype is not None and kv_bytes_per_value("float16", self.kv_dtype) < 2:
+            narrow.append(f"{self.kv_dtype} cache")
         if narrow:
             yield (
                 f"{' and '.join(narrow)}: the plan knows bytes and speed, not what rounding does "
@@ -158,18 +151,20 @@ class EngineSetting:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """What differs, as it stands in the file; None: as in the question or the profile."""
-        return {
-            "dtype": self.dtype,
-            "kv_dtype": self.kv_dtype,
-            "speculation": None if self.speculation is None else self.speculation.to_json(),
-            "max_batch_size": self.max_batch_size,
-            "max_prefill_tokens": self.max_prefill_tokens,
-            "chunked_prefill": self.chunked_prefill,
-            "memory_share": self.memory_share,
-            "cuda_graphs": self.cuda_graphs,
-            "replicas": self.copies,
-        }
+        """The differences; None: as in the question or the profile."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["replicas"] = values.pop("copies")
+        speculation = None if self.speculation is None else self.speculation.to_json()
+        return {**values, "speculation": speculation}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> EngineSetting:
+        """Inverse of `to_json`; raises InputError for an unknown draft, KeyError or TypeError."""
+        values = {**content, "copies": content["replicas"]}
+        del values["replicas"]
+        if values["speculation"] is not None:
+            values["speculation"] = Speculation.from_json(values["speculation"])
+        return cls(**values)
 
 
 AS_STATED: Final = EngineSetting()
@@ -177,23 +172,13 @@ AS_STATED: Final = EngineSetting()
 
 
 def has_graphs(profile: EngineProfile) -> bool:
-    """Whether the engine launches a step at next to no cost."""
+    """Whether the profile's launch times are those of CUDA graphs."""
     return profile.parameters.host_per_layer_s < _GRAPHS_BELOW_S
-
-
-def _narrow(name: str) -> bool:
-    word = name.split()[0]
-    if name.endswith("cache"):
-        return kv_bytes_per_value("float16", word) * 8 < _FULL_BITS
-    return weight_format(word).bits < _FULL_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAxes:
-    """Values to choose from along each axis; empty: as the workload or the profile says.
-
-    speculation  beside none
-    """
+    """Values to choose from along each axis; empty: as the workload or the profile says."""
 
     dtypes: tuple[str, ...] = ()
     kv_dtypes: tuple[str, ...] = ()
@@ -206,13 +191,13 @@ class EngineAxes:
     copies: tuple[int, ...] = ()
 
     def settings(self, *, dtype: str, profile: EngineProfile) -> tuple[EngineSetting, ...]:
-        """Every combination once, those first that change nothing.
+        """Every combination once; a value equal to the workload's or the profile's becomes None.
 
-        dtype    of the workload's weights: a value that equals it, or the profile's, is none
+        dtype  of the workload's weights
 
-        Raises InputError for more than MOST_SETTINGS of them, or a value that cannot be.
+        Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
         """
-        as_set = profile.defaults == ""  # else a device may be set to less than the profile says
+        as_set = profile.defaults == ""  # else a device may have less than the profile says
         axes: list[list[Any]] = [
             _axis(self.dtypes, weight_format(dtype).name, lambda name: weight_format(name).name),
             _axis(self.kv_dtypes, None, lambda name: _narrower_cache(dtype, name)),
@@ -235,11 +220,11 @@ class EngineAxes:
 
 
 def _narrower_cache(dtype: str, kv_dtype: str) -> str | None:
-    """The format; None for the one that engines choose beside such weights."""
+    """The format; None for the one that engines choose with such weights."""
     same = kv_bytes_per_value(dtype, kv_dtype) == kv_bytes_per_value(dtype)
     return None if same else kv_dtype.strip().lower()
 
 
 def _axis(values: Iterable[Any], base: Any, name: Any = lambda value: value) -> list[Any]:
-    """The values with None for the one that is there already; [None] without any."""
+    """The values with None for the one that applies already; [None] without any."""
     return list(dict.fromkeys(None if name(v) == base else name(v) for v in values)) or [None]

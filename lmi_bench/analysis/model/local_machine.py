@@ -1,28 +1,42 @@
-"""This machine's measured figures, and the instance `local` that they make.
+"""This machine as the instance `local`: cores, free memory, read bandwidth, matmul peak.
 
-A fit knows an engine's shares only relative to these figures, so a profile that was fitted here
-keeps them: predictions for `local` then rest on the figures of the fit and not on another probe.
+Measured with numpy in about a second; the best of several tries, since disturbance only slows a
+probe. A fitted profile keeps the figures of its machine: its shares are relative to them.
 """
 
 from __future__ import annotations
 
+import os
 import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import usable_cores
 
 LOCAL_NAME = "local"
 CPU_VENDOR = "cpu"
 _BF16_OVER_FP32 = 2.0
+_READ_BYTES = 128 * 2**20  # well beyond the caches
+_MATMUL_SIZE = 1024
+_PROBE_S = 0.5
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """What a probe found of the machine that it ran on.
+    """The figures that a probe measured.
 
-    memory_bytes            that may still be taken
+    memory_bytes            available memory
     bandwidth_bytes_per_s   read by all cores together; fp32_flop_per_s: of a matrix product
     measured_date           ISO date
     """
@@ -40,12 +54,10 @@ class MeasuredMachine:
                 raise InputError(f"measured machine: {item.name} must be above 0, got {value:g}")
 
     def instance(self, *, price_usd_per_hour: float | None = None) -> Instance:
-        """The machine as an instance with one accelerator, its processor.
+        """The machine as an instance whose accelerator is its processor; price None: unknown.
 
-        price_usd_per_hour  as its owner states it; None: unknown
-
-        The 16-bit peak is taken as twice the measured 32-bit one, what processors with 16-bit dot
-        products reach; on others the calibrated share comes out lower.
+        The 16-bit peak is twice the measured 32-bit one, as with 16-bit dot products; on other
+        processors the calibrated share is lower.
         """
         source = f"measured on this machine, {self.measured_date}"
         priced = price_usd_per_hour is not None
@@ -76,3 +88,70 @@ class MeasuredMachine:
             price_source="given by the user" if priced else "",
             source=source,
         )
+
+
+def probe_machine() -> MeasuredMachine:
+    """This machine's figures, measured now."""
+    cores = usable_cores()
+    return MeasuredMachine(
+        cores=cores,
+        memory_bytes=available_memory_bytes(),
+        bandwidth_bytes_per_s=read_bandwidth_bytes_per_s(cores),
+        fp32_flop_per_s=matmul_flop_per_s(),
+        measured_date=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def probe_local_instance(*, price_usd_per_hour: float | None = None) -> Instance:
+    """`MeasuredMachine.instance` of this machine, measured now."""
+    return probe_machine().instance(price_usd_per_hour=price_usd_per_hour)
+
+
+def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup_limit: Path = _CGROUP_LIMIT) -> int:
+    """Available memory: the kernel's estimate, within the container's limit.
+
+    Half of the machine's memory where the system gives no estimate (macOS).
+    """
+    bounds: list[int] = []
+    if meminfo.is_file():
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+        bounds += [
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        ]
+    if cgroup_limit.is_file():
+        text = cgroup_limit.read_text(encoding="ascii").strip()
+        if text.isdigit():
+            bounds.append(int(text))
+    if not bounds:
+        bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return min(bounds)
+
+
+def read_bandwidth_bytes_per_s(cores: int) -> float:
+    """Memory read bandwidth of all cores together."""
+    values = np.ones(_READ_BYTES // 4, dtype=np.float32)
+    parts = np.array_split(values, cores)
+    with ThreadPoolExecutor(cores) as pool:
+        return _READ_BYTES / _best_s(lambda: list(pool.map(np.max, parts)))
+
+
+def matmul_flop_per_s() -> float:
+    """Rate of a 32-bit matrix product on all cores."""
+    size = _MATMUL_SIZE
+    left = np.ones((size, size), dtype=np.float32)
+    product = np.empty_like(left)
+    return 2 * size**3 / _best_s(lambda: np.matmul(left, left, out=product))
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    """Seconds of the fastest try within the probe's time, after a warm-up."""
+    work()
+    best_s = float("inf")
+    stop_s = time.perf_counter() + _PROBE_S
+    while True:
+        start_s = time.perf_counter()
+        work()
+        end_s = time.perf_counter()
+        best_s = min(best_s, end_s - start_s)
+        if end_s >= stop_s:
+            return best_s

@@ -1,17 +1,15 @@
-"""What fits into an accelerator: weights, reserve and KV cache, and the reason when they do not.
-
-All sizes are of one rank. Sequences that fit, from the memory the device reports:
+"""Memory fit of one rank: weights, reserve and KV cache, and the reason where they do not fit.
 
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
 
-guaranteed with every sequence at its full length (input + output), expected with the running
-ones half through their output (input + output / 2).
+guaranteed with every sequence at its full length (input + output), expected with sequences half
+through their output (input + output / 2).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_bytes_per_sequence
 from lmi_bench.analysis.model.weights import weight_bytes
@@ -24,10 +22,9 @@ from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 class MemoryPlan:
     """One rank's memory, in bytes.
 
-    kv_budget_bytes         what is left for the cache; below 0 the weights alone do not fit
     kv_bytes_per_sequence   of one sequence at its full length
     sequences_guaranteed    that fit at full length; sequences_expected: half through the output
-    problem                 why the model does not fit, or None
+    problem                 why the model does not fit; None if it does
     """
 
     memory_bytes: float
@@ -40,7 +37,7 @@ class MemoryPlan:
 
     @property
     def kv_budget_bytes(self) -> float:
-        """Memory left for the KV cache."""
+        """Memory left for the KV cache; below 0 the weights do not fit."""
         return self.memory_bytes - self.weight_bytes - self.reserve_bytes
 
     @property
@@ -60,11 +57,18 @@ def plan_memory(
     reserve_bytes: float = 0.0,
     kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
 ) -> MemoryPlan:
-    """How a rank's memory is used, and how many sequences of the given lengths it holds."""
-    weights = weight_bytes(shape, dtype) / tensor_parallel
-    problem = tensor_parallel_problem(shape, tensor_parallel)
-    if problem is not None:
-        return MemoryPlan(memory_bytes, weights, reserve_bytes, 0.0, 0, 0, problem)
+    """A rank's memory, and how many sequences of the given lengths it holds."""
+    plan = MemoryPlan(
+        memory_bytes,
+        weight_bytes(shape, dtype) / tensor_parallel,
+        reserve_bytes,
+        kv_bytes_per_sequence=0.0,
+        sequences_guaranteed=0,
+        sequences_expected=0,
+        problem=tensor_parallel_problem(shape, tensor_parallel),
+    )
+    if plan.problem is not None:
+        return plan
 
     def kv_bytes(tokens: float) -> float:
         return kv_bytes_per_sequence(
@@ -72,47 +76,33 @@ def plan_memory(
         )
 
     full = kv_bytes(input_tokens + output_tokens)
-    budget = memory_bytes - weights - reserve_bytes
-    guaranteed = max(0, math.floor(budget / full))
-    expected = max(0, math.floor(budget / kv_bytes(input_tokens + output_tokens / 2)))
-    return MemoryPlan(
-        memory_bytes=memory_bytes,
-        weight_bytes=weights,
-        reserve_bytes=reserve_bytes,
+    half = kv_bytes(input_tokens + output_tokens / 2)
+    plan = replace(
+        plan,
         kv_bytes_per_sequence=full,
-        sequences_guaranteed=guaranteed,
-        sequences_expected=expected,
-        problem=_misfit(
-            shape, tensor_parallel, memory_bytes, weights, reserve_bytes, full, guaranteed
-        ),
+        sequences_guaranteed=max(0, math.floor(plan.kv_budget_bytes / full)),
+        sequences_expected=max(0, math.floor(plan.kv_budget_bytes / half)),
     )
+    if plan.sequences_guaranteed > 0:
+        return plan
+    return replace(plan, problem=_misfit(shape, tensor_parallel, plan))
 
 
-def _misfit(
-    shape: ModelShape,
-    tensor_parallel: int,
-    memory_bytes: float,
-    weights: float,
-    reserve: float,
-    kv_sequence: float,
-    sequences: int,
-) -> str | None:
-    """Which term overflows the device, with every number."""
-    if sequences > 0:
-        return None
-    have = f"{bytes_to_gib(memory_bytes):.1f} GiB of the device"
-    need = f"{bytes_to_gib(weights):.1f} GiB of weights a device at TP {tensor_parallel}"
-    if weights > memory_bytes:
+def _misfit(shape: ModelShape, tensor_parallel: int, plan: MemoryPlan) -> str:
+    """The term that exceeds the device's memory, with every number."""
+    have = f"{bytes_to_gib(plan.memory_bytes):.1f} GiB of the device"
+    need = f"{bytes_to_gib(plan.weight_bytes):.1f} GiB of weights a device at TP {tensor_parallel}"
+    if plan.weight_bytes > plan.memory_bytes:
         return f"{need} exceed the {have} (weights): more devices or fewer bits a weight"
-    if weights + reserve > memory_bytes:
+    if plan.weight_bytes + plan.reserve_bytes > plan.memory_bytes:
         return (
-            f"{need} and {bytes_to_gib(reserve):.1f} GiB of reserve exceed the {have} (reserve): "
-            "more devices or fewer bits a weight"
+            f"{need} and {bytes_to_gib(plan.reserve_bytes):.1f} GiB of reserve exceed the {have} "
+            "(reserve): more devices or fewer bits a weight"
         )
-    left = bytes_to_gib(memory_bytes - weights - reserve)
     return (
-        f"{shape.name}: {left:.2f} GiB left of the {have} hold no sequence of "
-        f"{bytes_to_gib(kv_sequence):.2f} GiB of KV cache (KV): shorter requests or more devices"
+        f"{shape.name}: {bytes_to_gib(plan.kv_budget_bytes):.2f} GiB left of the {have} hold no "
+        f"sequence of {bytes_to_gib(plan.kv_bytes_per_sequence):.2f} GiB of KV cache (KV): shorter "
+        "requests or more devices"
     )
 
 
@@ -129,7 +119,7 @@ def min_devices(
 ) -> int:
     """Fewest devices that hold the weights and the cache of `batch` sequences.
 
-    Only degrees count by which the heads can be split. Raises CapacityError beyond `most`.
+    Considers only degrees that divide the heads. Raises CapacityError beyond `most`.
     """
     weights = weight_bytes(shape, dtype)
     for devices in range(1, most + 1):

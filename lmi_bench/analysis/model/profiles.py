@@ -1,8 +1,8 @@
-"""What an engine and its version cost on top of the hardware: named constants, with their error.
+"""Engine profiles: the constants of one engine version, with their uncertainty.
 
-A profile belongs to one engine version. The physics (bytes, FLOP, links) is the step-time model's;
-the profile says which share of the data sheet the kernels reach and how long the host needs. Its
-parameters come from a fit, so each has an uncertainty, as a covariance of their logarithms.
+The step-time model holds the physics (bytes, FLOP, links); a profile says which share of the data
+sheet the kernels reach and how long the host takes. The parameters are fitted; their uncertainty is
+a covariance of their logarithms.
 """
 
 from __future__ import annotations
@@ -24,30 +24,27 @@ PROFILE_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class StepParameters:
-    """The engine's part of a step's time. Shares are of the data sheet, times in seconds.
+    """The engine's part of a step's time: shares of the data sheet, times in seconds.
 
-    bandwidth_share          of the memory bandwidth that decode reads reach
-    compute_share            of the dense peak that prefill reaches
-    host_per_layer_s         launching a layer's kernels, a step; small with CUDA graphs
-    host_per_sequence_s      bookkeeping of a running sequence, a step
-    host_per_prompt_token_s  preparing a prompt token
-    host_per_prompt_s        admitting a prompt, or going on with one that was split: its blocks,
-                             its sampling, the start of its answer
-    narrow_launch_s          of a layer in a decode step over several ranks: what the host takes
-                             more for products of 4-bit weights
+    bandwidth_share          memory bandwidth of decode reads
+    compute_share            dense peak of prefill
+    host_per_layer_s         launch of a layer's kernels in a step; small with CUDA graphs
+    host_per_sequence_s      bookkeeping of a running sequence in a step
+    host_per_prompt_token_s  preparation of a prompt token
+    host_per_prompt_s        admission of a prompt or of its next chunk: blocks, sampling, answer
+    narrow_launch_s          extra launch of a layer with 4-bit weights, decoding on several ranks
     host_stretch_per_rank    relative growth of both host times with each further rank
     nvlink_latency_s, pcie_latency_s   start of one all-reduce
-    nvlink_share, pcie_share           of the link's rate that an all-reduce reaches
-    gap_per_layer_s          of a layer's kernels, beyond reads, arithmetic and all-reduces
-    moe_share                of the dense products' rate that products of routed experts reach
-    attention_share          of the dense products' rate that attention's products reach
-    rows_read_share          of the rate at which one row's products read weights, what products of
-                             several rows reach: packed blocks instead of a stream on processors
-    narrow_share             of the rate of 16-bit products, in reading and in arithmetic, that
-                             products reach whose 4-bit weights are widened on the way; of 8-bit
-                             ones its square root
-    unhidden_share           of the shorter of reading and arithmetic, what adds to the longer: 0
-                             where they overlap whole, as on GPUs; processors hide little
+    nvlink_share, pcie_share           rate of the link in an all-reduce
+    gap_per_layer_s          time of a layer's kernels beyond reads, arithmetic and all-reduces
+    moe_share                rate of routed experts' products, relative to dense products
+    attention_share          rate of attention's products, relative to dense products
+    rows_read_share          rate of weight reads for several rows, relative to one row: packed
+                             blocks instead of a stream on processors
+    narrow_share             read and compute rate of products that widen 4-bit weights, relative
+                             to 16-bit products; with 8 bits its square root
+    unhidden_share           part of the shorter of reads and arithmetic that adds to the longer:
+                             0 on GPUs; processors hide little
     request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
     """
 
@@ -84,33 +81,30 @@ PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParame
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """One engine version as the planner knows it.
+    """One engine version as the planner models it.
 
-    fitted_on, fitted_date  where the parameters come from, for people
-    accelerators            device names that the fit has seen; others are an extrapolation
-    vendors                 whose devices the engine runs on
-    memory_share            of a device's memory that the engine takes at most
-    reserve_bytes           of that, what neither weights nor cache may use: runtime, activations
+    fitted_on, fitted_date  origin of the parameters, for people
+    accelerators, models    names in the fit; other devices are an extrapolation
+    vendors                 of the devices that the engine runs on
+    memory_share            limit on the engine's share of a device's memory
+    reserve_bytes           of that memory, for runtime and activations
     kv_layout               how the engine reserves the cache at admission
     log_sd                  standard deviation of each parameter's logarithm; absent: exact
-    log_correlation         between those, row by row in the order of PARAMETER_NAMES; empty: none
-    host_factors            by accelerator: how slow the hosts that it comes with are, 1 as usual
-    host_factor_log_sd      of the logarithm of such a factor before it is fitted; 0: never fitted
-    models                  names of the models that the fit has seen
+    log_correlation         of those, rows in the order of PARAMETER_NAMES; empty: none
+    host_factors            host slowness by accelerator, 1 is usual
+    host_factor_log_sd      prior of a factor's logarithm; 0: never fitted
     residual_log_sd         of a prediction around the truth with the best parameters
-    error_scale             of the model's error and noise as the fit found it, 1 as expected;
-                            ttft_error_scale: of times to first token
-    levels                  measured levels that predictions are corrected by (`cell_files`)
-    fitted_cells            of a profile that ships: marks of the levels that it was fitted to
-                            (`cells.marks_of`), none of them the reader's own
-    widen_first_rows        of a step, from which weights of few bits are widened as a whole before
-                            their products; 0: always on the way
-    shared_head_dims        head sizes for which a decode step reads the cache once for all query
-                            heads of a KV head; others read it for each. Empty: all sizes
-    defaults                rule by which model and device bound the scheduler's settings
-                            (`engine_defaults`); empty: they are as they stand
-    machine                 figures of the machine `local` that the shares are of, where the fit
-                            was made on it
+    error_scale             fitted factor on the model's error and noise;
+                            ttft_error_scale: on that of times to first token
+    levels                  measured levels that correct predictions (`cell_files`)
+    fitted_cells            marks of the levels of a shipped profile's fit (`cells.marks_of`)
+    widen_first_rows        rows of a step from which narrow weights are widened as a whole before
+                            their products; 0: never
+    shared_head_dims        head sizes whose decode step reads the cache once for all query heads
+                            of a KV head; empty: all sizes
+    defaults                rule for the scheduler's settings by model and device
+                            (`engine_defaults`); empty: the settings of the profile
+    machine                 figures of the machine `local`, if the fit was made on it
     """
 
     name: str
@@ -166,13 +160,13 @@ class EngineProfile:
 
     @property
     def provenance(self) -> str:
-        """Where the parameters come from, in one line."""
+        """Origin of the parameters, in one line."""
         if not self.accelerators:  # a prior: not fitted to anything
             return f"profile {self.label}, fitted to {self.fitted_on}"
         return f"profile {self.label}, fitted {self.fitted_date} on {self.fitted_on}"
 
     def warnings_for(self, *, accelerator: str, engine_version: str | None = None) -> list[str]:
-        """What is extrapolated when this profile speaks for that device and engine version."""
+        """Extrapolations of this profile for that device and engine version."""
         warnings = []
         if accelerator not in self.accelerators:
             warnings.append(
@@ -187,7 +181,7 @@ class EngineProfile:
         return warnings
 
     def warning_for_engine(self, engine: str) -> str | None:
-        """What is extrapolated when this profile speaks for an engine as a table names it."""
+        """The extrapolation of this profile for an engine as a table names it, if any."""
         name, _, version = engine.partition(" ")
         if name and name.lower() != self.name.lower():
             return f"profile {self.label} is not of {engine}: calibrate on levels of that engine"
@@ -205,7 +199,7 @@ class EngineProfile:
         return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)
 
     def draws(self, count: int, seed: int) -> list[EngineProfile]:
-        """`count` profiles drawn from the uncertainty; the same seed draws the same ones."""
+        """`count` profiles drawn from the uncertainty."""
         chance = np.random.default_rng(seed)
         logs = chance.multivariate_normal(
             np.zeros(len(PARAMETER_NAMES)), self.log_covariance(), size=count, method="eigh"
@@ -224,13 +218,13 @@ class EngineProfile:
 
 
 def _same_version(one: str, other: str) -> bool:
-    """Whether one is the other or a part of it: 0.12 and v0.12.0, not 0.1 and 0.12."""
+    """Whether one version is a prefix of the other: 0.12 of v0.12.0, not 0.1 of 0.12."""
     parts = [text.strip().lower().removeprefix("v").split(".") for text in (one, other)]
     return all(left == right for left, right in zip(*parts, strict=False))
 
 
 def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:
-    """The note of parameters that a fit has learnt nothing of; none for none."""
+    """The note on parameters that a fit did not identify; empty without any."""
     if not names:
         return ()
     return (f"not identified by the profile's cells, so near their priors: {', '.join(names)}",)

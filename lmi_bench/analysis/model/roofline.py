@@ -1,8 +1,7 @@
-"""Roofline: when a decode step stops being bound by memory and starts on compute.
+"""Roofline: the batch at which a decode step turns from memory-bound to compute-bound.
 
-Reads and arithmetic are taken to overlap perfectly at the data sheet's rates, so the times are
-lower bounds, not forecasts (`step_time` forecasts). Bytes, FLOP, seconds; per model copy, with
-the bandwidth and compute of all its devices together. Source: Pope et al. 2022,
+Reads and arithmetic overlap perfectly at the data sheet's rates, so the times are lower bounds, not
+forecasts (see `step_time`). All devices of a copy together. Source: Pope et al. 2022,
 arXiv:2211.05102.
 """
 
@@ -13,7 +12,7 @@ _BYTES_PER_HALF = 2
 
 
 def ops_per_byte(flop_per_s: float, bandwidth_bytes_per_s: float) -> float:
-    """Operations that a device does while it moves a byte. A10G: 70e12 / 600e9 = 116.7."""
+    """Operations that a device does in the time of moving a byte. A10G: 70e12 / 600e9 = 116.7."""
     return flop_per_s / bandwidth_bytes_per_s
 
 
@@ -30,8 +29,8 @@ def critical_batch_size(
 
     B*(L) = (W / BW) / (2 P / F - L k / BW)
 
-    Each sequence brings 2 P FLOP and reads L k bytes of cache. If reading its cache takes longer
-    than its arithmetic, a larger batch moves the step away from compute, and there is no B*.
+    Each sequence adds 2 P FLOP and L k bytes of cache. If the bytes take longer than the
+    arithmetic, no batch makes the step compute-bound.
     """
     weights_s = weight_bytes / bandwidth_bytes_per_s
     compute_s = _FLOP_PER_PARAMETER * params_active / flop_per_s
@@ -44,7 +43,7 @@ def critical_batch_size(
 def critical_batch_size_without_cache(
     *, bytes_per_weight: float, flop_per_s: float, bandwidth_bytes_per_s: float
 ) -> float:
-    """The special case L = 0 that posts quote: (bytes per weight / 2) * F / BW.
+    """The special case L = 0: (bytes per weight / 2) * F / BW.
 
     16 bits: 116.7 on A10G, 200.6 on A100 40 GB.
     """
@@ -56,9 +55,8 @@ def standard_attention_intensity(sequence_tokens: int, head_dim: int) -> float:
 
     intensity = (4 N^2 d + 3 N^2) / (8 N^2 + 8 N d)
 
-    Two products of 2 N^2 d operations and a softmax of about 3 N^2; Q, K, V and the output (N d
-    values each) and the score and weight matrices (N^2 values, each written and read back) move
-    at 2 bytes a value. Llama 2 7B, N = 4096, d = 128: 62.4.
+    Two products and a softmax of about 3 N^2 operations; Q, K, V and the output (N d values each)
+    and two N^2 matrices, written and read back. Llama 2 7B, N = 4096, d = 128: 62.4.
     """
     n, d = sequence_tokens, head_dim
     operations = 4 * n * n * d + 3 * n * n

@@ -1,4 +1,4 @@
-"""What is served on what: a model in its number formats, on some devices of a machine."""
+"""The set-up of one copy: a model in its number formats on devices of a machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from lmi_bench.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One copy of a model, without its engine: what a profile is asked about.
+    """One copy of a model, without its engine.
 
     tensor_parallel  devices that the copy is split over
-    dtype, kv_dtype  of the weights and of the cache; None: as the weights, 16 bits beside
-                     narrower ones
+    dtype, kv_dtype  of the weights and the cache; None: 32 bits with 32-bit weights, else 16
     speculation      of the engine; None: one token a step
     """
 

@@ -1,15 +1,16 @@
-"""Speculative decoding in the plan: k tokens guessed and verified in one step.
+"""Speculative decoding in the plan: k tokens drafted and verified in one step.
 
-A guess holds with chance a if those before it did, so a step gives on average
+A drafted token is accepted with probability a if those before it were, so a step gives on average
 
     tokens = (1 - a ** (k + 1)) / (1 - a)
 
-and costs k steps of the draft model and one step of the model over k + 1 rows a sequence, which
+It costs k steps of the draft model and one step of the model over k + 1 rows a sequence, which
 reads the cache once. Source: Leviathan et al. 2023, arXiv:2211.17192, equation 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.step_time import Pricer, StepColumns, StepParts, StepTimeModel
+from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 from lmi_bench.models.shape import ModelShape
@@ -26,11 +28,11 @@ _HALVINGS = 60
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Who guesses, how much, and how often it is right.
+    """The drafter, its number of tokens, and how often they are accepted.
 
-    draft_tokens  guessed a step (k)
-    acceptance    chance that a guess holds if those before it did (a)
-    draft         the smaller model; None: looked up in the text, at no cost of the device
+    draft_tokens  drafted in a step (k)
+    acceptance    probability a that a drafted token is accepted if those before it were
+    draft         the smaller model; None: n-gram lookup, at no cost on the device
     """
 
     draft_tokens: int
@@ -45,16 +47,13 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step gives each sequence on average: 1 to k + 1.
-
-        Four guesses of which each holds with 0.8: (1 - 0.8 ** 5) / 0.2 = 3.36.
-        """
+        """Mean tokens of a step for each sequence, 1 to k + 1; k = 4, a = 0.8: 3.36."""
         if self.acceptance == 1:
             return self.draft_tokens + 1.0
         return float((1 - self.acceptance ** (self.draft_tokens + 1)) / (1 - self.acceptance))
 
     def to_json(self) -> dict[str, Any]:
-        """For files."""
+        """The drafter as plain values."""
         return {
             "draft": None if self.draft is None else self.draft.name,
             "draft_tokens": self.draft_tokens,
@@ -62,12 +61,20 @@ class Speculation:
             "tokens_per_step": self.tokens_per_step,
         }
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Speculation:
+        """Inverse of `to_json`; raises InputError for an unknown draft, KeyError or TypeError."""
+        draft = None if content["draft"] is None else find_model(content["draft"])
+        tokens, acceptance = content["draft_tokens"], content["draft_acceptance"]
+        if type(tokens) is not int or type(acceptance) not in (int, float):
+            raise TypeError(f"draft_tokens is {tokens!r}, draft_acceptance is {acceptance!r}")
+        return cls(tokens, acceptance, draft)
+
 
 def acceptance_of_counts(drafted: int, accepted: int, draft_tokens: int) -> float:
-    """The chance a behind what an engine counted.
+    """The acceptance a behind an engine's counters; raises InputError where nothing was drafted.
 
-    accepted / drafted = (a + a ** 2 + ... + a ** k) / k, solved for a: guesses behind a wrong one
-    are lost whatever they are. Raises InputError where nothing was drafted.
+    accepted / drafted = (a + a ** 2 + ... + a ** k) / k, solved for a
     """
     if drafted < 1 or not 0 <= accepted <= drafted:
         raise InputError(
@@ -83,10 +90,10 @@ def acceptance_of_counts(drafted: int, accepted: int, draft_tokens: int) -> floa
 
 
 class DraftedStepTime:
-    """A StepTime of real steps: what the draft model takes, then the model's own step.
+    """A StepTime of real steps: the draft model's steps, then the model's own step.
 
-    A step of `decode_tokens` rows for `decode_sequences` sequences has guessed the difference, in
-    as many steps of the draft as the longest guess needs; prompts pass through both models.
+    The draft has computed `decode_tokens` - `decode_sequences` tokens, in as many steps as the
+    longest draft has tokens; prompts pass through both models.
     """
 
     def __init__(self, target: StepTimeModel, draft: StepTimeModel | None) -> None:
@@ -94,44 +101,33 @@ class DraftedStepTime:
         self._draft = draft
 
     def step_time_s(self, shape: StepShape) -> float:
-        """Seconds of guessing and verifying."""
+        """Seconds of drafting and verifying."""
         target_s = self._target.step_time_s(shape)
         if self._draft is None:
             return target_s
         rows = shape.decode_sequences
         if not rows:
             return target_s + self._draft.step_time_s(shape)
-        guesses = -(-(shape.decode_tokens - rows) // rows)
+        drafts = -(-(shape.decode_tokens - rows) // rows)
         alone = StepShape(
             decode_sequences=rows,
             decode_tokens=rows,
             decode_context_tokens=max(rows, shape.decode_context_tokens - shape.decode_tokens),
         )
-        if not guesses:
-            return target_s + (self._with_prompts(shape, alone) if shape.prefill_tokens else 0.0)
-        first_s = self._draft.step_time_s(alone)
-        if shape.prefill_tokens:
-            return target_s + self._with_prompts(shape, alone) + (guesses - 1) * first_s
-        return target_s + guesses * first_s
-
-    def _with_prompts(self, shape: StepShape, alone: StepShape) -> float:
-        assert self._draft is not None
-        return self._draft.step_time_s(
-            replace(
-                shape,
-                decode_sequences=alone.decode_sequences,
-                decode_tokens=alone.decode_tokens,
-                decode_context_tokens=alone.decode_context_tokens,
-            )
+        alone_s = self._draft.step_time_s(alone)
+        if not shape.prefill_tokens:
+            return target_s + drafts * alone_s
+        first = replace(
+            shape, decode_tokens=rows, decode_context_tokens=alone.decode_context_tokens
         )
+        return target_s + self._draft.step_time_s(first) + max(0, drafts - 1) * alone_s
 
 
 class SpeculativeModel:
-    """Prices a token instead of a step: decoding divided by the tokens that a step gives.
+    """`PricedSteps` of one token a sequence: decoding divided by the tokens of a step.
 
-    For closed forms and traces, which let every sequence gain one token a step. A step's shape
-    has one row a sequence there; k more are added here. What prompts add to a step is not divided,
-    since they run beside one step and not beside a part of it. Implements `PricedSteps`.
+    For closed forms and traces, in which a sequence gains one token a step and has one row; k more
+    are added here. The time of prompts is not divided: they run beside a whole step.
     """
 
     def __init__(
@@ -144,11 +140,11 @@ class SpeculativeModel:
 
     @property
     def real_steps(self) -> StepTime:
-        """What a simulation of real steps asks: guesses and verified rows as they come."""
+        """The StepTime for a simulation of real steps."""
         return DraftedStepTime(self._target, self._draft)
 
     def explain(self, step: StepShape) -> StepParts:
-        """The parts of one verifying step of the model itself."""
+        """The parts of one verifying step of the model."""
         drafted = (self._rows - 1) * step.decode_sequences
         return self._target.explain(
             replace(
@@ -159,7 +155,7 @@ class SpeculativeModel:
         )
 
     def step_time_s(self, shape: StepShape) -> float:
-        """Seconds for each token that the sequences gain, and for the step's prompts."""
+        """Seconds of one token for every sequence, and of the step's prompts."""
         return self.pricer()(
             shape.decode_sequences,
             shape.decode_context_tokens,
@@ -170,7 +166,7 @@ class SpeculativeModel:
         )
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
-        """Seconds of each row, its repeats included, shape (rows,)."""
+        """Seconds of each row, repeats included, shape (rows,)."""
         price = self.pricer()
         rows = zip(*steps.counts, strict=True)
         return np.array([price(*row) for row in rows], dtype=np.float64) * steps.repeat

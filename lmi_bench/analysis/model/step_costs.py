@@ -1,7 +1,7 @@
-"""The cost of a step by unit: seconds for each row, context token, query-key pair and prompt.
+"""Unit costs of a step: seconds for each row, context token, query-key pair and prompt.
 
-Collected once from a model, a device, a link and an engine's profile; `step_time` adds them up.
-All figures are seconds on each of `tensor_parallel` devices that hold one model copy.
+Computed once from a model, a device, a link and an engine's profile; `step_time` adds them up.
+Seconds on each of the `tensor_parallel` devices of one model copy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_heads_per_rank
+from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_values_per_layer
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.weights import embedding_params, expert_params, streamed_params
 from lmi_bench.catalog.accelerators import Accelerator, Link
@@ -30,9 +30,9 @@ _NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How weights and cache are stored, and in what type the matrix products run.
+    """Storage of weights and cache, and the type of the matrix products.
 
-    widening_ops_per_param  vector operations that make a stored weight one that can be multiplied
+    widening_ops_per_param  vector operations that convert a stored weight to that type
     """
 
     bytes_per_param: float = 2.0
@@ -48,13 +48,13 @@ HALF_PRECISION = Stored()
 class ProductCosts:
     """Matrix products with the weights.
 
-    read_s          reading all weights at the rate that one row reaches
-    expert_share    routed experts, of all weights; unread_share: of them, unread by one row, and
-                    with even routing unread_share ** n by n rows
-    rows_read       factor on reading where a step has several rows
+    read_s          read of all weights at the rate that one row reaches
+    expert_share    of the routed experts in all weights; n rows leave unread_share ** n of them
+                    unread with even routing
+    rows_read       factor on reads in a step of several rows
     token_s         arithmetic of a row; head_s: of a row that gives a token
-    widening_share  widening the weights for one block of rows, over the time of reading them
-    first_s         widening all weights before the products
+    widening_share  widening of the weights for one block of rows, over the time of their read
+    first_s         widening of all weights before the products
     """
 
     read_s: float
@@ -71,8 +71,8 @@ class ProductCosts:
 class AttentionCosts:
     """Attention in all layers together.
 
-    decode_read_s   reading a token of the cache for a decoding sequence; prompt_read_s: a prompt
-    pair_s          arithmetic of one query and key; widening_s: converting a cached token
+    decode_read_s   read of a cached token for a decoding sequence; prompt_read_s: for a prompt
+    pair_s          arithmetic of one query and key; widening_s: conversion of a cached token
     window          of the sliding layers, None without any; sliding_share: of all layers
     """
 
@@ -88,12 +88,12 @@ class AttentionCosts:
 class StepCosts:
     """All costs of one model copy.
 
-    unhidden                   share of the shorter of reading and arithmetic that is not hidden
-    gap_s                      gaps between kernels, a step
-    all_reduce_s               a step; all_reduce_token_s: a row
-    host_s                     launching a step that decodes; host_row_s: a sequence
-    host_token_s               a prompt token; host_prompt_s: a prompt
-    many                       costs of steps of `many_rows` rows or more, where they differ
+    unhidden      share of the shorter of reads and arithmetic that is not hidden
+    gap_s         gaps between the kernels of a step
+    all_reduce_s  of a step; all_reduce_token_s: of a row
+    host_s        launch of a step that decodes; host_row_s: of a sequence
+    host_token_s  of a prompt token; host_prompt_s: of a prompt
+    many          costs of steps of `many_rows` rows or more, where they differ
     """
 
     products: ProductCosts
@@ -111,10 +111,10 @@ class StepCosts:
 
 
 def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
-    """Bytes that pass the narrowest link for each byte of the reduced array.
+    """Bytes over the narrowest link for each byte of the reduced array.
 
-    NVLink: a ring, each device sends 2 (n - 1) / n, and so over PCIe where devices reach each
-    other. Where the same traffic of all n devices crosses one host bridge: 2 (n - 1).
+    A ring over NVLink or direct PCIe: each device sends 2 (n - 1) / n. Through one host bridge the
+    traffic of all n devices adds up: 2 (n - 1).
     """
     ring = 2 * (tensor_parallel - 1) / tensor_parallel
     return ring * tensor_parallel if link.kind == "pcie" and link.is_shared else ring
@@ -122,10 +122,8 @@ def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """What the kernels reach of a device's data sheet.
-
-    Weights and products of narrow formats lose the same share of both rates.
-    """
+    """Rates that the kernels reach of a device's data sheet; narrow formats lose the same share of
+    the read rate and of the product rate."""
 
     read_bytes_per_s: float
     weight_bytes_per_s: float
@@ -174,14 +172,10 @@ def step_costs(
     profile: EngineProfile,
     stored: Stored,
 ) -> StepCosts:
-    """The costs of one copy.
-
-    Raises InputError where a figure that it needs is unknown, CapacityError where the KV heads
-    cannot be shared out.
-    """
+    """The costs of one copy; raises InputError or CapacityError as `StepTimeModel` does."""
     parameters, layers = profile.parameters, shape.num_layers
     rates = _Rates.of(shape, device, parameters, stored)
-    # each rank is a process of its own, and the step waits for the slowest
+    # each rank is a process, and the step waits for the slowest
     reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
     waits = reduces_per_layer / _ALL_REDUCES_PER_LAYER
     ranks = float(tensor_parallel - 1) ** _STRETCH_POWER
@@ -270,7 +264,7 @@ def _attention_costs(
     shape: ModelShape, tensor_parallel: int, profile: EngineProfile, stored: Stored, rates: _Rates
 ) -> AttentionCosts:
     layers, growing = shape.num_layers, shape.growing_layers
-    values = shape.latent_kv_dim or 2 * shape.head_dim * kv_heads_per_rank(shape, tensor_parallel)
+    values = kv_values_per_layer(shape, tensor_parallel)
     read_s = layers * values * stored.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
     # kernels that do not know groups of heads read the cache again for each query head

@@ -1,4 +1,4 @@
-"""How long one step takes: named physical parts, and which of them binds.
+"""The time of one step: named physical parts, and the one that binds.
 
     decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1) ** 1.5)
       GPU        = both(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
@@ -11,8 +11,8 @@
                    r = 2, or 1 where attention and feed-forward are parallel branches
     stretch      = stretch_per_rank * r / 2: ranks wait for the slowest at each all-reduce
 
-Seconds, bytes and FLOP of one model copy. A forecast with an engine's profile, where `roofline`
-gives the bound of the hardware alone.
+Seconds, bytes and FLOP of one model copy: a forecast with an engine's profile. `roofline` gives the
+bound of the hardware alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROWS_PER_WIDENING = 128  # a weight is widened again for each block of rows tha
 class StepColumns:
     """Many steps, one a row, shape (rows,), with the names and units of StepShape.
 
-    repeat  equal steps that the row stands for; the other columns are of one of them
+    repeat  number of equal steps in the row; the other columns describe one of them
     """
 
     repeat: Column
@@ -69,14 +69,14 @@ class StepColumns:
 
 
 class PricedSteps(Protocol):
-    """What closed forms, traces and simulations ask of a model of step times."""
+    """A model of step times, for closed forms, traces and simulations."""
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""
         ...
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
-        """Seconds of each row, its repeats included, shape (rows,)."""
+        """Seconds of each row, repeats included, shape (rows,)."""
         ...
 
     def pricer(self) -> Pricer:
@@ -92,13 +92,12 @@ class PricedSteps(Protocol):
 class StepParts:
     """One step's time in seconds, part by part.
 
-    weights_s, kv_s        reading weights and cache; compute_s: arithmetic, at the same time
-    all_reduce_s           adding up the ranks' halves, after them
-    gap_s                  what kernels take that neither reads nor arithmetic explain
-    host_s                 launching the step, at the same time as the GPU part
-    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts,
-                           by token and by prompt
-    total_s                the step; binding: the part that a faster step would need
+    weights_s, kv_s        reads of weights and cache; compute_s: arithmetic, at the same time
+    all_reduce_s           sums over the ranks, after them
+    gap_s                  kernel time beyond reads and arithmetic
+    host_s                 launch of the step, at the same time as the GPU part
+    host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
+    total_s                the step; binding: the part that limits it
     """
 
     weights_s: float
@@ -116,23 +115,23 @@ class StepParts:
 Counted = Callable[
     [Amount, Amount, Amount, Amount, Amount, Amount, Amount, float], "Seconds[Amount]"
 ]
-"""Asked with decoding sequences, their context tokens; prompts, their tokens, pairs and cached
-tokens; rows of all decoding sequences, and of each: more than one where tokens were drafted."""
+"""Arguments: decoding sequences, their context tokens; prompts, their tokens, pairs and cached
+tokens; rows of all decoding sequences, and of each: more than one with drafted tokens."""
 
 Seconds = tuple[Amount, Amount, Amount, Amount, Amount, Amount]
-"""Reading weights and arithmetic with them; reading the cache and arithmetic with it; the GPU with
-gaps and all-reduces; the whole step."""
+"""Reads of weights and arithmetic with them; the same of the cache; the GPU with gaps and
+all-reduces; the whole step."""
 
 
 def _larger(one: float, other: float) -> float:
-    """`max` of two numbers in half its time."""
+    """`max` of two numbers, twice as fast."""
     return one if one > other else other
 
 
 def _attended(
     keys: Amount, most: Amount, sliding: float, larger: Callable[[Amount, Amount], Amount]
 ) -> Amount:
-    """Keys that a layer reads on average, where that share of the layers reads `most`."""
+    """Mean keys that a layer reads; the share `sliding` of the layers reads at most `most`."""
     unseen: Amount = larger(keys, most) - most
     read: Amount = keys - sliding * unseen
     return read
@@ -143,9 +142,9 @@ def step_sum(
     larger: Callable[[Amount, Amount], Amount],
     constant: Callable[[float], Amount],
 ) -> Counted[Amount]:
-    """The step's time as a function of its counts: the one place where the parts are added up.
+    """The step's time as a function of its counts: the only place where the parts are added up.
 
-    larger, constant  the larger of two, and a figure, as numbers or as arrays
+    larger, constant  maximum of two, and conversion of a figure, for numbers or for arrays
     """
     products, attention, unhidden = costs.products, costs.attention, costs.unhidden
     read_s, expert_share = constant(products.read_s), products.expert_share
@@ -201,24 +200,15 @@ def step_sum(
 
 
 def _step_seconds(costs: StepCosts) -> Counted[float]:
-    """The sum for one step, with the costs that hold for its number of rows."""
+    """The sum for one step, with the costs for its number of rows."""
     few = step_sum(costs, _larger, float)
     if costs.many is None:
         return few
     many, from_rows = step_sum(costs.many, _larger, float), costs.many_rows
 
-    def seconds(
-        rows: float,
-        context: float,
-        prompts: float,
-        tokens: float,
-        pairs: float,
-        cached: float,
-        drafted: float,
-        each: float,
-    ) -> Seconds[float]:
-        sum_of = many if drafted + tokens >= from_rows else few
-        return sum_of(rows, context, prompts, tokens, pairs, cached, drafted, each)
+    def seconds(*counts: float) -> Seconds[float]:
+        tokens, drafted = counts[3], counts[6]
+        return (many if drafted + tokens >= from_rows else few)(*counts)
 
     return seconds
 
@@ -226,8 +216,8 @@ def _step_seconds(costs: StepCosts) -> Counted[float]:
 class StepTimeModel:
     """Predicts steps of one model copy on `tensor_parallel` devices; a StepTime.
 
-    Raises InputError where a figure that it needs is unknown, CapacityError where the KV heads
-    cannot be shared out.
+    Raises InputError for an unknown data-sheet figure, CapacityError where the KV heads cannot be
+    divided.
     """
 
     def __init__(
@@ -250,7 +240,7 @@ class StepTimeModel:
         return self.pricer()
 
     def explain(self, step: StepShape) -> StepParts:
-        """The step's time by part; `binding` says what limits it."""
+        """The step's time by part."""
         costs, rows = self._costs, step.decode_sequences
         every = step.num_tokens
         weights_s, linear_s, kv_s, attention_s, _, total_s = self._of_shape(step)
@@ -307,7 +297,7 @@ class StepTimeModel:
         return self._price(shape.decode_sequences, shape.decode_context_tokens, 0, 0, 0.0, 0)
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
-        """Seconds of each row, its repeats included, shape (rows,)."""
+        """Seconds of each row, repeats included, shape (rows,)."""
         costs, rows = self._costs, steps.decode_sequences
         step_s = step_sum(costs, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
         if costs.many is not None:
@@ -318,9 +308,9 @@ class StepTimeModel:
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts, for loops of many steps.
 
-        Arguments: decode sequences and their context tokens; prompts, their tokens, their pairs
-        and their cached tokens. A decode step without prompts is linear in its context but for
-        the window, so that what does not depend on the context is kept for each number of rows.
+        Arguments: decode sequences and their context tokens; prompts, their tokens, pairs and
+        cached tokens. A decode step without prompts is linear in its context but for the window,
+        so the rest is cached for each number of rows.
         """
         seconds, attention = self._seconds, self._costs.attention
         window, sliding = attention.window, attention.sliding_share

@@ -1,8 +1,8 @@
-"""How many bytes a model's weights take in a number format, and which of them a step reads.
+"""Bytes of a model's weights in a number format, and the weights that a step reads.
 
-Quantized checkpoints keep embedding and output head in 16 bits, and their scales and zero points
-count: 4-bit AWQ with groups of 128 stores a 16-bit scale and a 4-bit zero a group, 4.16 bits a
-weight; MXFP4 stores one 8-bit scale for 32 weights, 4.25 bits, and covers the experts only.
+Quantized checkpoints keep embedding and output head in 16 bits. Scales and zero points count:
+4-bit AWQ stores a 16-bit scale and a 4-bit zero for 128 weights, 4.16 bits a weight; MXFP4 stores
+an 8-bit scale for 32 weights, 4.25 bits, and covers only the experts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class WeightFormat:
     """A number format of weights.
 
     bits           stored bits a weight, scales included; nominal_bits: without them
-    covers         which weights have it; the others are in 16 bits
-    compute_dtype  type that the matrix products run in
-    widening_ops   vector operations that make a stored weight one of that type: convert and scale;
-                   with a zero point subtract it too. 0 where the products take it as it is
+    covers         weights in this format; the others are in 16 bits
+    compute_dtype  type of the matrix products
+    widening_ops   vector operations that convert a stored weight to that type: convert, scale,
+                   subtract a zero point; 0 where the products read it as it is
     """
 
     name: str
@@ -37,16 +37,19 @@ class WeightFormat:
 
 
 _AWQ_GROUP = 128
-_FORMATS = (
-    WeightFormat("float32", 32, 32, "all", "float32"),
-    WeightFormat("float16", 16, 16, "all", "float16"),
-    WeightFormat("bfloat16", 16, 16, "all", "bfloat16"),
-    WeightFormat("float8", 8, 8, "linear", "float8", 0),
-    WeightFormat("int8", 8, 8, "linear", "float16", 2),
-    WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16", 3),
-    WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16", 2),
-)
-_SHORT_NAMES = {
+_FORMATS = {
+    each.name: each
+    for each in (
+        WeightFormat("float32", 32, 32, "all", "float32"),
+        WeightFormat("float16", 16, 16, "all", "float16"),
+        WeightFormat("bfloat16", 16, 16, "all", "bfloat16"),
+        WeightFormat("float8", 8, 8, "linear", "float8", 0),
+        WeightFormat("int8", 8, 8, "linear", "float16", 2),
+        WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16", 3),
+        WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16", 2),
+    )
+}
+FORMAT_ALIASES = {
     "fp32": "float32",
     "fp16": "float16",
     "half": "float16",
@@ -59,12 +62,10 @@ _SHORT_NAMES = {
 def weight_format(dtype: str) -> WeightFormat:
     """The format of a name such as fp16, bfloat16, fp8 or int4; raises InputError."""
     key = dtype.strip().lower()
-    key = _SHORT_NAMES.get(key, key)
-    for known in _FORMATS:
-        if known.name == key:
-            return known
-    names = ", ".join(known.name for known in _FORMATS)
-    raise InputError(f"dtype {dtype!r} is not known; use one of {names}")
+    known = _FORMATS.get(FORMAT_ALIASES.get(key, key))
+    if known is None:
+        raise InputError(f"dtype {dtype!r} is not known; use one of {', '.join(_FORMATS)}")
+    return known
 
 
 def checkpoint_format(checkpoint_dtype: str) -> WeightFormat:
@@ -80,10 +81,9 @@ def embedding_params(shape: ModelShape) -> int:
 
 
 def expert_params(shape: ModelShape) -> int:
-    """Parameters of all routed experts, found from total and active parameters; 0 if dense.
+    """Parameters of all routed experts; 0 if dense.
 
-    A token leaves experts - experts_per_token of them untouched in each sparse layer, so
-    total - active = (1 - experts_per_token / experts) * expert parameters.
+    total - active = (1 - experts_per_token / experts) * expert parameters
     """
     if not shape.is_moe or shape.experts == shape.experts_per_token:
         return 0
@@ -111,9 +111,9 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
 
 
 def widening_ops_per_param(shape: ModelShape, dtype: str) -> float:
-    """Vector operations that widen a weight, averaged over all parameters of the model.
+    """Vector operations to widen a weight, averaged over all parameters of the model.
 
-    FP8 counts where the device has no FP8 units: convert and scale, like INT8.
+    FP8 counts like INT8, convert and scale, for devices without FP8 units.
     """
     fmt = weight_format(dtype)
     ops = 2 if fmt.name == "float8" else fmt.widening_ops
@@ -121,9 +121,6 @@ def widening_ops_per_param(shape: ModelShape, dtype: str) -> float:
 
 
 def streamed_params(shape: ModelShape) -> int:
-    """Parameters that a step of many rows reads: all but the input embedding.
-
-    Of the input embedding a row reads one line.
-    """
+    """Parameters that a step of many rows reads: all but an untied input embedding."""
     embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
     return shape.params_total - embedding

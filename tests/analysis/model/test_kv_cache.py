@@ -8,7 +8,6 @@ from lmi_bench.analysis.model.kv_cache import (
     kv_bytes_per_sequence,
     kv_bytes_per_token,
     kv_heads_per_rank,
-    mean_kv_bytes_per_token,
 )
 from lmi_bench.catalog.models import all_models, find_model
 from lmi_bench.catalog.tables import read_rows
@@ -51,7 +50,7 @@ def test_a_sliding_window_stops_growing():
     """Mistral 7B v0.1 slides over 4096 tokens in every layer."""
     shape = find_model("mistral-7b-v0.1")
     assert kv_bytes_per_sequence(shape, 8192) == kv_bytes_per_sequence(shape, 4096)
-    assert mean_kv_bytes_per_token(shape, 8192) == kv_bytes_per_token(shape) / 2
+    assert kv_bytes_per_sequence(shape, 8192) / 8192 == kv_bytes_per_token(shape) / 2
 
 
 def test_grouped_queries_shrink_the_cache_by_the_group():
