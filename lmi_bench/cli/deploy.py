@@ -42,7 +42,7 @@ def write(settings: DeploySettings) -> None:
     say(plan.basis)
     if bundle.image is not None:
         say(f"image {bundle.image}")
-        if deployment.has_components:
+        if bundle.has_components:
             say(f"copies: {plan.copies} inference components a machine")
         elif plan.copies > 1:
             say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")

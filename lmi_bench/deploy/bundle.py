@@ -10,103 +10,112 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lmi_bench.core.errors import InputError, file_reason
-from lmi_bench.deploy.checks import Verdict, check_settings, era_of
+from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.cloudformation import template
 from lmi_bench.deploy.environment import environment_of
 from lmi_bench.deploy.images import ACCOUNT, find_image
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
-from lmi_bench.deploy.sagemaker import Container, Wishes, endpoint_requests
-from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
+from lmi_bench.deploy.sagemaker import Container, EndpointSettings, endpoint_requests
+from lmi_bench.deploy.server_settings import (
+    lmi_settings,
+    tgi_environment,
+    unsupported_settings,
+    vllm_arguments,
+)
 
 PROPERTIES: Final = "serving.properties"
+_MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The server and account that will run a bundle.
+class Server:
+    """The server that will run a bundle, and where.
 
-    server   lmi, tgi or vllm
+    name     lmi, tgi or vllm
     image    LMI: image version (0.36.0, lmi28, a tag); TGI: image address
+    account  account of the image registry; None: that of most regions
     """
 
-    server: str
+    name: str
     region: str = "us-east-1"
     image: str | None = None
-    account: str = ACCOUNT
+    account: str | None = None
     model_data_uri: str | None = None
     trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Files by name, the pinned image, and warnings for the user."""
+    """Files by name, the pinned image, and warnings for the user.
+
+    has_components  True if each copy is an inference component
+    """
 
     files: Mapping[str, str]
     image: str | None
     traps: tuple[str, ...] = ()
+    has_components: bool = False
 
 
-def build_bundle(plan: DeploymentPlan, target: Target, wishes: Wishes) -> Bundle:
+def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSettings) -> Bundle:
     """The files of a plan for one server; raises InputError for an unsupported plan."""
-    if target.server == "vllm":
-        arguments = vllm_arguments(plan, trust_remote_code=target.trust_remote_code)
-        line = " \\\n  ".join(shlex.quote(argument) for argument in ("vllm", "serve", *arguments))
-        notes = (
-            ()
-            if plan.copies == 1
-            else (
-                f"vllm serve starts one copy: run it {plan.copies} times, each with its own "
-                "accelerators (CUDA_VISIBLE_DEVICES) and port",
-            )
-        )
-        script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\nexec {line}\n"
-        return Bundle({"vllm-serve.sh": script}, None, notes)
-    unsaid = _unsaid(plan, target.server)
+    if server.name == "vllm":
+        return _vllm_bundle(plan, server)
     files: dict[str, str] = {}
-    if target.server == "tgi":
-        environment = tgi_environment(plan, trust_remote_code=target.trust_remote_code)
-        verdict = Verdict((), ())
-        if target.image is None:
+    if server.name == "tgi":
+        environment = tgi_environment(plan, trust_remote_code=server.trust_remote_code)
+        image, traps = server.image, _unsupported(plan, server.name)
+        if image is None:
             files["tgi.env"] = _env_file(plan, environment)
-            traps = ("no image was named (--image ADDRESS): no SageMaker requests are written",)
-            return Bundle(files, None, traps + unsaid)
-        image = target.image
+            unnamed = "no image was named (--image ADDRESS): no SageMaker requests are written"
+            return Bundle(files, None, (unnamed, *traps))
     else:
-        pinned = find_image("lmi" if target.image is None else _family(target.image), target.image)
-        image = pinned.uri(target.region, target.account)
+        pinned = find_image("lmi" if server.image is None else _family(server.image), server.image)
+        image, era = pinned.uri(server.region, server.account or ACCOUNT), era_of(pinned.djl)
         settings = lmi_settings(
             plan,
-            era=era_of(pinned.djl),
-            trust_remote_code=target.trust_remote_code,
-            model_loading_timeout_s=wishes.startup_s,
+            era=era,
+            trust_remote_code=server.trust_remote_code,
+            model_loading_timeout_s=endpoint.startup_s,
         )
-        if target.model_data_uri is not None:
-            settings["option.model_id"] = "/opt/ml/model"
-        unsaid = _unsaid(plan, target.server, era_of(pinned.djl))
-        verdict = check_settings(settings, era=era_of(pinned.djl))
+        if server.model_data_uri is not None:
+            settings["option.model_id"] = _MOUNTED
+        verdict = check_settings(settings, era=era)
         verdict.raise_mistakes("the generated serving.properties")
+        traps = verdict.traps + _unsupported(plan, server.name, era)
         comments = (plan.describe(), plan.basis, f"image {image}")
-        in_archive = {k: v for k, v in settings.items() if v != "/opt/ml/model"}
+        in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
         files[PROPERTIES] = render_properties(in_archive, comments=comments)
         environment = environment_of(settings)
-    files[f"{target.server}.env"] = _env_file(plan, environment)
-    container = Container(image, environment, target.model_data_uri)
-    requests = endpoint_requests(
-        plan, container, wishes, one_copy_a_container=target.server == "tgi"
-    )
-    files["sagemaker.json"] = _requests_file(requests)
+    files[f"{server.name}.env"] = _env_file(plan, environment)
+    container = Container(image, environment, server.model_data_uri)
+    one_copy = server.name == "tgi"
+    requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
+    content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
+    files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
     files["cloudformation.yaml"] = template(requests, description=plan.describe())
-    files["deploy_boto3.py"] = _boto3_script(plan, target.region)
-    return Bundle(files, image, verdict.traps + unsaid)
+    files["deploy_boto3.py"] = _boto3_script(plan, server.region)
+    return Bundle(files, image, traps, "create_inference_component" in dict(requests))
 
 
-def _unsaid(plan: DeploymentPlan, server: str, era: str = "C") -> tuple[str, ...]:
-    missing = plan.engine.unsaid(server, era)
+def _vllm_bundle(plan: DeploymentPlan, server: Server) -> Bundle:
+    arguments = vllm_arguments(plan, trust_remote_code=server.trust_remote_code)
+    line = " \\\n  ".join(shlex.quote(argument) for argument in ("vllm", "serve", *arguments))
+    script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\nexec {line}\n"
+    one_copy = (
+        f"vllm serve starts one copy: run it {plan.copies} times, each with its own "
+        "accelerators (CUDA_VISIBLE_DEVICES) and port"
+    )
+    return Bundle({"vllm-serve.sh": script}, None, () if plan.copies == 1 else (one_copy,))
+
+
+def _unsupported(plan: DeploymentPlan, server: str, era: str = "C") -> tuple[str, ...]:
+    missing = unsupported_settings(plan, server, era)
     if not missing:
         return ()
     return (f"these files do not set {', '.join(missing)}: {server} has no such setting here",)
@@ -170,11 +179,6 @@ def _family(version: str) -> str:
 def _env_file(plan: DeploymentPlan, environment: Mapping[str, str]) -> str:
     lines = [f"# {plan.describe()}", f"# {plan.basis}"]
     return "\n".join([*lines, *(f"{k}={v}" for k, v in environment.items())]) + "\n"
-
-
-def _requests_file(requests: list[tuple[str, dict[str, Any]]]) -> str:
-    content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
-    return json.dumps(content, indent=2) + "\n"
 
 
 def _boto3_script(plan: DeploymentPlan, region: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
 
-from lmi_bench.deploy.sagemaker import VARIANT
+from lmi_bench.deploy.sagemaker import VARIANT, Request
 
 _TYPES: Final = {
     "create_model": ("Model", "AWS::SageMaker::Model"),
@@ -19,12 +20,12 @@ _TYPES: Final = {
 }
 
 
+@dataclass(frozen=True)
 class _Tag:
     """A CloudFormation function such as !Ref."""
 
-    def __init__(self, name: str, value: str) -> None:
-        self.name = name
-        self.value = value
+    name: str
+    value: str
 
 
 class _Dumper(yaml.SafeDumper):
@@ -32,14 +33,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent(dumper: yaml.SafeDumper, tag: _Tag) -> yaml.Node:
-    return dumper.represent_scalar(f"!{tag.name}", tag.value)
+_Dumper.add_representer(
+    _Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
+)
 
 
-_Dumper.add_representer(_Tag, _represent)
-
-
-def template(requests: Sequence[tuple[str, dict[str, Any]]], *, description: str) -> str:
+def template(requests: Sequence[Request], *, description: str) -> str:
     """The requests of `endpoint_requests` as YAML; the role becomes a stack parameter.
 
     The stack names the model, configuration and endpoint; the component has an explicit name,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_bench.deploy.option_table import PREFIX, all_options
+from lmi_bench.deploy.option_table import PREFIX, all_options, variable_of
 
 _REWRITTEN: Final = {
     "HF_MODEL_QUANTIZE": "option.quantize",
@@ -27,9 +27,11 @@ _REWRITTEN: Final = {
     "MAX_BATCH_SIZE": "option.max_rolling_batch_size",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
 }
-_INVERTED: Final = {"ENABLE_CUDA_GRAPHS": "option.enforce_eager"}
-_UNTRANSLATED: Final = ("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS", "MAX_TOTAL_TOKENS")
-_UNTRANSLATED_BATCH: Final = ("MAX_BATCH_TOTAL_TOKENS",)
+_GRAPHS: Final = "ENABLE_CUDA_GRAPHS"  # the opposite of option.enforce_eager
+_UNTRANSLATED: Final = (
+    *("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS", "MAX_TOTAL_TOKENS", "MAX_BATCH_TOTAL_TOKENS"),
+)
+_SHORT_NAMED: Final = ("option.model_id", "option.revision", "option.trust_remote_code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +47,28 @@ def effective_settings(
 ) -> dict[str, Setting]:
     """The settings that an LMI container would use; empty variables count as absent."""
     settings = {name: Setting(value, source) for name, value in properties.items()}
-    for layer in (_regular(environ), _short(environ), _rewritten(environ)):
-        for name, setting in layer.items():
-            settings.setdefault(name, setting)
+    options = all_options()
+    present = {variable: value for variable, value in environ.items() if value}
+    regular = {option.variable: name for name, option in options.items()}
+    for variable, value in present.items():
+        if variable in regular or variable.startswith("OPTION_"):
+            passed_on = PREFIX + variable.removeprefix("OPTION_").lower()
+            settings.setdefault(regular.get(variable, passed_on), Setting(value, variable))
+    short = {option.environment: name for name, option in options.items()}
+    own = {variable: name for variable, name in short.items() if variable not in _REWRITTEN}
+    for variable, name in (own | _REWRITTEN).items():
+        if variable in present:
+            settings.setdefault(name, Setting(present[variable], variable))
+    graphs = present.get(_GRAPHS)
+    if graphs is not None:
+        eager = "false" if graphs.lower() == "true" else "true"
+        settings.setdefault("option.enforce_eager", Setting(eager, _GRAPHS))
     return settings
 
 
 def untranslated_variables(environ: Mapping[str, str]) -> list[str]:
     """TGI's limits in the environment that an LMI container ignores."""
-    return [name for name in (*_UNTRANSLATED, *_UNTRANSLATED_BATCH) if environ.get(name)]
+    return [name for name in _UNTRANSLATED if environ.get(name)]
 
 
 def environment_of(settings: Mapping[str, str]) -> dict[str, str]:
@@ -62,54 +77,8 @@ def environment_of(settings: Mapping[str, str]) -> dict[str, str]:
     `engine` has no variable and is omitted: the container's default is right.
     """
     options = all_options()
-    variables = {}
-    for name, value in settings.items():
-        if name == "engine":
-            continue
-        option = options.get(name)
-        if name in ("option.model_id", "option.revision", "option.trust_remote_code"):
-            assert option is not None  # the table holds these
-            variables[option.environment] = value
-        elif option is not None:
-            variables[option.variable] = value
-        else:
-            bare = name.removeprefix(PREFIX).replace(".", "_").upper()
-            variables[("OPTION_" if name.startswith(PREFIX) else "SERVING_") + bare] = value
-    return variables
-
-
-def _regular(environ: Mapping[str, str]) -> dict[str, Setting]:
-    by_variable = {option.variable: name for name, option in all_options().items()}
-    found = {}
-    for variable, value in environ.items():
-        if not value:
-            continue
-        if variable in by_variable:
-            found[by_variable[variable]] = Setting(value, variable)
-        elif variable.startswith("OPTION_"):
-            name = PREFIX + variable.removeprefix("OPTION_").lower()
-            found[name] = Setting(value, variable)
-    return found
-
-
-def _short(environ: Mapping[str, str]) -> dict[str, Setting]:
     return {
-        name: Setting(environ[option.environment], option.environment)
-        for name, option in all_options().items()
-        if option.environment
-        and option.environment not in _REWRITTEN
-        and environ.get(option.environment)
+        options[name].environment if name in _SHORT_NAMED else variable_of(name): value
+        for name, value in settings.items()
+        if name != "engine"
     }
-
-
-def _rewritten(environ: Mapping[str, str]) -> dict[str, Setting]:
-    found = {
-        name: Setting(environ[variable], variable)
-        for variable, name in _REWRITTEN.items()
-        if environ.get(variable)
-    }
-    for variable, name in _INVERTED.items():
-        if environ.get(variable):
-            graphs = environ[variable].lower() == "true"
-            found[name] = Setting("false" if graphs else "true", variable)
-    return found

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
 
@@ -44,9 +44,8 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The regular environment variable: OPTION_X for option.x, SERVING_X for x."""
-        bare = self.name.removeprefix(PREFIX).replace(".", "_").upper()
-        return f"{'OPTION' if self.name.startswith(PREFIX) else 'SERVING'}_{bare}"
+        """The regular environment variable."""
+        return variable_of(self.name)
 
     def problem(self, value: str) -> str | None:
         """Why a value is invalid for this option, or None."""
@@ -65,27 +64,25 @@ class Option:
                 good = value.lower() in (choice.lower() for choice in self.choices)
                 return None if good else f"expected one of {', '.join(self.choices)}"
             case "json":
-                return None if value[:1] in "{[" and value else "expected JSON in one line"
+                return None if value[:1] in ("{", "[") else "expected JSON in one line"
         return None
 
 
 @cache
 def all_options() -> Mapping[str, Option]:
     """All known options by name."""
-    rows = csv.DictReader(data_file("lmi_options.csv").splitlines())
+    rows: Iterable[dict[str, Any]] = csv.DictReader(data_file("lmi_options.csv").splitlines())
+    lists = ("choices", "backends")
     return {
-        row["name"]: Option(
-            name=row["name"],
-            kind=row["kind"],
-            choices=tuple(row["choices"].split()),
-            default=row["default"],
-            backends=tuple(row["backends"].split()),
-            eras=row["eras"],
-            environment=row["environment"],
-            meaning=row["meaning"],
-        )
+        row["name"]: Option(**(row | {name: tuple(row[name].split()) for name in lists}))
         for row in rows
     }
+
+
+def variable_of(name: str) -> str:
+    """The regular environment variable of a key: OPTION_X for option.x, SERVING_X for x."""
+    bare = name.removeprefix(PREFIX).replace(".", "_").upper()
+    return f"{'OPTION' if name.startswith(PREFIX) else 'SERVING'}_{bare}"
 
 
 def data_file(name: str) -> str:

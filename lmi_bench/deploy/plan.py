@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
-from lmi_bench.analysis.model.memory import MemoryPlan
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.weights import weight_format
-from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.names import variant_words
 from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.deploy.engine_wishes import NGRAM, EngineWishes
-from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import possible_degrees, tensor_parallel_problem
 
+NGRAM: Final = "ngram"
 _MOST_SLOTS: Final = 256
 
 
@@ -26,55 +26,62 @@ _MOST_SLOTS: Final = 256
 class DeploymentPlan:
     """A model on `instances` machines, `copies` of it on each.
 
+    setup             one copy: model, machine, tensor-parallel degree, number format
     model_id          Hub id, s3:// prefix or folder from which the container loads the weights
     slots             maximum concurrent sequences per copy
     max_model_len     maximum tokens per request, input and output together
     max_input_tokens  maximum prompt tokens
     basis             origin of slots and lengths, for the files' comments
-    engine            further engine settings
+    engine            further engine settings; None keeps the server's default
+    draft             `ngram`, or the location of a draft model inside the container
+    draft_tokens      draft tokens per step
     """
 
-    shape: ModelShape
+    setup: Setup
     model_id: str
-    instance: Instance
     instances: int
-    tensor_parallel: int
     copies: int
-    dtype: str
     slots: int
     max_model_len: int
     max_input_tokens: int
     basis: str
-    engine: EngineWishes = field(default_factory=EngineWishes)
+    engine: EngineSetting = AS_STATED
+    draft: str | None = None
+    draft_tokens: int = 5
 
     def __post_init__(self) -> None:
-        problem = tensor_parallel_problem(self.shape, self.tensor_parallel)
+        degree, instance = self.setup.tensor_parallel, self.setup.instance
+        problem = tensor_parallel_problem(self.setup.shape, degree)
         if problem is not None:
             raise CapacityError(problem)
-        have = self.instance.num_accelerators
-        if self.copies * self.tensor_parallel > have:
+        if self.copies * degree > instance.num_accelerators:
             raise CapacityError(
-                f"{self.copies} copies of TP {self.tensor_parallel} need "
-                f"{self.copies * self.tensor_parallel} accelerators; "
-                f"{self.instance.instance_type} has {have}"
+                f"{self.copies} copies of TP {degree} need {self.copies * degree} accelerators; "
+                f"{instance.instance_type} has {instance.num_accelerators}"
             )
 
     @property
     def fills_the_machine(self) -> bool:
         """True if no further copy fits on the accelerators."""
-        return self.copies == self.instance.num_accelerators // self.tensor_parallel
+        return self.copies == self.setup.instance.num_accelerators // self.setup.tensor_parallel
 
     @property
-    def weights_say_their_format(self) -> bool:
+    def checkpoint_states_dtype(self) -> bool:
         """True if the weights are published in this format, so that servers detect it."""
-        return narrow_dtype(self.model_id) == self.dtype
+        return narrow_dtype(self.model_id) == self.setup.dtype
+
+    @property
+    def has_one_byte_cache(self) -> bool:
+        """True if the KV cache has one byte per value, the only format that must be requested."""
+        kv_dtype = self.engine.kv_dtype
+        return kv_dtype is not None and kv_bytes_per_value("float16", kv_dtype) == 1
 
     def describe(self) -> str:
         """One line for display."""
-        copies = "copy" if self.copies == 1 else "copies"
+        setup, copies = self.setup, "copy" if self.copies == 1 else "copies"
         return (
-            f"{self.shape.name} ({self.dtype}) on {self.instances} x "
-            f"{self.instance.instance_type}, {self.copies} {copies} of TP {self.tensor_parallel} "
+            f"{setup.shape.name} ({setup.dtype}) on {self.instances} x "
+            f"{setup.instance.instance_type}, {self.copies} {copies} of TP {setup.tensor_parallel} "
             f"each, {self.slots} sequences per copy, requests up to {self.max_model_len:,} tokens"
         )
 
@@ -86,23 +93,27 @@ def plan_from_recommendation(
     best, question = answer.recommended, answer.question
     assert best is not None
     slots = best.memory.get("slots_per_copy")
-    engine = EngineWishes.of_setting(best.setting)
-    if engine.draft not in (None, NGRAM):
-        engine = replace(engine, draft=_model_id(str(engine.draft), None))
-    return DeploymentPlan(
-        shape=find_model(model),
+    plan = DeploymentPlan(
+        Setup(
+            find_model(model),
+            find_instance(best.instance),
+            best.tensor_parallel,
+            best.setting.dtype or question.dtype,
+        ),
         model_id=_model_id(model, model_id),
-        instance=find_instance(best.instance),
         instances=best.instances,
-        tensor_parallel=best.tensor_parallel,
         copies=best.copies,
-        dtype=best.setting.dtype or question.dtype,
         slots=_MOST_SLOTS if slots is None else max(1, min(_MOST_SLOTS, int(slots))),
         max_model_len=question.most_tokens,
         max_input_tokens=question.longest_prompt,
         basis=f"recommended for {question.load}, {question.objective}; {question.profile}",
-        engine=engine,
+        engine=best.setting,
     )
+    speculation = best.setting.speculation
+    if speculation is None:
+        return plan
+    draft = NGRAM if speculation.draft is None else _model_id(speculation.draft.name, None)
+    return replace(plan, draft=draft, draft_tokens=speculation.draft_tokens)
 
 
 def plan_from_layout(
@@ -136,52 +147,31 @@ def plan_from_layout(
             f"{shape.name} takes at most {shape.max_positions:,} tokens, input and output "
             f"together, not {longest:,}"
         )
-    degrees = [tensor_parallel] if tensor_parallel else _degrees(shape, instance)
+    degrees = possible_degrees(shape, instance.num_accelerators) or [1]
     reasons = []
-    for degree in degrees:
-        memory = memory_plan_for(
-            Setup(shape, instance, degree, dtype),
-            profile,
-            input_tokens=max(1, longest // 2),
-            output_tokens=longest - max(1, longest // 2),
-        )
+    for degree in [tensor_parallel] if tensor_parallel else degrees:
+        setup = Setup(shape, instance, degree, dtype)
+        half = max(1, longest // 2)
+        memory = memory_plan_for(setup, profile, input_tokens=half, output_tokens=longest - half)
         if memory.problem is not None:
             reasons.append(f"TP {degree}: {memory.problem}")
             continue
         return DeploymentPlan(
-            shape=shape,
+            setup,
             model_id=_model_id(model, model_id),
-            instance=instance,
             instances=instances,
-            tensor_parallel=degree,
             copies=copies or instance.num_accelerators // degree,
-            dtype=dtype,
             slots=slots or max(1, min(_MOST_SLOTS, memory.sequences_expected)),
             max_model_len=longest,
             max_input_tokens=max_input_tokens or longest - 1,
-            basis=_basis(memory, longest, profile),
+            basis=f"{memory.sequences_guaranteed} sequences of {longest:,} tokens always fit in a "
+            f"copy, {memory.sequences_expected} if half of each is prompt and half of its output "
+            f"is done ({profile.label})",
         )
     raise CapacityError(
         f"{shape.name} in {dtype} with requests of {longest:,} tokens does not fit "
         f"{instance.instance_type}\n  " + "\n  ".join(reasons)
     )
-
-
-def _basis(memory: MemoryPlan, longest: int, profile: EngineProfile) -> str:
-    return (
-        f"{memory.sequences_guaranteed} sequences of {longest:,} tokens always fit in a copy, "
-        f"{memory.sequences_expected} if half of each is prompt and half of its output is done "
-        f"({profile.label})"
-    )
-
-
-def _degrees(shape: ModelShape, instance: Instance) -> list[int]:
-    degrees = [
-        degree
-        for degree in (1, 2, 4, 8, 16)
-        if degree <= instance.num_accelerators and tensor_parallel_problem(shape, degree) is None
-    ]
-    return degrees or [1]
 
 
 def _model_id(model: str, stated: str | None) -> str:
@@ -197,35 +187,9 @@ def _model_id(model: str, stated: str | None) -> str:
         return model  # a folder
     if "/" in model:
         return model
-    if hub_id and variant_words(model) - variant_words(hub_id):
-        raise InputError(
-            f"no Hub id is known for {model}, only for its base, {hub_id}: give --model-id "
-            "(Hub id or s3:// prefix)"
-        )
-    if not hub_id:
-        raise InputError(
-            f"no Hub id is known for {model}: give --model-id (Hub id or s3:// prefix)"
-        )
-    return hub_id
-
-
-def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
-    """LMI's dtype and quantize for a number format of the planner; None omits the setting.
-
-    int4 and mxfp4 come from a quantized checkpoint, whose config states them.
-    """
-    match dtype:
-        case "float16":
-            return "fp16", None
-        case "bfloat16":
-            return "bf16", None
-        case "float32":
-            return "fp32", None
-        case "float8":
-            return None, "fp8"
-        case "int4" | "mxfp4":
-            return None, None
+    if hub_id and not variant_words(model) - variant_words(hub_id):
+        return hub_id
+    base = f", only for its base, {hub_id}" if hub_id else ""
     raise InputError(
-        f"no LMI setting is known for {weight_format(dtype).name} weights: use "
-        "float16, bfloat16, float32, float8, int4 or mxfp4 (a quantized checkpoint)"
+        f"no Hub id is known for {model}{base}: give --model-id (Hub id or s3:// prefix)"
     )

@@ -20,6 +20,9 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 from lmi_bench.deploy.plan import DeploymentPlan
 
+Request = tuple[str, dict[str, Any]]
+"""An operation's name in boto3, and its parameters."""
+
 VARIANT: Final = "AllTraffic"
 _LONGEST_WAIT_S: Final = 3600
 _NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
@@ -41,8 +44,8 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """Endpoint settings that a plan does not contain.
+class EndpointSettings:
+    """Settings of a SageMaker endpoint that a plan does not contain.
 
     name             prefix of the names of endpoint, model and component
     startup_s        deadline to fetch and load the weights and become healthy
@@ -71,34 +74,30 @@ class Wishes:
             )
 
 
-def needs_components(plan: DeploymentPlan, *, one_copy_a_container: bool) -> bool:
-    """True if one container cannot run exactly the planned copies."""
-    if one_copy_a_container:
-        return plan.copies > 1
-    return not plan.fills_the_machine
-
-
 def endpoint_requests(
-    plan: DeploymentPlan, container: Container, wishes: Wishes, *, one_copy_a_container: bool
-) -> list[tuple[str, dict[str, Any]]]:
-    """(operation, parameters) in the order to send them; each is valid for botocore."""
-    components = wishes.components or needs_components(
-        plan, one_copy_a_container=one_copy_a_container
-    )
+    plan: DeploymentPlan,
+    container: Container,
+    endpoint: EndpointSettings,
+    *,
+    one_copy_a_container: bool,
+) -> list[Request]:
+    """The requests in the order to send them; each is valid for botocore."""
+    fits_one = plan.copies == 1 if one_copy_a_container else plan.fills_the_machine
+    components = endpoint.components or not fits_one
     requests = [
-        ("create_model", _model(container, wishes)),
-        ("create_endpoint_config", _config(plan, wishes, components)),
+        ("create_model", _model(container, endpoint)),
+        ("create_endpoint_config", _config(plan, endpoint, components)),
         (
             "create_endpoint",
-            {"EndpointName": wishes.name, "EndpointConfigName": f"{wishes.name}-config"},
+            {"EndpointName": endpoint.name, "EndpointConfigName": f"{endpoint.name}-config"},
         ),
     ]
     if components:
-        requests.append(("create_inference_component", _component(plan, wishes)))
+        requests.append(("create_inference_component", _component(plan, endpoint)))
     for operation, parameters in requests:
         check_request(operation, parameters)
-    if wishes.max_instances is not None:
-        requests += _autoscaling(plan, wishes, components)
+    if endpoint.max_instances is not None:
+        requests += _autoscaling(plan, endpoint, components)
     return requests
 
 
@@ -114,7 +113,7 @@ def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
         raise InputError(f"{pascal} would be rejected: {'; '.join(problems)}")
 
 
-def _model(container: Container, wishes: Wishes) -> dict[str, Any]:
+def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
     primary: dict[str, Any] = {
         "Image": container.image,
         "Environment": dict(container.environment),
@@ -126,54 +125,53 @@ def _model(container: Container, wishes: Wishes) -> dict[str, Any]:
             "S3DataType": "S3Object" if archive else "S3Prefix",
             "CompressionType": "Gzip" if archive else "None",
         }
-        if wishes.accept_eula:
+        if endpoint.accept_eula:
             source["ModelAccessConfig"] = {"AcceptEula": True}
         primary["ModelDataSource"] = {"S3DataSource": source}
     return {
-        "ModelName": f"{wishes.name}-model",
-        "ExecutionRoleArn": wishes.role_arn,
+        "ModelName": f"{endpoint.name}-model",
+        "ExecutionRoleArn": endpoint.role_arn,
         "PrimaryContainer": primary,
     }
 
 
-def _config(plan: DeploymentPlan, wishes: Wishes, components: bool) -> dict[str, Any]:
+def _config(plan: DeploymentPlan, endpoint: EndpointSettings, components: bool) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
-        "InstanceType": plan.instance.instance_type,
+        "InstanceType": plan.setup.instance.instance_type,
         "InitialInstanceCount": plan.instances,
-        "ModelDataDownloadTimeoutInSeconds": wishes.startup_s,
-        "ContainerStartupHealthCheckTimeoutInSeconds": wishes.startup_s,
+        "ModelDataDownloadTimeoutInSeconds": endpoint.startup_s,
+        "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
-    config: dict[str, Any] = {"EndpointConfigName": f"{wishes.name}-config"}
+    config: dict[str, Any] = {"EndpointConfigName": f"{endpoint.name}-config"}
     if components:
-        config["ExecutionRoleArn"] = wishes.role_arn
-        most = max(plan.instances, wishes.max_instances or plan.instances)
+        config["ExecutionRoleArn"] = endpoint.role_arn
+        most = max(plan.instances, endpoint.max_instances or plan.instances)
         variant["ManagedInstanceScaling"] = {
             "Status": "ENABLED",
             "MinInstanceCount": plan.instances,
             "MaxInstanceCount": most,
         }
     else:
-        variant["ModelName"] = f"{wishes.name}-model"
+        variant["ModelName"] = f"{endpoint.name}-model"
     return config | {"ProductionVariants": [variant]}
 
 
-def _component(plan: DeploymentPlan, wishes: Wishes) -> dict[str, Any]:
-    host_mib = int(plan.instance.host_memory_bytes * _HOST_SHARE / plan.copies) // MIB
-    devices = plan.tensor_parallel
-    cores = plan.instance.neuron_cores
-    if cores is not None:  # the degree counts cores, a component counts chips
-        devices = max(1, plan.tensor_parallel * plan.instance.num_accelerators // cores)
+def _component(plan: DeploymentPlan, endpoint: EndpointSettings) -> dict[str, Any]:
+    instance, devices = plan.setup.instance, plan.setup.tensor_parallel
+    host_mib = int(instance.host_memory_bytes * _HOST_SHARE / plan.copies) // MIB
+    if instance.neuron_cores is not None:  # the degree counts cores, a component counts chips
+        devices = max(1, devices * instance.num_accelerators // instance.neuron_cores)
     return {
-        "InferenceComponentName": f"{wishes.name}-component",
-        "EndpointName": wishes.name,
+        "InferenceComponentName": f"{endpoint.name}-component",
+        "EndpointName": endpoint.name,
         "VariantName": VARIANT,
         "Specification": {
-            "ModelName": f"{wishes.name}-model",
+            "ModelName": f"{endpoint.name}-model",
             "StartupParameters": {
-                "ModelDataDownloadTimeoutInSeconds": wishes.startup_s,
-                "ContainerStartupHealthCheckTimeoutInSeconds": wishes.startup_s,
+                "ModelDataDownloadTimeoutInSeconds": endpoint.startup_s,
+                "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
             },
             "ComputeResourceRequirements": {
                 "NumberOfAcceleratorDevicesRequired": devices,
@@ -185,21 +183,22 @@ def _component(plan: DeploymentPlan, wishes: Wishes) -> dict[str, Any]:
 
 
 def _autoscaling(
-    plan: DeploymentPlan, wishes: Wishes, components: bool
-) -> list[tuple[str, dict[str, Any]]]:
+    plan: DeploymentPlan, endpoint: EndpointSettings, components: bool
+) -> list[Request]:
     """Application Auto Scaling's requests, which track concurrency per model or copy."""
-    assert wishes.max_instances is not None
-    if wishes.max_instances < plan.instances:
+    assert endpoint.max_instances is not None
+    if endpoint.max_instances < plan.instances:
         raise InputError(
-            f"at most {wishes.max_instances} instances are fewer than the {plan.instances} planned"
+            f"at most {endpoint.max_instances} instances are fewer than the "
+            f"{plan.instances} planned"
         )
     copies = 1 if not components else plan.copies
-    target = wishes.target_per_copy or plan.slots * (1 if components else plan.copies)
+    target = endpoint.target_per_copy or plan.slots * (1 if components else plan.copies)
     if components:
-        resource = f"inference-component/{wishes.name}-component"
+        resource = f"inference-component/{endpoint.name}-component"
         dimension = "sagemaker:inference-component:DesiredCopyCount"
     else:
-        resource = f"endpoint/{wishes.name}/variant/{VARIANT}"
+        resource = f"endpoint/{endpoint.name}/variant/{VARIANT}"
         dimension = "sagemaker:variant:DesiredInstanceCount"
     place = {
         "ServiceNamespace": "sagemaker",
@@ -208,10 +207,10 @@ def _autoscaling(
     }
     capacity = {
         "MinCapacity": plan.instances * copies,
-        "MaxCapacity": wishes.max_instances * copies,
+        "MaxCapacity": endpoint.max_instances * copies,
     }
     policy = {
-        "PolicyName": f"{wishes.name}-concurrency",
+        "PolicyName": f"{endpoint.name}-concurrency",
         "PolicyType": "TargetTrackingScaling",
         "TargetTrackingScalingPolicyConfiguration": {
             "TargetValue": float(target),
@@ -243,15 +242,12 @@ def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
         ]
     if shape.type_name == "list" and isinstance(value, Sequence):
         return [p for item in value for p in _enum_problems(item, kind.member, where)]
+    most = shape.metadata.get("max")
     if shape.type_name == "string" and isinstance(value, str):
-        allowed = list(kind.enum)
-        if allowed and value not in allowed:
+        if kind.enum and value not in kind.enum:
             return [f"{where} {value!r} is not a value that the service knows"]
-        longest = shape.metadata.get("max")
-        if longest is not None and len(value) > longest:
-            return [f"{where} has {len(value)} characters, at most {longest} are allowed"]
-    if shape.type_name == "integer" and isinstance(value, int):
-        longest = shape.metadata.get("max")
-        if longest is not None and value > longest:
-            return [f"{where} is {value}, at most {longest} is allowed"]
+        if most is not None and len(value) > most:
+            return [f"{where} has {len(value)} characters, at most {most} are allowed"]
+    if shape.type_name == "integer" and isinstance(value, int) and most is not None:
+        return [f"{where} is {value}, at most {most} is allowed"] if value > most else []
     return []

@@ -18,12 +18,11 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.deploy.bundle import Bundle, Target, build_bundle, write_bundle
+from lmi_bench.deploy.bundle import Bundle, Server, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.environment import Setting, effective_settings, untranslated_variables
-from lmi_bench.deploy.images import ACCOUNT
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
-from lmi_bench.deploy.sagemaker import Wishes, needs_components
+from lmi_bench.deploy.sagemaker import EndpointSettings
 from lmi_bench.deploy.server_settings import SERVERS
 from lmi_bench.jobs.saved_recommendation import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
@@ -38,14 +37,10 @@ _PROBE_EVERY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The files that were written, and the plan that they run.
-
-    has_components  each copy is an inference component
-    """
+    """The files that were written, and the plan that they run."""
 
     plan: DeploymentPlan
     bundle: Bundle
-    has_components: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +91,15 @@ class SequenceLimits:
 
 def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> Deployment:
     """Write the folder. Raises InputError before anything is written."""
-    target = Target(
-        server=settings.server,
+    server = Server(
+        name=settings.server,
         region=settings.region,
         image=settings.image,
-        account=settings.account or ACCOUNT,
+        account=settings.account,
         model_data_uri=settings.model_data,
         trust_remote_code=settings.trust_remote_code,
     )
-    wishes = Wishes(
+    endpoint = EndpointSettings(
         name=settings.name,
         role_arn=settings.role_arn,
         startup_s=settings.startup_timeout,
@@ -113,16 +108,14 @@ def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> D
         components=settings.components,
         accept_eula=settings.accept_eula,
     )
-    if target.server not in SERVERS:
-        raise InputError(f"--server {target.server}: use one of {', '.join(SERVERS)}")
+    if server.name not in SERVERS:
+        raise InputError(f"--server {server.name}: use one of {', '.join(SERVERS)}")
     refuse_sagemaker_draft(settings.draft, _against_sagemaker_draft(settings))
     plan = _plan(settings, listener)
-    _check_licence(plan, wishes)
-    bundle = build_bundle(plan, target, wishes)
+    _check_licence(plan, endpoint)
+    bundle = build_bundle(plan, server, endpoint)
     write_bundle(bundle, settings.out)
-    one_copy = target.server == "tgi"
-    has_components = wishes.components or needs_components(plan, one_copy_a_container=one_copy)
-    return Deployment(plan, bundle, has_components)
+    return Deployment(plan, bundle)
 
 
 def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:
@@ -244,7 +237,7 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
             model_id=settings.model_id,
         )
     if settings.draft is not None:
-        plan = replace(plan, engine=replace(plan.engine, draft=settings.draft))
+        plan = replace(plan, draft=settings.draft)
     if settings.goal == "latency":
         plan = replace(plan, slots=1, basis=f"{plan.basis}; one request at a time, for latency")
     return plan
@@ -259,13 +252,14 @@ def _against_sagemaker_draft(settings: DeploySettings) -> list[str]:
     return found
 
 
-def _check_licence(plan: DeploymentPlan, wishes: Wishes) -> None:
+def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:
     """Raises InputError where a licence must be accepted first, as for Meta's models."""
     try:
-        gated = find_model_entry(plan.shape.name).hf_id.startswith(_GATED)
+        gated = find_model_entry(plan.setup.shape.name).hf_id.startswith(_GATED)
     except InputError:
         return  # a folder: whoever has it has accepted
-    if gated and not wishes.accept_eula:
+    if gated and not endpoint.accept_eula:
         raise InputError(
-            f"{plan.shape.name} comes under a licence of its own: read it, then add --accept-eula"
+            f"{plan.setup.shape.name} comes under a licence of its own: read it, then add "
+            "--accept-eula"
         )

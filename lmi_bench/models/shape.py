@@ -107,3 +107,12 @@ def tensor_parallel_problem(shape: ModelShape, tensor_parallel: int) -> str | No
     if not shape.latent_kv_dim and kv_heads % tensor_parallel and tensor_parallel % kv_heads:
         return f"{kv_heads} KV heads of {shape.name} do not fit {tensor_parallel} devices evenly"
     return None
+
+
+def possible_degrees(shape: ModelShape, devices: int) -> list[int]:
+    """The usual tensor-parallel degrees that the model's heads and the devices allow."""
+    return [
+        degree
+        for degree in (1, 2, 4, 8, 16, 24, 32)
+        if degree <= devices and tensor_parallel_problem(shape, degree) is None
+    ]

@@ -20,17 +20,21 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.deploy.bundle import Target, build_bundle, pack_model, unpack_properties
-from lmi_bench.deploy.engine_wishes import EngineWishes
+from lmi_bench.deploy.bundle import Server, build_bundle, pack_model, unpack_properties
 from lmi_bench.deploy.images import all_images, find_image
-from lmi_bench.deploy.plan import lmi_dtype, plan_from_layout, plan_from_recommendation
+from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
-from lmi_bench.deploy.sagemaker import Container, Wishes, check_request, endpoint_requests
-from lmi_bench.deploy.server_settings import lmi_settings, tgi_environment, vllm_arguments
+from lmi_bench.deploy.sagemaker import Container, EndpointSettings, check_request, endpoint_requests
+from lmi_bench.deploy.server_settings import (
+    lmi_dtype,
+    lmi_settings,
+    tgi_environment,
+    vllm_arguments,
+)
 
 ROLE = "arn:aws:iam::111122223333:role/sagemaker"
-WISHES = Wishes("test", ROLE)
-LMI = Target("lmi")
+ENDPOINT = EndpointSettings("test", ROLE)
+LMI = Server("lmi")
 
 
 def plan(model="llama-2-7b", instance="ml.g5.12xlarge", **layout):
@@ -49,10 +53,10 @@ def test_the_smallest_degree_that_holds_the_model_is_taken_and_the_machine_fille
     """Falcon 40B in 16 bit is 83 GB: not on 1 or 2 GPUs of 24 GB, but on 4, as the post found.
     Falcon 180B's 360 GB do not fit 8 GPUs of 40 GB."""
     small = plan(max_model_len=2048)
-    assert (small.tensor_parallel, small.copies) == (1, 4)
+    assert (small.setup.tensor_parallel, small.copies) == (1, 4)
     assert small.fills_the_machine
     large = plan("falcon-40b", "ml.g5.12xlarge", max_model_len=2048)
-    assert (large.tensor_parallel, large.copies) == (4, 1)
+    assert (large.setup.tensor_parallel, large.copies) == (4, 1)
     with pytest.raises(CapacityError, match=r"TP 8: 41.* of weights a device at TP 8 exceed"):
         plan("falcon-180b", "ml.p4d.24xlarge", max_model_len=2048)
 
@@ -94,7 +98,7 @@ def test_a_recommendation_becomes_its_own_layout():
         memory={"slots_per_copy": 57},
     )
     made = plan_from_recommendation(answer, "llama-2-13b")
-    settings = parse_properties(build_bundle(made, LMI, WISHES).files["serving.properties"])
+    settings = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])
     assert settings["option.tensor_parallel_degree"] == "2"
     assert settings["option.max_rolling_batch_size"] == "57"
     assert settings["option.max_model_len"] == "500"
@@ -109,31 +113,31 @@ def test_a_recommendation_becomes_its_own_layout():
         ),
     )
     made = plan_from_recommendation(mixed, "llama-2-13b")
-    assert (made.dtype, made.max_model_len, made.max_input_tokens) == ("int4", 910, 900)
-    assert made.engine == EngineWishes(kv_dtype="float8")
+    assert (made.setup.dtype, made.max_model_len, made.max_input_tokens) == ("int4", 910, 900)
+    assert made.engine == mixed.recommended.setting
 
 
 @pytest.mark.parametrize(
-    ("layout", "target", "wishes"),
+    ("layout", "target", "endpoint"),
     [
-        ({"max_model_len": 2048}, LMI, WISHES),
-        ({"max_model_len": 2048, "tensor_parallel": 1, "copies": 3}, LMI, WISHES),
+        ({"max_model_len": 2048}, LMI, ENDPOINT),
+        ({"max_model_len": 2048, "tensor_parallel": 1, "copies": 3}, LMI, ENDPOINT),
         (
             {"max_model_len": 2048, "tensor_parallel": 2, "instances": 2},
-            Target("lmi", image="lmi20", model_data_uri="s3://bucket/prefix/"),
-            Wishes("test", ROLE, max_instances=4, components=True, accept_eula=True),
+            Server("lmi", image="lmi20", model_data_uri="s3://bucket/prefix/"),
+            EndpointSettings("test", ROLE, max_instances=4, components=True, accept_eula=True),
         ),
         (
             {"max_model_len": 2048, "tensor_parallel": 4},
-            Target("tgi", image="111122223333.dkr.ecr.us-east-1.amazonaws.com/tgi:3.3"),
-            Wishes("test", ROLE, max_instances=3, target_per_copy=16),
+            Server("tgi", image="111122223333.dkr.ecr.us-east-1.amazonaws.com/tgi:3.3"),
+            EndpointSettings("test", ROLE, max_instances=3, target_per_copy=16),
         ),
     ],
     ids=["one container", "copies that leave a GPU free", "components and scaling", "TGI, scaling"],
 )
-def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, target, wishes):
+def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, target, endpoint):
     made = plan(**layout)
-    bundle = build_bundle(made, target, wishes)
+    bundle = build_bundle(made, target, endpoint)
     problems = lint(bundle.files["cloudformation.yaml"], config=ManualArgs(regions=["us-east-1"]))
     assert [str(problem) for problem in problems] == []
     ast.parse(bundle.files["deploy_boto3.py"])
@@ -141,7 +145,7 @@ def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, targ
     operations = [request["operation"] for request in sent]
     resources = template_of(bundle)
     component = "create_inference_component" in operations
-    assert component == (wishes.components or not made.fills_the_machine)
+    assert component == (endpoint.components or not made.fills_the_machine)
     assert len(resources) == len(sent)
     variant = resources["Config"]["Properties"]["ProductionVariants"][0]
     assert ("ModelName" in variant) == (not component)
@@ -151,14 +155,14 @@ def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, targ
         assert runtime["CopyCount"] == made.instances * made.copies
         needs = resources["Component"]["Properties"]["Specification"]
         assert needs["ComputeResourceRequirements"]["NumberOfAcceleratorDevicesRequired"] == (
-            made.tensor_parallel
+            made.setup.tensor_parallel
         )
 
 
 def test_a_machine_takes_no_more_components_than_its_memory_holds():
     """192 GiB of host memory, 3 copies: 0.9 * 192 * 1024 / 3 MiB each."""
     made = plan(tensor_parallel=1, copies=3, max_model_len=2048)
-    requests = dict(endpoint_requests(made, container(), WISHES, one_copy_a_container=False))
+    requests = dict(endpoint_requests(made, container(), ENDPOINT, one_copy_a_container=False))
     needs = requests["create_inference_component"]["Specification"]["ComputeResourceRequirements"]
     assert needs["MinMemoryRequiredInMb"] == int(0.9 * 192 * 1024 / 3)
 
@@ -188,7 +192,7 @@ def test_a_request_that_the_service_would_refuse_is_found_here(change, message):
 
 def test_a_start_longer_than_sagemaker_waits_is_refused():
     with pytest.raises(InputError, match="of 7200 s: SageMaker accepts 60 to 3600 s"):
-        Wishes("test", ROLE, startup_s=7200)
+        EndpointSettings("test", ROLE, startup_s=7200)
 
 
 def test_scaling_holds_the_concurrency_of_what_is_scaled():
@@ -196,7 +200,10 @@ def test_scaling_holds_the_concurrency_of_what_is_scaled():
     made = plan(tensor_parallel=2, instances=2, max_model_len=2048, slots=10)
     by_machine = dict(
         endpoint_requests(
-            made, container(), Wishes("e", ROLE, max_instances=5), one_copy_a_container=False
+            made,
+            container(),
+            EndpointSettings("e", ROLE, max_instances=5),
+            one_copy_a_container=False,
         )
     )
     policy = by_machine["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
@@ -204,7 +211,7 @@ def test_scaling_holds_the_concurrency_of_what_is_scaled():
     assert by_machine["register_scalable_target"]["MaxCapacity"] == 5
     by_copy = dict(
         endpoint_requests(
-            *(made, container(), Wishes("e", ROLE, max_instances=5, components=True)),
+            *(made, container(), EndpointSettings("e", ROLE, max_instances=5, components=True)),
             one_copy_a_container=False,
         )
     )
@@ -217,7 +224,7 @@ def test_scaling_holds_the_concurrency_of_what_is_scaled():
 
 def test_each_server_gets_the_limits_in_its_own_words():
     made = plan(tensor_parallel=4, max_model_len=4096, max_input_tokens=3840, slots=40)
-    tgi = build_bundle(made, Target("tgi"), WISHES)
+    tgi = build_bundle(made, Server("tgi"), ENDPOINT)
     assert parse_properties(tgi.files["tgi.env"]) == {
         "HF_MODEL_ID": "meta-llama/Llama-2-7b-hf",
         "SM_NUM_GPUS": "4",
@@ -227,10 +234,10 @@ def test_each_server_gets_the_limits_in_its_own_words():
         "MAX_CONCURRENT_REQUESTS": "80",
     }
     assert "no image was named" in tgi.traps[0]
-    script = build_bundle(made, Target("vllm"), WISHES).files["vllm-serve.sh"]
+    script = build_bundle(made, Server("vllm"), ENDPOINT).files["vllm-serve.sh"]
     for words in ("--tensor-parallel-size", "--max-num-seqs", "--max-model-len", "--dtype"):
         assert words in script
-    old = build_bundle(made, Target("lmi", image="0.26.0-deepspeed0.12.6-cu121"), WISHES)
+    old = build_bundle(made, Server("lmi", image="0.26.0-deepspeed0.12.6-cu121"), ENDPOINT)
     settings = parse_properties(old.files["serving.properties"])
     assert settings["engine"] == "MPI"
     assert settings["option.output_formatter"] == "jsonlines"
@@ -239,9 +246,9 @@ def test_each_server_gets_the_limits_in_its_own_words():
 def test_code_from_the_hub_is_never_allowed_unasked():
     made = plan(max_model_len=2048)
     for server in ("lmi", "tgi", "vllm"):
-        files = "".join(build_bundle(made, Target(server), WISHES).files.values()).lower()
+        files = "".join(build_bundle(made, Server(server), ENDPOINT).files.values()).lower()
         assert "trust" not in files
-        asked = build_bundle(made, Target(server, trust_remote_code=True), WISHES)
+        asked = build_bundle(made, Server(server, trust_remote_code=True), ENDPOINT)
         assert "trust" in "".join(asked.files.values()).lower()
 
 
@@ -304,20 +311,22 @@ class TestArchive:
             pack_model(tmp_path, tmp_path / "none.tar.gz")
 
 
-FAST = EngineWishes(
-    kv_dtype="float8",
-    draft="org/tiny-draft",
-    draft_tokens=3,
-    max_prefill_tokens=8192,
-    chunked_prefill=True,
-    memory_share=0.85,
-    cuda_graphs=False,
-)
+FAST = {
+    "draft": "org/tiny-draft",
+    "draft_tokens": 3,
+    "engine": EngineSetting(
+        kv_dtype="float8",
+        max_prefill_tokens=8192,
+        chunked_prefill=True,
+        memory_share=0.85,
+        cuda_graphs=False,
+    ),
+}
 
 
 def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
-    made = replace(plan(), engine=FAST)
-    lmi = parse_properties(build_bundle(made, LMI, WISHES).files["serving.properties"])
+    made = replace(plan(), **FAST)
+    lmi = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])
     assert json.loads(lmi["option.speculative_config"]) == {
         "model": "org/tiny-draft",
         "num_speculative_tokens": 3,
@@ -332,7 +341,7 @@ def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
         "gpu_memory_utilization": "0.85",
         "enforce_eager": "true",
     }  # fmt: skip
-    script = build_bundle(made, Target("vllm"), WISHES).files["vllm-serve.sh"]
+    script = build_bundle(made, Server("vllm"), ENDPOINT).files["vllm-serve.sh"]
     words = shlex.split(script.split("exec ")[1].replace("\\\n", ""))
     assert words[words.index("--kv-cache-dtype") + 1] == "fp8"
     assert words[words.index("--max-num-batched-tokens") + 1] == "8192"
@@ -341,19 +350,19 @@ def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
 
 
 def test_what_tgi_cannot_be_told_is_said_and_not_dropped():
-    bundle = build_bundle(replace(plan(), engine=FAST), Target("tgi"), WISHES)
+    bundle = build_bundle(replace(plan(), **FAST), Server("tgi"), ENDPOINT)
     assert "CUDA_MEMORY_FRACTION=0.85" in bundle.files["tgi.env"]
     assert "MAX_BATCH_PREFILL_TOKENS=8192" in bundle.files["tgi.env"]
     [said] = [trap for trap in bundle.traps if "do not set" in trap]
     assert all(word in said for word in ("chunked_prefill", "float8", "org/tiny-draft"))
-    looked_up = replace(plan(), engine=EngineWishes(draft="ngram", draft_tokens=2))
-    assert "SPECULATE=2" in build_bundle(looked_up, Target("tgi"), WISHES).files["tgi.env"]
+    looked_up = replace(plan(), draft="ngram", draft_tokens=2)
+    assert "SPECULATE=2" in build_bundle(looked_up, Server("tgi"), ENDPOINT).files["tgi.env"]
 
 
 def test_a_container_of_2024_takes_its_draft_by_the_older_names():
-    made = replace(plan(), engine=EngineWishes(draft="org/tiny-draft", draft_tokens=3))
-    target = Target("lmi", image="0.28.0")
-    lmi = parse_properties(build_bundle(made, target, WISHES).files["serving.properties"])
+    made = replace(plan(), draft="org/tiny-draft", draft_tokens=3)
+    target = Server("lmi", image="0.28.0")
+    lmi = parse_properties(build_bundle(made, target, ENDPOINT).files["serving.properties"])
     assert lmi["option.speculative_draft_model"] == "org/tiny-draft"
     assert lmi["option.speculative_length"] == "3"
     assert "option.speculative_config" not in lmi
@@ -364,7 +373,7 @@ class TestAVariantOfACatalogModel:
         asked = "meta-llama/Llama-3.1-8B-Instruct"
         made = plan(asked, "ml.g5.2xlarge", max_model_len=2048)
         assert made.model_id == asked
-        assert made.shape.name == "llama-3.1-8b"
+        assert made.setup.shape.name == "llama-3.1-8b"
 
     def test_a_variant_without_a_hub_id_is_not_deployed_as_its_base(self):
         with pytest.raises(InputError, match=r"only for its base.*--model-id"):
@@ -381,7 +390,7 @@ class TestAVariantOfACatalogModel:
     )
     def test_published_formats_are_left_to_the_checkpoint(self, model, dtype):
         made = plan(model, "ml.p5.48xlarge", max_model_len=2048)
-        assert made.dtype == dtype
+        assert made.setup.dtype == dtype
         assert not {"option.dtype", "option.quantize"} & lmi_settings(made).keys()
         assert not {"--dtype", "--quantization"} & {*vllm_arguments(made)}
 
