@@ -25,7 +25,6 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.core.errors import InputError
 
 Platform = Literal["sagemaker", "ec2"]
-PLATFORMS = ("sagemaker", "ec2")
 
 _RATES = {
     "savings_plan_usd_per_hour": "savings-plan",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -105,23 +105,16 @@ class DecoderSpec:
     def shape(self, name: str) -> ModelShape:
         """The sizes from which memory, reads and FLOP follow."""
         sliding = [window for window in self.layer_windows if window is not None]
+        shared = {
+            field.name: getattr(self, field.name)
+            for field in fields(ModelShape)
+            if hasattr(self, field.name)
+        }
         return ModelShape(
             name=name,
-            num_layers=self.num_layers,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            ffn_size=self.ffn_size,
-            vocab_size=self.vocab_size,
-            max_positions=self.max_positions,
-            params_total=self.params_total,
-            params_active=self.params_active,
-            tied_embeddings=self.tied_embeddings,
+            **shared,
             sliding_window=max(sliding) if sliding else None,
             full_attention_layers=self.num_layers - len(sliding),
-            experts=self.experts,
-            experts_per_token=self.experts_per_token,
             expert_ffn_size=self.ffn_size if self.experts else 0,
             source="config.json",
             parallel_branches=self.parallel,

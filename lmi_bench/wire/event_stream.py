@@ -110,18 +110,6 @@ def payload_part(data: bytes) -> bytes:
     )
 
 
-def stream_exception(kind: str, payload: bytes) -> bytes:
-    """The frame that ends a stream with an exception, such as ModelStreamError."""
-    return encode_frame(
-        {
-            ":exception-type": kind,
-            ":content-type": "application/json",
-            ":message-type": "exception",
-        },
-        payload,
-    )
-
-
 def encode_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
     """Encode one frame; every header is a string."""
     block = b"".join([_encode_header(name, value) for name, value in headers.items()])

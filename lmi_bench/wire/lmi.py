@@ -14,25 +14,26 @@ tokens but name only the first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
 
-from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
+from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.either import EitherSplitter
-from lmi_bench.wire.event import NO_HEADERS, WireEvent
-from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.failure import find_message, status_kind
+from lmi_bench.wire.framing import EitherSplitter
+from lmi_bench.wire.json_format import JsonFormat
 
 _FAILED_REASONS = ("error", "abort")
 
 
-class LmiFormat:
+class LmiFormat(JsonFormat):
     """`/invocations` with JSON lines, or server-sent events under `output_formatter=sse`."""
 
-    name: ClassVar[str] = "lmi"
+    name = "lmi"
     path: ClassVar[str] = "/invocations"
+    payload_name = "an LMI token line"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST; the endpoint has one model, so `model` is not sent.
@@ -40,41 +41,20 @@ class LmiFormat:
         `ignore_eos_token` (vLLM and lmi-dist, eras A and B) and `ignore_eos` (era C) force the
         output length. Raises InputError without a prompt text.
         """
-        if not request.prompt_text:
-            raise InputError(
-                f"request {request.request_id} has no prompt_text: the lmi protocol takes no "
-                "token ids"
-            )
-        parameters: dict[str, Any] = {
-            "max_new_tokens": request.output_tokens,
-            "do_sample": False,
-            "details": True,
-        }
-        if request.ignore_eos:
-            parameters["ignore_eos_token"] = True
-            parameters["ignore_eos"] = True
-        body = {"inputs": request.prompt_text, "parameters": parameters, "stream": stream}
-        return orjson.dumps(body)
+        forced = {"ignore_eos_token": True, "ignore_eos": True} if request.ignore_eos else {}
+        return self.inputs_body(request, stream, **forced)
 
     def new_splitter(self) -> EitherSplitter:
         """A splitter for JSON lines or server-sent events."""
         return EitherSplitter()
 
-    def parse(self, payload: bytes) -> WireEvent:
+    def event(self, reply: dict[str, Any]) -> WireEvent:
         """Read a line of a stream, or the whole body of an unstreamed response."""
-        line = load_object(payload)
-        if line is None:
-            raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
-        try:
-            if "token" in line:
-                return _token_event(line)
-            if line.get("error") is not None or "code" in line:
-                return _error_event(line)
-            return _whole_answer(line)
-        except (AttributeError, KeyError, TypeError) as exc:
-            raise TargetError(
-                "malformed_frame", f"not an LMI token line ({exc}): {clip(payload)}"
-            ) from exc
+        if "token" in reply:
+            return _token_event(reply)
+        if reply.get("error") is not None or "code" in reply:
+            return self._error_event(reply)
+        return _whole_answer(reply)
 
     def plain_text(self, payload: bytes) -> str | None:
         """Text of an era A or B line that holds a token and nothing else."""
@@ -90,36 +70,27 @@ class LmiFormat:
             return None
         return text if type(text) is str else None
 
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
-        """The category of a failed request, and the server's message."""
-        reply = load_object(body) or {}
-        return TargetError(_error_kind(status, reply), describe_status(status, body))
+    def error_kind(self, status: int, reply: dict[str, Any]) -> TargetErrorKind:
+        """The category of an error; LMI's `type` resolves ambiguous statuses.
 
+        503 is a full queue (WlmCapacityException) or a model that is not running (WlmException,
+        WlmShutdownException); 400 also means that a request timed out waiting for a batch slot.
+        """
+        type_ = reply.get("type")
+        if status == 503 and type_ in ("WlmException", "WlmShutdownException"):
+            return "server_error"
+        if status == 400 and type_ == "TranslateException" and "Time out in" in find_message(reply):
+            return "overloaded"
+        return status_kind(status)
 
-def _error_kind(status: int, reply: dict[str, Any]) -> TargetErrorKind:
-    """The category of an error; LMI's `type` resolves ambiguous statuses.
-
-    503 is a full queue (WlmCapacityException) or a model that is not running (WlmException,
-    WlmShutdownException); 400 also means that a request timed out waiting for a batch slot.
-    """
-    type_ = reply.get("type")
-    if status == 503 and type_ in ("WlmException", "WlmShutdownException"):
-        return "server_error"
-    if status == 400 and type_ == "TranslateException" and "Time out in" in find_message(reply):
-        return "overloaded"
-    return status_kind(status)
-
-
-def _error_event(line: dict[str, Any]) -> WireEvent:
-    """An error object in place of a token: under status 200 the only sign of a failure."""
-    nested = line.get("error")
-    code = line.get("code")
-    if code is None and isinstance(nested, dict):
-        code = nested.get("code")
-    status = code if isinstance(code, int) else 500
-    return WireEvent(error=find_message(line), error_kind=_error_kind(status, line), end=True)
+    def _error_event(self, line: dict[str, Any]) -> WireEvent:
+        """An error object in place of a token: under status 200 the only sign of a failure."""
+        nested = line.get("error")
+        code = line.get("code")
+        if code is None and isinstance(nested, dict):
+            code = nested.get("code")
+        kind = self.error_kind(code if isinstance(code, int) else 500, line)
+        return WireEvent(error=find_message(line), error_kind=kind, end=True)
 
 
 def _token_event(line: dict[str, Any]) -> WireEvent:

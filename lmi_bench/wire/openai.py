@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 import orjson
 
-from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.event import NO_HEADERS, WireEvent
-from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
-from lmi_bench.wire.sse import SseSplitter
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.failure import find_message, status_kind
+from lmi_bench.wire.framing import SseSplitter
+from lmi_bench.wire.json_format import JsonFormat
 
 DONE = b"[DONE]"
 _PLAIN_DELTA = {"content", "role"}
@@ -28,8 +29,10 @@ _ERROR_NAMES: Mapping[str, str] = {
 }
 
 
-class _OpenAiFormat:
+class _OpenAiFormat(JsonFormat):
     """The response format that the completions and chat protocols share."""
+
+    payload_name = "a completion chunk"
 
     def new_splitter(self) -> SseSplitter:
         """Server-sent events."""
@@ -37,19 +40,13 @@ class _OpenAiFormat:
 
     def parse(self, payload: bytes) -> WireEvent:
         """Read a chunk, `[DONE]`, an error event, or the body of an unstreamed response."""
-        if payload.strip() == DONE:
-            return WireEvent(end=True)
-        chunk = load_object(payload)
-        if chunk is None:
-            raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
-        if chunk.get("error") or chunk.get("object") == "error":
-            return _error_event(chunk)
-        try:
-            return _read_chunk(chunk)
-        except (AttributeError, KeyError, TypeError, IndexError) as exc:
-            raise TargetError(
-                "malformed_frame", f"not a completion chunk ({exc}): {clip(payload)}"
-            ) from exc
+        return WireEvent(end=True) if payload.strip() == DONE else super().parse(payload)
+
+    def event(self, reply: dict[str, Any]) -> WireEvent:
+        """Read a chunk, an error event, or the body of an unstreamed response."""
+        if reply.get("error") or reply.get("object") == "error":
+            return _error_event(reply)
+        return _read_chunk(reply)
 
     def plain_text(self, payload: bytes) -> str | None:
         """Text of a chunk whose only choice adds text and nothing else."""
@@ -74,12 +71,6 @@ class _OpenAiFormat:
             return None
         return text if text and type(text) is str else None
 
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
-        """The category of a failed request, and the server's message."""
-        return TargetError(status_kind(status), describe_status(status, body))
-
 
 class OpenAiCompletionsFormat(_OpenAiFormat):
     """`/v1/completions`: sends planned token ids as the prompt, so lengths are exact.
@@ -87,7 +78,7 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
     token_ids  False: send text, for a server that accepts no ids (llama-cpp-python)
     """
 
-    name: ClassVar[str] = "openai"
+    name = "openai"
     path: ClassVar[str] = "/v1/completions"
 
     def __init__(self, *, token_ids: bool = True) -> None:
@@ -115,7 +106,7 @@ class OpenAiChatFormat(_OpenAiFormat):
                   llama-cpp-python and similar servers only `max_tokens`
     """
 
-    name: ClassVar[str] = "openai-chat"
+    name = "openai-chat"
     path: ClassVar[str] = "/v1/chat/completions"
 
     def __init__(self, *, length_field: str = "max_completion_tokens") -> None:
@@ -123,12 +114,8 @@ class OpenAiChatFormat(_OpenAiFormat):
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST. Raises InputError without a prompt text."""
-        if not request.prompt_text:
-            raise InputError(
-                f"request {request.request_id} has no prompt_text: "
-                "the openai-chat protocol takes no token ids"
-            )
-        turns = request.messages or (("user", request.prompt_text),)
+        text = self.prompt_text(request)
+        turns = request.messages or (("user", text),)
         messages = [{"role": role, "content": text} for role, text in turns]
         return orjson.dumps(
             {"model": model, "messages": messages, self.length_field: request.output_tokens}

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
+from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.event import NO_HEADERS, WireEvent
-from lmi_bench.wire.failure import clip, describe_status, find_message, load_object, status_kind
-from lmi_bench.wire.sse import SseSplitter
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.failure import find_message, status_kind
+from lmi_bench.wire.framing import SseSplitter
+from lmi_bench.wire.json_format import JsonFormat
 
 _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
     "overloaded": "overloaded",
@@ -28,61 +27,35 @@ _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TgiFormat:
+@dataclass(frozen=True)
+class TgiFormat(JsonFormat):
     """`/generate_stream`, or `/generate` for unstreamed responses."""
 
     name: str = "tgi"
     path: str = "/generate_stream"
+    payload_name: str = "a TGI event"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST; the endpoint has one model, so `model` is not sent.
 
         Raises InputError without a prompt text.
         """
-        if not request.prompt_text:
-            raise InputError(
-                f"request {request.request_id} has no prompt_text: the tgi protocol takes no "
-                "token ids"
-            )
-        parameters = {"max_new_tokens": request.output_tokens, "do_sample": False, "details": True}
-        body = {"inputs": request.prompt_text, "parameters": parameters, "stream": stream}
-        return orjson.dumps(body)  # TGI reads `stream` only on `/invocations`
+        return self.inputs_body(request, stream)  # TGI reads `stream` only on `/invocations`
 
     def new_splitter(self) -> SseSplitter:
         """Server-sent events."""
         return SseSplitter()
 
-    def parse(self, payload: bytes) -> WireEvent:
+    def event(self, reply: dict[str, Any]) -> WireEvent:
         """Read an event of a stream, or the whole body of an unstreamed response."""
-        reply = load_object(payload)
-        if reply is None:
-            raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
         if reply.get("error") is not None:
-            kind = _error_kind(reply, status=500)
+            kind = self.error_kind(500, reply)
             return WireEvent(error=find_message(reply), error_kind=kind, end=True)
-        try:
-            return _token_event(reply) if "token" in reply else _whole_answer(reply)
-        except (AttributeError, KeyError, TypeError) as exc:
-            raise TargetError(
-                "malformed_frame", f"not a TGI event ({exc}): {clip(payload)}"
-            ) from exc
+        return _token_event(reply) if "token" in reply else _whole_answer(reply)
 
-    def plain_text(self, payload: bytes) -> str | None:
-        """Always None: every payload of this protocol goes through `parse`."""
-        return None
-
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
-        """The category of a failed request, and the server's message."""
-        kind = _error_kind(load_object(body) or {}, status=status)
-        return TargetError(kind, describe_status(status, body))
-
-
-def _error_kind(reply: dict[str, Any], *, status: int) -> TargetErrorKind:
-    """The category of an error; TGI answers 429 when it is full, 424 for a failed model."""
-    return _ERROR_KINDS.get(str(reply.get("error_type")), status_kind(status))
+    def error_kind(self, status: int, reply: dict[str, Any]) -> TargetErrorKind:
+        """The category of an error; TGI answers 429 when it is full, 424 for a failed model."""
+        return _ERROR_KINDS.get(str(reply.get("error_type")), status_kind(status))
 
 
 def _token_event(reply: dict[str, Any]) -> WireEvent:

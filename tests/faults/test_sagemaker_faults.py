@@ -13,7 +13,7 @@ from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.measure import measure
 from lmi_bench.loadgen.run.target import resolve
-from lmi_bench.wire.event_stream import payload_part, stream_exception
+from lmi_bench.wire.event_stream import payload_part
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import (
     LAST_CHUNK,
@@ -24,6 +24,7 @@ from tests.faults.misbehaving import (
     record_of,
     serving,
 )
+from tests.wire.exception_frames import stream_exception
 
 HEAD = STREAM_HEAD.replace(b"text/event-stream", b"application/vnd.amazon.eventstream")
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.wire.either import EitherSplitter
 from lmi_bench.wire.event_stream import (
     EventStreamSplitter,
     StreamFailure,
     encode_frame,
     payload_part,
-    stream_exception,
 )
+from lmi_bench.wire.framing import EitherSplitter
+from tests.wire.exception_frames import stream_exception
 
 LINES = [
     json.dumps({"token": {"id": i, "text": text}}, ensure_ascii=False).encode()

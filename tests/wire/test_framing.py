@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.wire.json_lines import JsonLinesSplitter
-from lmi_bench.wire.sse import SseSplitter
+from lmi_bench.wire.framing import JsonLinesSplitter, SseSplitter
 
 
 def read_in_pieces(splitter, stream, cuts):
