@@ -24,18 +24,18 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.slo_judgement import (
+from lmi_bench.analysis.results.slo_results import (
     DECIDED,
     CertainMiss,
     judge_level,
     requests_needed,
 )
 from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.slo_boundary import SloAnswer, slo_answer
-from lmi_bench.analysis.search.slo_search import SloSearch
+from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord

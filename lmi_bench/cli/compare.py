@@ -11,8 +11,7 @@ from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings.compare import CompareSettings
 
 if TYPE_CHECKING:
-    from lmi_bench.analysis.results.compare import Difference
-    from lmi_bench.analysis.results.scaling_efficiency import ScalingEfficiency
+    from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
     from lmi_bench.jobs.compare import Comparison
 
 

@@ -50,11 +50,12 @@ def _row(each: CellState) -> dict[str, str]:
         return row
     pooled = pooled_run(run)
     curve = sweep_curve(pooled.levels)
-    knee = next((k for k in run.knees or () if k.get("recommended")), None)
-    if knee is not None and knee.get(curve.axis) is not None:
-        row["knee"] = load_name(curve.axis, knee[curve.axis])
-    if run.slo_answer is not None and run.slo_answer.get("value") is not None:
-        row["highest under SLO"] = load_name(run.slo_answer["load"], run.slo_answer["value"])
+    knee = next((knee for knee in run.knees or () if knee.recommended), None)
+    if knee is not None and knee.axis == curve.axis and knee.load is not None:
+        row["knee"] = load_name(curve.axis, knee.load)
+    answer = run.slo_answer
+    if answer is not None and answer.value is not None:
+        row["highest under SLO"] = load_name(answer.load, answer.value)
     else:
         slos = [parse_slo(text) for text in run.manifest["scenario"].get("slo") or ()]
         met = highest_meeting(pooled.levels, pooled.records, slos) if slos else None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmi_bench.analysis.results.slo_judgement import requests_needed
-from lmi_bench.analysis.results.slo_values import FailureRule
+from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
 from lmi_bench.cli.console import print_table, say
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord

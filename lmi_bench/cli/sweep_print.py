@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 
 from lmi_bench.analysis.results.checks import check_levels
-from lmi_bench.analysis.results.knee import Knee
 from lmi_bench.analysis.results.repeats import parse_until, unmet_until
-from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.cli.console import fail, note, print_table, say, warn
 from lmi_bench.cli.slo_print import print_slos
+from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
 from lmi_bench.jobs.sweep.result import SweepResult

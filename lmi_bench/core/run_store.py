@@ -26,6 +26,7 @@ import orjson
 
 from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError, file_reason
+from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions
 from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
 from lmi_bench.core.records import RequestRecord
@@ -45,8 +46,8 @@ class Run:
     manifest: dict[str, Any]
     levels: list[Level]
     records: list[tuple[RequestRecord, ...]]
-    knees: list[dict[str, Any]] | None
-    slo_answer: dict[str, Any] | None = None
+    knees: list[Knee] | None
+    slo_answer: SloAnswer | None = None
 
 
 def build_manifest(
@@ -181,13 +182,13 @@ class RunStore:
         self.levels.append(finished if line == finished.to_json() else Level.from_json(line))
         self._attempts[level] = max(attempt, self._attempts.get(level, 0))
 
-    def write_knees(self, knees: Sequence[Mapping[str, Any]]) -> None:
+    def write_knees(self, knees: Sequence[Knee]) -> None:
         """Save the knees of the finished sweep."""
-        self._write(KNEES, list(knees))
+        self._write(KNEES, [knee.to_json() for knee in knees])
 
-    def write_slo_answer(self, answer: Mapping[str, Any]) -> None:
+    def write_slo_answer(self, answer: SloAnswer) -> None:
         """Save the highest load that a search found."""
-        self._write(SLO_ANSWER, dict(answer))
+        self._write(SLO_ANSWER, answer.to_json())
 
     def write_cloudwatch(self, levels: Sequence[Mapping[str, Any]]) -> None:
         """Save CloudWatch's metrics of levels; earlier levels keep theirs."""
@@ -251,7 +252,7 @@ def load_run(path: Path) -> Run:
         kept = records.get((line["level"], line["attempt"]))
         if kept is not None:
             kept.append(record_of(line))
-    knees_path, answer_path = path / KNEES, path / SLO_ANSWER
+    knees, answer = _found(path / KNEES), _found(path / SLO_ANSWER)
     return Run(
         path=path,
         manifest=manifest,
@@ -260,14 +261,17 @@ def load_run(path: Path) -> Run:
             tuple(sorted(records[level.index, level.attempt], key=lambda r: r.request_id))
             for level in levels
         ],
-        knees=json.loads(knees_path.read_bytes()) if knees_path.exists() else None,
-        slo_answer=json.loads(answer_path.read_bytes()) if answer_path.exists() else None,
+        knees=None if knees is None else [Knee.from_json(each, KNEES) for each in knees],
+        slo_answer=None if answer is None else SloAnswer.from_json(answer, SLO_ANSWER),
     )
 
 
+def _found(file: Path) -> Any:
+    return json.loads(file.read_bytes()) if file.exists() else None
+
+
 def _cloudwatch(path: Path) -> list[dict[str, Any]]:
-    file = path / CLOUDWATCH
-    return list(json.loads(file.read_bytes())) if file.exists() else []
+    return list(_found(path / CLOUDWATCH) or ())
 
 
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY

@@ -74,8 +74,8 @@ def _write_json(run: Run, folder: Path) -> list[Path]:
     content: dict[str, Any] = {
         "manifest": run.manifest,
         "levels": [level.to_json() for level in run.levels],
-        "knees": run.knees,
-        "slo_answer": run.slo_answer,
+        "knees": None if run.knees is None else [knee.to_json() for knee in run.knees],
+        "slo_answer": None if run.slo_answer is None else run.slo_answer.to_json(),
     }
     path = folder / "run.json"
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.results.compare import Difference, compare_runs
-from lmi_bench.analysis.results.scaling_efficiency import ScalingEfficiency, scaling_efficiency
+from lmi_bench.analysis.results.compare import (
+    Difference,
+    ScalingEfficiency,
+    compare_runs,
+    scaling_efficiency,
+)
 from lmi_bench.core.run_store import load_run
 from lmi_bench.jobs.settings.compare import CompareSettings
 
@@ -30,8 +34,8 @@ class Comparison:
             "a": str(self.a),
             "b": str(self.b),
             "confidence": 0.95,
-            "differences": [each.to_dict() for each in self.differences],
-            "scaling": None if self.scaling is None else self.scaling.to_dict(),
+            "differences": [asdict(each) for each in self.differences],
+            "scaling": None if self.scaling is None else self.scaling.to_json(),
         }
 
 

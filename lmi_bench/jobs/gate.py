@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
 from lmi_bench.analysis.results.repeats import pooled_run
-from lmi_bench.analysis.results.slo_values import FAILURE_RULES, FailureRule
+from lmi_bench.analysis.results.slo_results import FAILURE_RULES, FailureRule
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import load_run

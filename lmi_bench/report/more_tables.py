@@ -7,9 +7,10 @@ server's own metrics, energy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level, ServerMetrics, Sessions
 from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
 from lmi_bench.report.run_tables import Lines, load_cell, load_column
@@ -22,27 +23,26 @@ _SHAPES = {
 }
 
 
-def search_headline(answer: Mapping[str, Any] | None) -> Headline | None:
+def search_headline(answer: SloAnswer | None) -> Headline | None:
     """The highest load that a search found, as one of the numbers to read first."""
-    if not answer:
+    if answer is None:
         return None
-    slos = ", ".join(answer.get("slo") or ())
-    unit = "concurrent requests" if answer.get("load") == "concurrency" else "req/s"
-    spent = f"{number(answer.get('endpoint_seconds'))} endpoint seconds"
-    value, breach = answer.get("value"), answer.get("first_breach")
-    axis = str(answer.get("load"))
-    if value is None:
-        detail = f"{load_name(axis, breach)} already misses {answer.get('binding')}; {spent}"
+    slos = ", ".join(answer.slo)
+    unit = "concurrent requests" if answer.load == "concurrency" else "req/s"
+    spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
+    if answer.value is None:
+        breach = load_name(answer.load, answer.first_breach)
+        detail = f"{breach} already misses {answer.binding}; {spent}"
         return Headline("Highest load under the SLOs", "none", "", detail, "bad")
-    if breach is None:
+    if answer.first_breach is None:
         detail = f"{slos}: the highest that was tried, nothing broke; {spent}"
-        return Headline("Highest load under the SLOs", f"≥ {value:g}", unit, detail)
+        return Headline("Highest load under the SLOs", f"≥ {answer.value:g}", unit, detail)
     detail = (
-        f"{slos}; boundary {number(answer.get('low'))} to {number(answer.get('high'))} (95 %), "
-        f"{_SHAPES.get(str(answer.get('boundary')), '')}; first breach at "
-        f"{load_name(axis, breach)}: {answer.get('binding')}; {spent}"
+        f"{slos}; boundary {number(answer.low)} to {number(answer.high)} (95 %), "
+        f"{_SHAPES.get(answer.boundary or '', '')}; first breach at "
+        f"{load_name(answer.load, answer.first_breach)}: {answer.binding}; {spent}"
     )
-    return Headline("Highest load under the SLOs", f"{value:g}", unit, detail)
+    return Headline("Highest load under the SLOs", f"{answer.value:g}", unit, detail)
 
 
 def search_table(axis: str, lines: Lines) -> Table | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from lmi_bench.analysis.results.goodput import check_slo, goodput
-from lmi_bench.analysis.results.knee import Knee
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
+from lmi_bench.analysis.results.slo_results import check_slo, goodput
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric, SteadyWindow
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmi_bench.analysis.results.checks import check_levels
-from lmi_bench.analysis.results.knee import Knee, find_knees
+from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
@@ -50,9 +51,9 @@ class RunLike(Protocol):
     @property
     def records(self) -> Sequence[tuple[RequestRecord, ...]]: ...
     @property
-    def knees(self) -> list[dict[str, Any]] | None: ...
+    def knees(self) -> list[Knee] | None: ...
     @property
-    def slo_answer(self) -> dict[str, Any] | None: ...
+    def slo_answer(self) -> SloAnswer | None: ...
 
 
 def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
@@ -62,11 +63,7 @@ def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
     curve = sweep_curve(pooled, records)
     axis = curve.axis
     lines = sorted(pooled, key=lambda line: (line.load.on(axis) or 0, line.attempt))
-    knees = (
-        find_knees(pooled, records=records)
-        if run.knees is None
-        else [Knee.from_dict(content) for content in run.knees]
-    )
+    knees = find_knees(pooled, records=records) if run.knees is None else run.knees
     chosen = next((knee for knee in knees if knee.recommended), None)
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario = _mapping(run.manifest.get("scenario"))

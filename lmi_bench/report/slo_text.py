@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lmi_bench.analysis.results.gate import level_measured_ms
-from lmi_bench.analysis.results.goodput import goodput
-from lmi_bench.analysis.results.slo_values import FailureRule
-from lmi_bench.analysis.search.slo_boundary import SloAnswer
+from lmi_bench.analysis.results.slo_results import FailureRule, goodput, level_measured_ms
+from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo

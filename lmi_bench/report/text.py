@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from lmi_bench.analysis.results.knee import Knee
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level, ServerMetrics, Statistics
 from lmi_bench.core.units import format_figure
 from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain, share

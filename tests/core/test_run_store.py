@@ -16,6 +16,7 @@ import pytest
 from lmi_bench.core.durable import LOCK
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import RunStore, build_manifest, load_run
@@ -231,7 +232,7 @@ def test_secrets_are_never_written(tmp_path):
     )
     with RunStore.create(tmp_path / "run", manifest, secrets=[custom]) as store:
         store.append_level([failed], _level(0, first_error=f"key {custom} unknown"))
-        store.write_knees([{"rule": "theory", "cause": custom}])
+        store.write_knees([Knee("theory", cause=custom)])
     for file in (tmp_path / "run").iterdir():
         assert custom not in file.read_text(encoding="utf-8"), file.name
         assert secret not in file.read_text(encoding="utf-8"), file.name

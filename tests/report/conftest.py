@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
@@ -24,8 +25,8 @@ class FakeRun:
     manifest: dict[str, Any]
     levels: list[Level]
     records: list[tuple[RequestRecord, ...]] = field(default_factory=list)
-    knees: list[dict[str, Any]] | None = None
-    slo_answer: dict[str, Any] | None = None
+    knees: list[Knee] | None = None
+    slo_answer: SloAnswer | None = None
 
 
 def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=0.0006, tokens=48):

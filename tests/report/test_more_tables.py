@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Spread
 from lmi_bench.report.formats import MISSING
 from lmi_bench.report.html import render_html
@@ -25,17 +26,17 @@ from lmi_bench.report.view import build_view
 from tests.levels import level_of
 from tests.report.conftest import FakeRun, manifest
 
-ANSWER = {
-    "slo": ["ttft_p90<=2000ms"],
-    "load": "concurrency",
-    "value": 28,
-    "low": 27.5,
-    "high": 29.4,
-    "first_breach": 29,
-    "binding": "ttft_p90<=2000ms",
-    "boundary": "cliff",
-    "endpoint_seconds": 134.2,
-}
+ANSWER = SloAnswer(
+    slo=["ttft_p90<=2000ms"],
+    load="concurrency",
+    value=28,
+    low=27.5,
+    high=29.4,
+    first_breach=29,
+    binding="ttft_p90<=2000ms",
+    boundary="cliff",
+    endpoint_seconds=134.2,
+)
 
 
 def texts(table):
@@ -56,9 +57,9 @@ def test_a_search_says_load_interval_breach_binding_shape_and_seconds():
 
 
 def test_a_search_without_an_answer_and_one_without_a_breach_say_so():
-    none = search_headline({**ANSWER, "value": None, "first_breach": 1})
+    none = search_headline(replace(ANSWER, value=None, first_breach=1))
     assert (none.value, none.tone) == ("none", "bad")
-    whole = search_headline({**ANSWER, "first_breach": None})
+    whole = search_headline(replace(ANSWER, first_breach=None))
     assert whole.value == "≥ 28"
     assert "nothing broke" in whole.detail
     assert search_headline(None) is None

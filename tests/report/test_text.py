@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.results.knee import Knee, find_knees
+from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.load import Load
 from lmi_bench.report.figures import write_figures
 from lmi_bench.report.text import (
@@ -99,7 +100,7 @@ def test_console_rows_all_have_the_same_keys(sweep):
 def test_knee_rows_take_knees_found_now_and_knees_read_from_a_file(sweep):
     knees = find_knees(sweep.levels)
     rows = knee_rows(knees)
-    assert rows == knee_rows([Knee.from_dict(knee.to_dict()) for knee in knees])
+    assert rows == knee_rows([Knee.from_json(knee.to_json()) for knee in knees])
     assert [row["rule"].endswith("*") for row in rows].count(True) == 1
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Statistics
 from lmi_bench.core.load import Load
 from lmi_bench.report.formats import key_title, number, statistic_cell, usd
@@ -65,10 +66,9 @@ def test_the_knee_on_the_first_screen_says_what_binds(runs_of):
 
     def found(*knees):
         rows = [
-            {"rule": rule, "concurrency": load, "low": low, "high": load, "cause": cause,
-             "change": "", "why": "", "recommended": index == 0}
+            Knee(rule, concurrency=load, low=low, high=load, cause=cause, recommended=index == 0)
             for index, (rule, load, low, cause) in enumerate(knees)
-        ]  # fmt: skip
+        ]
         run = replace(runs_of("saved", loads=(1, 2, 4)), knees=rows)
         return build_view([run]).headlines[0].detail
 
@@ -117,8 +117,8 @@ def test_the_recommended_knee_is_the_row_to_read(sweep):
 
 def test_saved_knees_are_shown_as_they_were_found(runs_of):
     run = runs_of("saved", loads=(1, 2, 4))
-    saved = {"rule": "half_latency", "concurrency": 2, "low": 1, "high": 4, "cause": "host",
-             "recommended": True, "why": "by hand", "change": "graphs"}  # fmt: skip
+    saved = Knee("half_latency", concurrency=2, low=1, high=4, cause="host",
+                 recommended=True, why="by hand", change="graphs")  # fmt: skip
     view = build_view([type(run)(run.path, run.manifest, run.levels, run.records, [saved])])
     assert texts(view.runs[0].knees) == [
         ["Half-latency", "2", "1 to 4", "host time per step", "graphs", "by hand"]

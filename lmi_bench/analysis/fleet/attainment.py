@@ -24,8 +24,8 @@ from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.copy_levels import simulate_copy
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
 from lmi_bench.analysis.level.steady_state import QUANTILES
-from lmi_bench.analysis.results.goodput import goodput
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo

@@ -33,9 +33,8 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, target_facts
 from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
-from lmi_bench.analysis.results.latency import request_latency, samples_needed
-from lmi_bench.analysis.results.slo_judgement import MISSED_BY
-from lmi_bench.analysis.results.slo_values import own_values_ms
+from lmi_bench.analysis.results.latency import samples_needed
+from lmi_bench.analysis.results.slo_results import MISSED_BY, request_values_ms
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
@@ -137,7 +136,7 @@ def pooled(loads: Sequence[MeasuredLoad]) -> list[MeasuredLoad]:
 
 
 def _verdict(records: Sequence[RequestRecord], slo: Slo) -> Verdict:
-    values = _values_in_order(records, slo.metric)
+    values = request_values_ms(records, slo.metric, open_loop=True, failures="infinite")
     needed = samples_needed(QUANTILES.get(slo.statistic, 0.5))
     if len(values) < max(needed, 2 * _BLOCKS):
         return "open"
@@ -157,19 +156,6 @@ def _verdict(records: Sequence[RequestRecord], slo: Slo) -> Verdict:
         return "kept"
     near = _NEAR["mean" if slo.statistic == "mean" else "share"]
     return "near" if _T90 * error <= near * wanted else "open"
-
-
-def _values_in_order(records: Sequence[RequestRecord], metric: str) -> list[NDArray[np.float64]]:
-    """Each request's own values in ms; a failed one has as many as others have, all endless."""
-    own = [
-        own_values_ms(request_latency(record, open_loop=True), metric) if record.ok else None
-        for record in records
-    ]
-    sizes = [values.size for values in own if values is not None and values.size]
-    endless = np.full(max(1, round(float(np.mean(sizes)))) if sizes else 1, np.inf)
-    return [
-        endless if values is None else values for values in own if values is None or values.size
-    ]
 
 
 def ratio_by_blocks(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.results.goodput import check_slo
+from lmi_bench.analysis.results.slo_results import check_slo
 from lmi_bench.core.level import Level
 from lmi_bench.core.slo import METRICS, STATISTICS, parse_slo
 

@@ -1,29 +1,29 @@
 """Two runs of one workload: what differs by more than chance, level by level.
 
-Requests with the same number ask the same in both runs, so they are resampled in pairs: what makes
-one request longer than another cancels. Each metric has its own 95 % interval of B / A; a
-difference is claimed where that leaves out 1 and where, of all metrics and levels that are looked
-at together, not even one claim would be chance more than once in twenty (Holm 1979). Requests of
-one batch move together, which a bootstrap over requests cannot see: with a single run a side the
-true spread between runs is wider (`--repeat` measures it), so that less than 1 % is claimed only
-where both sides have three attempts.
+Requests with the same number are the same request in both runs, so they are resampled in pairs:
+differences between requests cancel. Each metric has its own 95 % interval of B / A. A difference
+is claimed where that interval leaves out 1 and where, over all metrics and levels compared, the
+chance of a single false claim is below one in twenty (Holm 1979). Requests of one batch depend on
+each other, which a bootstrap over requests cannot see: with a single run a side the true spread
+between runs is wider (`--repeat` measures it), so less than 1 % is claimed only where both sides
+have three attempts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.latency import request_latency, samples_needed, wall_time_s
-from lmi_bench.analysis.results.slo_values import own_values_ms, statistic_ms
-from lmi_bench.analysis.results.uncertainty import central_interval
+from lmi_bench.analysis.results.quantiles import central_interval
+from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import QUANTILES
+from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
@@ -49,20 +49,20 @@ class Difference:
 
     a, b       tok/s for the throughput, else ms
     change     b / a - 1; low, high: its 95 % interval
-    verdict    of B against A; `unknown`, with `reason`, where there is too little
-    p_value    chance of as large a change either way between like runs, by the spread of the draws
+    verdict    of B against A; `unknown`, with `reason`, where the data do not suffice
+    p_value    chance of as large a change either way between equal runs, by the spread of the draws
     """
 
     level: str
     load: float
     metric: str
     unit: str
-    a: float | None
-    b: float | None
-    change: float | None
-    low: float | None
-    high: float | None
-    verdict: Verdict
+    a: float | None = None
+    b: float | None = None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: Verdict = "unknown"
     reason: str = ""
     p_value: float | None = None
 
@@ -73,14 +73,10 @@ class Difference:
             return None
         return -self.change if self.metric == THROUGHPUT else self.change
 
-    def to_dict(self) -> dict[str, Any]:
-        """The value as JSON holds it."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A level of one run: its requests by number, attempts pooled, and how long it took."""
+    """A load of one run, attempts pooled: its completed requests and its wall time."""
 
     open_loop: bool
     records: Mapping[Key, RequestRecord]
@@ -89,14 +85,14 @@ class _Side:
 
 
 def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
-    """Every metric of every load that both runs have, in rising order of load.
+    """Every metric of every load that both runs have, by increasing load.
 
     Raises InputError where the workloads differ, or the runs have no load in common.
     """
     differences = workload_differences(a.manifest, b.manifest)
     if differences:
         raise InputError(
-            f"{a.path} and {b.path} ran unlike workloads, so their speeds cannot be compared: "
+            f"{a.path} and {b.path} ran different workloads, so their speeds cannot be compared: "
             + "; ".join(differences)
         )
     left, right = _sides(a), _sides(b)
@@ -107,16 +103,12 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             f"{_loads(left)} against {_loads(right)}; run both with the same loads"
         )
     return _sure_together(
-        [
-            difference
-            for key in common
-            for difference in _compare_level(key, left[key], right[key], seed=seed)
-        ]
+        [each for key in common for each in _compare_level(key, left[key], right[key], seed=seed)]
     )
 
 
 def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
-    """The same with those claims only that hold together (Holm's step-down procedure)."""
+    """The differences without the claims that do not hold together (Holm's step-down procedure)."""
     ranked = sorted((d.p_value, i) for i, d in enumerate(differences) if d.p_value is not None)
     sure: set[int] = set()
     for place, (p_value, index) in enumerate(ranked):
@@ -130,10 +122,10 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def workload_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What two runs' manifests ask differently; empty for the same workload.
+    """What differs between the workloads of two runs' manifests; empty for the same workload.
 
-    Compared: the whole workload section, the seed of lengths, and the arrival process. The target
-    and the model may differ: comparing those is what this is for.
+    Compared are the workload section, the seed and the arrival process. The target and the model
+    may differ.
     """
     found = []
     for place in ("workload", "seed", "load.arrivals"):
@@ -183,11 +175,11 @@ def _side(run: Run, key: tuple[str, float], indices: Sequence[int]) -> _Side:
 
 def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> list[Difference]:
     axis, load = key
-    name = load_name(axis, load)
     rng = np.random.default_rng(seed)
-    differences = [_compare_throughput(name, load, a, b, rng)]
+    throughput = Difference(load_name(axis, load), load, THROUGHPUT, "tok/s")
+    differences = [_compare_throughput(throughput, a, b, rng)]
     for metric in LATENCIES:
-        differences += _compare_latency(name, load, metric, a, b, rng)
+        differences += _compare_latency(replace(throughput, metric=metric, unit="ms"), a, b, rng)
     if min(a.attempts, b.attempts) >= ATTEMPTS_FOR_LESS:
         return differences
     return [
@@ -199,37 +191,37 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
 
 
 def _compare_throughput(
-    name: str, load: float, a: _Side, b: _Side, rng: np.random.Generator
+    blank: Difference, a: _Side, b: _Side, rng: np.random.Generator
 ) -> Difference:
-    """Tokens per second; draws keep what a side held: its users, or its wall time at a rate.
+    """Tokens per second; draws keep what a side kept fixed: its users, or its wall time at a rate.
 
-    A level of users ends when the last of them does, so a draw's requests are worked through again.
+    A level of users ends when its last user does, so each draw assigns its requests to users anew.
     """
     tokens = [np.array([r.output_tokens for r in s.records.values()], dtype=float) for s in (a, b)]
     if not tokens[0].size or not tokens[1].size or a.wall_s <= 0 or b.wall_s <= 0:
-        return _unknown(name, load, THROUGHPUT, "tok/s", "a side completed no request")
+        return replace(blank, reason="a side completed no request")
     points = [float(t.sum()) / s.wall_s for t, s in zip(tokens, (a, b), strict=True)]
     indices = _draws(a, b, RESAMPLES, rng)
     drawn = []
-    for side, of, chosen, point in zip((a, b), tokens, indices, points, strict=True):
+    for side, counts, chosen, point in zip((a, b), tokens, indices, points, strict=True):
         if side.open_loop:
-            drawn.append(of[chosen].sum(axis=1) / side.wall_s)
+            drawn.append(counts[chosen].sum(axis=1) / side.wall_s)
             continue
         e2e = np.array(
             [request_latency(r, open_loop=False).e2e_s or 0.0 for r in side.records.values()]
         )
-        users = max(1, round(load))
-        own = np.arange(of.size)[None, :]
-        pace = float(of.sum() / _worked_through_s(e2e[own], users)[0])
+        users = max(1, round(blank.load))
+        own = np.arange(counts.size)[None, :]
+        pace = float(counts.sum() / _worked_through_s(e2e[own], users)[0])
         took_s = _worked_through_s(e2e[chosen], users)
-        drawn.append(point * of[chosen].sum(axis=1) / took_s / pace)
-    return _judge(name, load, THROUGHPUT, "tok/s", points[0], points[1], drawn[1] / drawn[0])
+        drawn.append(point * counts[chosen].sum(axis=1) / took_s / pace)
+    return _judge(blank, points, drawn)
 
 
 def _worked_through_s(e2e_s: FloatArray, users: int) -> FloatArray:
-    """Seconds in which users, each taking the next request as soon as it is free, end a draw.
+    """Seconds that users need for each draw, if each takes the next request when it is free.
 
-    e2e_s  (draws, requests)
+    e2e_s  shape (draws, requests)
     """
     free_s = np.zeros((len(e2e_s), min(users, e2e_s.shape[1])))
     rows = np.arange(len(e2e_s))
@@ -240,36 +232,34 @@ def _worked_through_s(e2e_s: FloatArray, users: int) -> FloatArray:
 
 
 def _compare_latency(
-    name: str, load: float, metric: str, a: _Side, b: _Side, rng: np.random.Generator
+    blank: Difference, a: _Side, b: _Side, rng: np.random.Generator
 ) -> list[Difference]:
     values = [
-        [own_values_ms(request_latency(r, open_loop=s.open_loop), metric)
+        [request_latency(r, open_loop=s.open_loop).values_ms(blank.metric)
          for r in s.records.values()]
         for s in (a, b)
     ]  # fmt: skip
     pooled = [np.concatenate(side) if side else np.empty(0) for side in values]
-    gaps = metric == "itl"
+    gaps = blank.metric == "itl"
     indices = _draws(a, b, _GAP_RESAMPLES if gaps else RESAMPLES, rng)
     single = not gaps and all(v.size == 1 for side in values for v in side)
     differences = []
     for statistic in COMPARED:
-        title = f"{metric}_{statistic}"
+        difference = replace(blank, metric=f"{blank.metric}_{statistic}")
         needed = samples_needed(QUANTILES[statistic])
         fewest = min(len(side) for side in pooled)
         if fewest < needed:
             reason = f"{statistic} needs {needed} samples, has {fewest}"
-            differences.append(_unknown(name, load, title, "ms", reason))
+            differences.append(replace(difference, reason=reason))
             continue
-        points = [statistic_ms(side, statistic) for side in pooled]
         drawn = []
-        for side, of, chosen in zip(pooled, values, indices, strict=True):
+        for side, own, chosen in zip(pooled, values, indices, strict=True):
             if single:
                 drawn.append(np.quantile(side[chosen], QUANTILES[statistic], axis=1))
             else:
-                drawn.append(np.array([_of_draw(of, row, statistic) for row in chosen]))
-        differences.append(
-            _judge(name, load, title, "ms", points[0], points[1], drawn[1] / drawn[0])
-        )
+                drawn.append(np.array([_of_draw(own, row, statistic) for row in chosen]))
+        points = [statistic_ms(side, statistic) for side in pooled]
+        differences.append(_judge(difference, points, drawn))
     return differences
 
 
@@ -281,7 +271,7 @@ def _of_draw(values: Sequence[FloatArray], row: NDArray[np.int64], statistic: st
 def _draws(
     a: _Side, b: _Side, resamples: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions to resample on both sides: pairs where nearly all requests have one."""
+    """Positions of the resampled requests on both sides, in pairs where nearly all have a pair."""
     first, second = list(a.records), list(b.records)
     places = {key: place for place, key in enumerate(second)}
     pairs = [(place, places[key]) for place, key in enumerate(first) if key in places]
@@ -294,32 +284,96 @@ def _draws(
     )
 
 
-def _judge(
-    level: str, load: float, metric: str, unit: str, a: float, b: float, ratios: FloatArray
-) -> Difference:
+def _judge(blank: Difference, points: Sequence[float], drawn: Sequence[FloatArray]) -> Difference:
+    """The difference filled in from each side's value and its bootstrap draws."""
+    a, b = points
+    ratios = drawn[1] / drawn[0]
     kept = ratios[np.isfinite(ratios)]
     if not kept.size or a <= 0:
-        return _unknown(level, load, metric, unit, "the metric is zero or missing")
+        return replace(blank, reason="the metric is zero or missing")
     low, high = (edge - 1 for edge in central_interval(kept, CONFIDENCE))
     verdict: Verdict = "no difference"
     if low > 0 or high < 0:
-        better = low > 0 if metric == THROUGHPUT else high < 0
+        better = low > 0 if blank.metric == THROUGHPUT else high < 0
         verdict = "faster" if better else "slower"
-    change = b / a - 1
     p_value = _chance(b / a, kept)
-    return Difference(level, load, metric, unit, a, b, change, low, high, verdict, "", p_value)
+    return replace(
+        blank, a=a, b=b, change=b / a - 1, low=low, high=high, verdict=verdict, p_value=p_value
+    )
 
 
 def _chance(ratio: float, draws: FloatArray) -> float:
-    """Of as large a change either way between like runs, the draws' logarithms being normal."""
+    """Chance of as large a change either way between equal runs, for log-normal draws."""
     draws = draws[draws > 0]
     if ratio <= 0 or not draws.size:
         return 0.0
-    apart, spread = abs(math.log(ratio)), float(np.std(np.log(draws)))
+    distance, spread = abs(math.log(ratio)), float(np.std(np.log(draws)))
     if spread == 0:
-        return 1.0 if apart < _EQUAL else 0.0
-    return math.erfc(apart / spread / math.sqrt(2))
+        return 1.0 if distance < _EQUAL else 0.0
+    return math.erfc(distance / spread / math.sqrt(2))
 
 
-def _unknown(level: str, load: float, metric: str, unit: str, reason: str) -> Difference:
-    return Difference(level, load, metric, unit, *(None,) * 5, "unknown", reason)
+@dataclass(frozen=True, slots=True)
+class ScalingEfficiency:
+    """Throughput of many replicas of a model against as many times that of few.
+
+    Below 1 it shows what the replicas share: the router, a host's cores and memory bandwidth, its
+    network. Each side counts with its best level, since n replicas peak at about n times the load.
+
+    few, many  replicas of the two runs; *_tokens_per_s: output tokens a second of their best level
+    edge       a best level is the highest that was run: more load may give more
+    """
+
+    few: int
+    many: int
+    few_tokens_per_s: float
+    many_tokens_per_s: float
+    edge: bool
+
+    @property
+    def efficiency_frac(self) -> float:
+        """Throughput per replica of many over that of few: 1 where they share nothing scarce."""
+        return (self.many_tokens_per_s / self.many) / (self.few_tokens_per_s / self.few)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `compare --json` writes it."""
+        return {**asdict(self), "efficiency_frac": self.efficiency_frac}
+
+
+def scaling_efficiency(a: Run, b: Run) -> ScalingEfficiency | None:
+    """None where both runs have as many replicas, or the number of one is not known."""
+    sides = []
+    for run in (a, b):
+        replicas = _replicas(run.manifest)
+        best = _best_level(run.levels)
+        if replicas is None or best is None:
+            return None
+        sides.append((replicas, *best))
+    (few, few_best, few_edge), (many, many_best, many_edge) = sorted(sides)
+    if few == many:
+        return None
+    return ScalingEfficiency(few, many, few_best, many_best, few_edge or many_edge)
+
+
+def _replicas(manifest: Mapping[str, Any]) -> int | None:
+    """Replicas of the bundled engine, or instances of a SageMaker endpoint."""
+    target = manifest.get("target")
+    if not isinstance(target, Mapping):
+        return None
+    if target.get("kind") in ("engine", "simulated"):
+        return int(target.get("replicas") or 1)
+    instances = target.get("instances")
+    return int(instances) if instances else None
+
+
+def _best_level(levels: Sequence[Level]) -> tuple[float, bool] | None:
+    """Highest throughput, and whether no higher load was run."""
+    usable = [
+        (throughput, line.load.value)
+        for line in levels
+        if line.valid and (throughput := line.throughput_tokens_per_s)
+    ]
+    if not usable:
+        return None
+    best, load = max(usable, key=lambda level: level[0])
+    return best, load == max(load for _, load in usable)

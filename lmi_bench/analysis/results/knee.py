@@ -5,38 +5,29 @@ half_latency   highest level whose ms/token is at most twice that of the lowest 
 kneedle        where throughput over log2(load) bends most, without smoothing
 theory         min(B_max, B*): sequences the KV cache holds, batch at which compute binds
 
-An interval is the middle 90 % of bootstrap samples of the requests where the records are at hand,
-else the neighbouring levels. Why a knee is where it is: `knee_cause`.
+An interval is the middle 90 % of bootstrap samples of the requests where there are records, else
+the neighbouring levels. `knee_cause` finds what binds beyond a knee.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
-from lmi_bench.analysis.results.sweep_curve import (
-    LevelPoint,
-    SweepCurve,
-    sweep_curve,
-    upper_quantile,
-)
-from lmi_bench.analysis.results.uncertainty import (
-    DEFAULT_RESAMPLES,
-    central_interval,
-    resample_indices,
-)
+from lmi_bench.analysis.results.quantiles import central_interval, upper_quantile
+from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 
-KneeRule = Literal["latency_limit", "half_latency", "kneedle", "theory"]
-KNEE_RULES: tuple[KneeRule, ...] = ("latency_limit", "half_latency", "kneedle", "theory")
+KNEE_RULES = ("latency_limit", "half_latency", "kneedle", "theory")
 DEFAULT_LATENCY_LIMIT_MS = 100.0
-_MORE = 1.02  # published levels repeat within 2 % of throughput
+_RESAMPLES = 400
+_REPEAT_SPREAD = 1.02  # published levels repeat within 2 % of throughput
 
 FloatArray = NDArray[np.float64]
 # (latency ms/token, throughput tok/s) of the usable levels -> index of the knee, or None
@@ -44,62 +35,12 @@ _Rule = Callable[[FloatArray, FloatArray], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Knee:
-    """The answer of one rule.
+class _Finding:
+    """What a rule finds on the measured curve: the index of the knee or None, and why."""
 
-    load       the knee, in concurrency or req/s as `axis` says; None where the rule has no answer
-    low, high  its interval, same unit
-    cause      what binds beyond it (`knee_cause`), change: the one change that moves it
-    why        how the rule came to its answer, with the numbers
-    """
-
-    rule: KneeRule
-    axis: str
-    load: float | None
-    low: float | None
-    high: float | None
-    cause: str
-    change: str
+    rule: _Rule
+    index: int | None
     why: str
-    recommended: bool = False
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Knee:
-        """The value of an entry of knees.json."""
-        axis = content.get("axis") or "concurrency"
-        load = content.get(axis)
-        return cls(
-            rule=content["rule"],
-            axis=axis,
-            load=None if load is None else float(load),
-            low=content.get("low"),
-            high=content.get("high"),
-            cause=content.get("cause") or "unknown",
-            change=content.get("change") or "",
-            why=content.get("why") or "",
-            recommended=bool(content.get("recommended")),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of knees.json."""
-
-        def on(axis: str, value: float | None) -> float | None:
-            if self.axis != axis or value is None:
-                return None
-            return int(value) if value == int(value) else value
-
-        return {
-            "rule": self.rule,
-            "axis": self.axis,
-            "concurrency": on("concurrency", self.load),
-            "rate_per_s": on("rate_per_s", self.load),
-            "low": on(self.axis, self.low),
-            "high": on(self.axis, self.high),
-            "cause": self.cause,
-            "change": self.change,
-            "recommended": self.recommended,
-            "why": self.why,
-        }
 
 
 def find_knees(
@@ -114,88 +55,92 @@ def find_knees(
 
     levels   lines of levels.jsonl
     records  one sequence of records a level, in the same order, for the bootstrap
-    facts    what is known of the server beside the sweep
+    facts    what is known about the server besides the sweep
     """
     facts = facts or KneeFacts()
     curve = sweep_curve(levels, records)
+    findings = (
+        _latency_limit(curve, latency_limit_ms),
+        _half_latency(curve),
+        _kneedle(curve),
+    )
     knees = [
-        _latency_limit(curve, facts, latency_limit_ms, seed),
-        _half_latency(curve, facts, seed),
-        _kneedle(curve, facts, seed),
-        _theory(curve, facts),
+        _knee(Knee(rule, curve.axis, why=found.why), found, curve, facts, seed)
+        for rule, found in zip(KNEE_RULES, findings, strict=False)
     ]
-    return _recommend(knees, curve)
+    return _recommend([*knees, _theory(curve, facts)], curve)
 
 
-def _latency_limit(curve: SweepCurve, facts: KneeFacts, limit_ms: float, seed: int) -> Knee:
+def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Finding:
     def rule(latency: FloatArray, _: FloatArray) -> int | None:
         passing = np.flatnonzero(latency <= limit_ms)
         return int(passing[-1]) if passing.size else None
 
     points = curve.usable
-    index = _measured(rule, points)
     if not points:
-        return _no_answer("latency_limit", curve, "no level is valid and was answered")
+        return _Finding(rule, None, "no level is valid and was answered")
+    index = _measured(rule, points)
     if index is None:
-        return _no_answer(
-            "latency_limit",
-            curve,
+        return _Finding(
+            rule,
+            None,
             f"no level is within {limit_ms:g} ms/token; the lowest: {_latency_text(points[0])}. "
             "Sweep lower, or state the limit that your users need",
         )
-    why = f"{_latency_text(points[index])} <= {limit_ms:g} ms/token"
-    return _answer("latency_limit", curve, facts, rule, index, why, seed)
+    return _Finding(rule, index, f"{_latency_text(points[index])} <= {limit_ms:g} ms/token")
 
 
-def _half_latency(curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
+def _half_latency(curve: SweepCurve) -> _Finding:
     def rule(latency: FloatArray, _: FloatArray) -> int | None:
         passing = np.flatnonzero(latency <= 2 * latency[0])
         return int(passing[-1]) if np.isfinite(latency[0]) and passing.size else None
 
     points = curve.usable
     if len(points) < 2:
-        return _no_answer("half_latency", curve, "needs at least two usable levels")
+        return _Finding(rule, None, "needs at least two usable levels")
     index = _measured(rule, points)
     if index is None:
-        return _no_answer("half_latency", curve, "the lowest level has no latency to compare with")
+        return _Finding(rule, None, "the lowest level has no latency to compare with")
     lowest = points[0]
     why = (
         f"{_latency_text(points[index])} <= 2 x {lowest.latency_ms_per_token:.3g} at "
         f"{curve.name(lowest.load)}"
     )
-    return _answer("half_latency", curve, facts, rule, index, why, seed)
+    return _Finding(rule, index, why)
 
 
-def _kneedle(curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
+def _kneedle(curve: SweepCurve) -> _Finding:
     points = curve.usable
-    if len(points) < 3:
-        return _no_answer("kneedle", curve, "needs at least three usable levels")
     log_load = np.log2([point.load for point in points])
 
     def rule(_: FloatArray, throughput: FloatArray) -> int | None:
         return kneedle_index(log_load, throughput)
 
+    if len(points) < 3:
+        return _Finding(rule, None, "needs at least three usable levels")
     index = _measured(rule, points)
-    if index is None:
+    rates = _throughputs(points)
+    if index is not None:
+        why = f"{rates[index]:.4g} tok/s, {rates[index] / rates.max():.0%} of the best level"
+        return _Finding(rule, index, f"{why}, where the curve bends most")
+    if _grows(curve):
         why = (
             "throughput over log2(load) never bends: it still grows with the load. "
             f"Sweep beyond {curve.name(points[-1].load)}"
         )
-        if not _grows(curve):
-            why = f"throughput does not grow with the load: {_at_first(curve)}"
-        return _no_answer("kneedle", curve, why)
-    best = max(point.throughput_tokens_per_s or 0.0 for point in points)
-    here = points[index].throughput_tokens_per_s or 0.0
-    why = f"{here:.4g} tok/s, {here / best:.0%} of the best level, where the curve bends most"
-    return _answer("kneedle", curve, facts, rule, index, why, seed)
+    else:
+        first = f"{rates[0]:.4g} tok/s already at {curve.name(points[0].load)}"
+        why = f"throughput does not grow with the load: {first}"
+    return _Finding(rule, None, why)
 
 
 def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     """min(B_max, B*) is a number of sequences; over rates, Little's law finds the level."""
+    blank = Knee("theory", curve.axis)
     bounds = [bound for bound in (facts.b_max, facts.b_star) if bound is not None]
     finite = [bound for bound in bounds if np.isfinite(bound)]
     if not finite:
-        return _no_answer("theory", curve, "needs the model's shape and the device's memory")
+        return replace(blank, why="needs the model's shape and the device's memory")
     value = float(min(finite))
     upper = [bound for bound in (facts.b_max_expected, facts.b_star) if bound is not None]
     high = max(value, float(min([b for b in upper if np.isfinite(b)], default=value)))
@@ -207,16 +152,17 @@ def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     else:
         critical = "no B*: decoding never turns compute-bound at this context"
     is_memory = facts.b_max is not None and value == facts.b_max
-    cause, change = find_cause(curve, value, facts, known="kv_memory" if is_memory else "compute")
     why = f"B_max {memory} sequences in the KV cache, {critical}"
+    cause, change = find_cause(curve, value, facts, known="kv_memory" if is_memory else "compute")
+    found = replace(blank, cause=cause, change=change, why=why)
     if curve.axis == "concurrency":
-        return Knee("theory", curve.axis, value, value, high, cause, change, why)
+        return found.at(value, value, high)
     held = [p for p in curve.usable if p.concurrency is not None and p.concurrency <= value]
     if not held:
-        return _no_answer("theory", curve, f"{why}; no level had so few requests in flight")
-    low, upper_load = _neighbours(curve.usable, curve.usable.index(held[-1]))
+        return replace(blank, why=f"{why}; no level had so few requests in flight")
     why += f"; {held[-1].concurrency:.3g} requests in flight here"
-    return Knee("theory", curve.axis, held[-1].load, low, upper_load, cause, change, why)
+    neighbours = _neighbours(curve.usable, curve.usable.index(held[-1]))
+    return replace(found, why=why).at(held[-1].load, *neighbours)
 
 
 def kneedle_index(x: FloatArray, y: FloatArray) -> int | None:
@@ -228,7 +174,7 @@ def kneedle_index(x: FloatArray, y: FloatArray) -> int | None:
     Source: Satopaa et al. 2011, "Finding a 'Kneedle' in a Haystack"; without smoothing, since a
     sweep has a handful of points, each a mean over many requests.
 
-    A curve that never stands above its chord (throughput still grows as fast as the load), or
+    A curve that never rises above its chord (throughput still grows as fast as the load), or
     whose maximum is at an end, has no knee.
     """
     if len(x) < 3:
@@ -243,39 +189,30 @@ def kneedle_index(x: FloatArray, y: FloatArray) -> int | None:
     return index
 
 
-def _latencies(points: Sequence[LevelPoint]) -> FloatArray:
-    return np.array(
-        [np.inf if p.latency_ms_per_token is None else p.latency_ms_per_token for p in points]
-    )
-
-
 def _throughputs(points: Sequence[LevelPoint]) -> FloatArray:
     return np.array([p.throughput_tokens_per_s or 0.0 for p in points])
 
 
 def _measured(rule: _Rule, points: Sequence[LevelPoint]) -> int | None:
-    return rule(_latencies(points), _throughputs(points)) if points else None
+    latencies = [p.latency_ms_per_token for p in points]
+    known = np.array([np.inf if latency is None else latency for latency in latencies])
+    return rule(known, _throughputs(points))
 
 
-def _answer(
-    name: KneeRule,
-    curve: SweepCurve,
-    facts: KneeFacts,
-    rule: _Rule,
-    index: int,
-    why: str,
-    seed: int,
-) -> Knee:
-    points = curve.usable
-    load = points[index].load
-    low, high, how = _interval(rule, points, index, seed)
+def _knee(blank: Knee, found: _Finding, curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
+    """The knee of a rule with its interval and its cause; `blank` where the rule finds none."""
+    if found.index is None:
+        return blank
+    load = curve.usable[found.index].load
+    low, high, how = _interval(found.rule, curve.usable, found.index, seed)
     beyond = curve.beyond(load)
     cause, change = find_cause(curve, load, facts)
+    why = found.why
     if beyond is None:
         why += f"; the highest level of the sweep, so the knee is at or above {curve.name(load)}"
-    elif name != "kneedle":
+    elif blank.rule != "kneedle":
         why += f"; next level: {curve.name(beyond.load)}, {_latency_text(beyond)}"
-    return Knee(name, curve.axis, load, low, high, cause, change, f"{why} ({how})")
+    return replace(blank, cause=cause, change=change, why=f"{why} ({how})").at(load, low, high)
 
 
 def _interval(
@@ -283,17 +220,14 @@ def _interval(
 ) -> tuple[float, float, str]:
     """Interval of the knee's load, and how it was found."""
     if any(p.request_ms_per_token is None or p.request_tokens is None for p in points):
-        low, high = _neighbours(points, index)
-        return low, high, "interval: neighbouring levels"
+        return *_neighbours(points, index), "interval: neighbouring levels"
     rng = np.random.default_rng(seed)
-    latencies = np.empty((DEFAULT_RESAMPLES, len(points)))
-    throughputs = np.empty_like(latencies)
-    for column, point in enumerate(points):
-        latencies[:, column], throughputs[:, column] = _resample(point, rng)
-    drawn = [rule(latencies[i], throughputs[i]) for i in range(DEFAULT_RESAMPLES)]
-    loads = [points[i].load for i in drawn if i is not None]
-    low, high = central_interval(np.array(loads or [points[index].load]))
+    drawn = [_resample(point, rng) for point in points]
+    latencies, throughputs = (np.array(each).T for each in zip(*drawn, strict=True))
+    found = [rule(*row) for row in zip(latencies, throughputs, strict=True)]
     here = points[index].load
+    loads = [points[i].load for i in found if i is not None]
+    low, high = central_interval(np.array(loads or [here]))
     return min(low, here), max(high, here), "interval: bootstrap over requests, 90 %"
 
 
@@ -301,12 +235,12 @@ def _resample(point: LevelPoint, rng: np.random.Generator) -> tuple[FloatArray, 
     """p90 of ms/token and throughput of resampled requests, each of shape (resamples,).
 
     throughput = concurrency * sum of tokens / sum of E2E, exact by Little's law; the concurrency
-    that was held is taken as it was.
+    is kept as measured.
     """
-    assert point.request_ms_per_token is not None  # the caller looked
+    assert point.request_ms_per_token is not None  # the caller checked
     assert point.request_tokens is not None
     latency, tokens = point.request_ms_per_token, point.request_tokens
-    drawn = resample_indices(len(latency), rng=rng)
+    drawn = rng.integers(0, len(latency), size=(_RESAMPLES, len(latency)))
     upper = np.array([upper_quantile(row, 0.9) for row in latency[drawn]])
     e2e = np.where(tokens > 0, latency, 0.0) * tokens
     pace = float(tokens.sum() / e2e.sum())
@@ -328,24 +262,15 @@ def _latency_text(point: LevelPoint) -> str:
 
 
 def _grows(curve: SweepCurve) -> bool:
-    """Whether any level has more throughput than the lowest, beyond what repeats differ by."""
-    rates = [point.throughput_tokens_per_s or 0.0 for point in curve.usable]
-    return max(rates) > _MORE * rates[0]
-
-
-def _at_first(curve: SweepCurve) -> str:
-    lowest = curve.usable[0]
-    return f"{lowest.throughput_tokens_per_s or 0.0:.4g} tok/s already at {curve.name(lowest.load)}"
-
-
-def _no_answer(rule: KneeRule, curve: SweepCurve, why: str) -> Knee:
-    return Knee(rule, curve.axis, None, None, None, "unknown", "", why)
+    """Whether any level has more throughput than the lowest, beyond the spread of repeats."""
+    rates = _throughputs(curve.usable)
+    return bool(rates.max() > _REPEAT_SPREAD * rates[0])
 
 
 def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
     """Mark the knee to run at: the lower of latency limit and Kneedle, else what there is.
 
-    Above the latency limit answers are too slow; above Kneedle's bend more load buys latency
+    Above the latency limit answers are too slow; above Kneedle's bend more load adds latency
     and hardly any throughput. The lower of the two respects both.
     """
     by_rule = {knee.rule: knee for knee in knees if knee.load is not None}

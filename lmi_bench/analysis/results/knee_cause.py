@@ -1,8 +1,8 @@
 """Why a sweep bends where it does, and the one change that moves the bend.
 
-A cause is named only if a fact shows it: what the load generator says of itself, what the server
-refused or let wait, a limit that lies between the knee and the next level, or the part of the step
-model that binds there. Without such a fact the cause is `unknown`, with what would tell.
+A cause is named only if a fact shows it: the load generator's self-check, requests that the server
+refused or queued, a limit between the knee and the next level, or the part of the step model that
+binds there. Without such a fact the cause is `unknown`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve
-
-CAUSES = (
-    "kv_memory",
-    "compute",
-    "bandwidth",
-    "host",
-    "link",
-    "client",
-    "server_limit",
-    "unknown",
-)
 
 CAUSE_TITLES: Mapping[str, str] = {
     "kv_memory": "KV-cache memory",
@@ -47,17 +36,17 @@ _CHANGES: Mapping[str, str] = {
 }
 
 _WAITING, _FULL_CACHE = 1.0, 0.9
-"""Requests that wait on average, and share of the KV cache in use, from which on each counts."""
+"""Least mean number of waiting requests, and least share of the KV cache in use, that count."""
 
 
 @dataclass(frozen=True, slots=True)
 class KneeFacts:
-    """What is known of the server beside the sweep; None where it is not known.
+    """What is known about the server besides the sweep; None where it is not known.
 
     b_max           sequences that the KV cache is sure to hold, at full length
     b_max_expected  sequences it holds on average, at half their output
     b_star          batch at which a decode step turns compute-bound; infinite if it never does
-    max_batch       the server's own limit of running sequences
+    max_batch       the server's own limit on running sequences
     binding         load of a level -> the part of the step model that binds there
                     (compute, bandwidth, host or link)
     """
@@ -81,9 +70,12 @@ def find_cause(
     beyond = curve.beyond(load)
     if beyond is None:
         return "unknown", f"Not reached: sweep beyond {curve.name(load)} to see what binds"
-    if _client_to_blame(beyond):
-        return "client", _CHANGES["client"]
-    refused = _refused(beyond)
+    if not beyond.line.valid:
+        reason = (beyond.line.invalid_reason or "").lower()
+        if reason.startswith(("client", "generator")):
+            return "client", _CHANGES["client"]
+    errors = beyond.line.errors_by_kind
+    refused = errors.get("overloaded", 0) + errors.get("throttled", 0)
     if refused:
         return (
             "server_limit",
@@ -111,9 +103,9 @@ def find_cause(
 
 
 def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
-    """The limit on running sequences that the next level exceeds, the lower one first.
+    """The lower limit on running sequences that the next level exceeds.
 
-    Of the KV cache the expected number counts, since that is what runs on average.
+    For the KV cache it is the expected number, since that many run on average.
     """
     if beyond.concurrency is None:
         return None
@@ -130,7 +122,7 @@ def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
 
 
 def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
-    """What the server's own metrics say of the next level: requests waited, and for what."""
+    """The cause by the server's own metrics of the next level, if requests waited there."""
     server = beyond.line.server
     if server is None:
         return None
@@ -146,17 +138,3 @@ def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
         f"The server ran at most {running:g} sequences at once while {waiting:.3g} waited, by its "
         "own metrics: raise its limit (max_rolling_batch_size, max_num_seqs), or add replicas",
     )
-
-
-def _client_to_blame(point: LevelPoint) -> bool:
-    """Whether the generator says that it, and not the server, missed the load."""
-    if point.line.valid:
-        return False
-    reason = (point.line.invalid_reason or "").lower()
-    return reason.startswith(("client", "generator"))
-
-
-def _refused(point: LevelPoint) -> int:
-    """Requests that the server turned away because of a limit of its own."""
-    errors = point.line.errors_by_kind
-    return errors.get("overloaded", 0) + errors.get("throttled", 0)

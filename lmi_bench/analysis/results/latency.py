@@ -1,15 +1,14 @@
 """One level's numbers from its records: latencies, throughput, errors.
 
 Seconds go in, milliseconds come out under keys that say so. Latencies and tokens are those of
-completed requests; failed ones are counted by kind and never shorten a latency. The formulas are in
-`definitions`.
+completed requests; failed requests are only counted, by kind. The formulas are in `definitions`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.window import steady_window
 from lmi_bench.core.level import (
+    METRICS,
     QUANTILES,
     GeneratorReport,
     Held,
@@ -32,10 +32,10 @@ from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.units import MS_PER_S
 
 MAX_UNSURE_SHARE = 0.01
-"""Share of the tokens whose times late reads hide, above which an ITL p99 is only an interval."""
+"""Share of tokens whose times late reads hide, above which an ITL p99 is only an interval."""
 
 MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 3, 300
-"""Of the messages of each kind of failure that a level's line keeps."""
+"""Number and length of the messages that a level's line keeps of each kind of failure."""
 
 FloatArray = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class RequestLatency:
     ttft_s, e2e_s, latency_s_per_token  from the due time in an open loop, from the send in a
                                         closed one
     itl_s                               shape (events - 1,), gaps between its token events
-    ttft_answer_s                       like ttft_s, of the first token after the reasoning
+    ttft_answer_s                       like ttft_s, but to the first token after the reasoning
     """
 
     ttft_s: float | None
@@ -60,15 +60,18 @@ class RequestLatency:
     ttft_answer_s: float | None = None
     e2e_from_sent_s: float | None = None
 
+    def values_ms(self, metric: str) -> FloatArray:
+        """Its values of a metric in milliseconds: its gaps for `itl`, else one value or none."""
+        value_s = getattr(self, _FIELD[metric])  # type: ignore[index]
+        return _NO_GAPS if value_s is None else np.atleast_1d(value_s) * MS_PER_S
+
 
 _NO_GAPS: FloatArray = np.empty(0)
-
-
-def token_events_s(record: RequestRecord) -> FloatArray:
-    """Times of the events that carried at least one token; shape (events,), seconds."""
-    times = np.asarray(record.token_times_s, dtype=np.float64)
-    counts = np.asarray(record.exchange.token_counts)
-    return times if counts.all() else times[counts > 0]
+_FIELD: Mapping[Metric, str] = {
+    metric: "latency_s_per_token" if metric == "latency_per_token" else f"{metric}_s"
+    for metric in METRICS
+    if metric not in ("connect", "tls")
+}
 
 
 def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency:
@@ -77,7 +80,10 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
     A request with one output token, or whose tokens came in one event, has neither TPOT nor ITL:
     zero would read as infinitely fast. An answer that was not streamed has no TTFT.
     """
-    times = token_events_s(record)
+    times = np.asarray(record.token_times_s, dtype=np.float64)
+    counts = np.asarray(record.exchange.token_counts)
+    if not counts.all():
+        times = times[counts > 0]  # events without a token
     delay_s = record.sent_s - record.due_s
     if not times.size:
         return RequestLatency(None, None, delay_s, _NO_GAPS, None, None, None)
@@ -102,8 +108,7 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
 def samples_needed(quantile: float) -> int:
     """Samples below which a quantile is not shown: the least n with quantile ** n <= 0.05.
 
-    With fewer, all samples lie below the true quantile more than once in twenty, so that no
-    statistic of the sample bounds it.
+    With fewer, all samples lie below the true quantile in more than one case out of twenty.
 
     >>> [samples_needed(q) for q in (0.5, 0.9, 0.95, 0.99)]
     [5, 29, 59, 299]
@@ -112,10 +117,9 @@ def samples_needed(quantile: float) -> int:
 
 
 def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
-    """Statistics of seconds, in milliseconds; a quantile that n does not support is None.
+    """Statistics in milliseconds of values in seconds, shape (n,).
 
-    values_s  shape (n,), seconds
-    The standard deviation is the population's.
+    A quantile that n does not support is None. The standard deviation is the population's.
     """
     values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
     n = int(values.size)
@@ -144,10 +148,10 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
 
 
 def wall_time_s(records: Iterable[RequestRecord]) -> float:
-    """First send to last event over all requests, seconds; 0.0 where nothing came back.
+    """Seconds from the first send to the last event; 0.0 where no request got a response.
 
-    A failed request occupied the server too: it lasts until its last token or until it was given
-    up, whichever is later.
+    A failed request occupied the server too: it lasts until its last token or its failure,
+    whichever is later.
     """
     first_s, last_s = math.inf, -math.inf
     for record in records:
@@ -159,28 +163,24 @@ def wall_time_s(records: Iterable[RequestRecord]) -> float:
     return max(0.0, last_s - first_s) if math.isfinite(first_s) else 0.0
 
 
-def _present(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
-    """The first messages of each kind of failure, each once, in the order of the sends."""
+    """The first distinct messages of each kind of failure, in the order of the sends."""
     examples: dict[str, list[str]] = {}
     for record in sorted(failed, key=lambda record: record.sent_s):
-        said = examples.setdefault(record.status, [])
+        known = examples.setdefault(record.status, [])
         message = (record.error or "")[:MAX_EXAMPLE_CHARS]
-        if message and message not in said and len(said) < MAX_EXAMPLES:
-            said.append(message)
+        if message and message not in known and len(known) < MAX_EXAMPLES:
+            known.append(message)
     return dict(sorted(examples.items()))
 
 
 def summarise_level(run: LevelRun) -> Level:
-    """What a level that ran measured."""
+    """The line of levels.jsonl of a level that ran."""
     spec = run.spec
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
     latencies = [request_latency(record, open_loop=spec.load.is_open) for record in completed]
-    e2e_s = _present(each.e2e_s for each in latencies)
+    e2e_s = [each.e2e_s for each in latencies if each.e2e_s is not None]
 
     wall_s = wall_time_s(run.records)
     output_tokens = sum(record.output_tokens for record in completed)
@@ -223,8 +223,8 @@ def summarise_level(run: LevelRun) -> Level:
         unplanned_lengths=_unplanned_lengths(completed),
         unequal_counts=_unequal_counts(completed),
         cached_prompt_frac=_cached_prompt_frac(completed),
-        without_finish_reason=_without_reason(run.check, completed) or None,
-        sessions=summarise_sessions(run) if spec.load.sessions else None,
+        without_finish_reason=_without_finish_reason(run.check, completed) or None,
+        sessions=_sessions(run) if spec.load.sessions else None,
         max_in_flight=spec.max_in_flight,
         held=Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None,
         requests_by_replica={str(n): by_replica[n] for n in sorted(by_replica)} or None,
@@ -235,27 +235,22 @@ def _latency(
     run: LevelRun, latencies: Sequence[RequestLatency], *, reasoning: bool
 ) -> dict[Metric, Statistics]:
     """The statistics of each metric; `ttft_answer` only where requests reasoned."""
-    gaps = [each.itl_s for each in latencies if each.itl_s.size]
-    values_s: dict[Metric, Sequence[float] | FloatArray] = {
-        "ttft": _present(each.ttft_s for each in latencies),
-        "ttft_from_sent": _present(each.ttft_from_sent_s for each in latencies),
-        "dispatch_delay": [each.dispatch_delay_s for each in latencies],
-        "tpot": _present(each.tpot_s for each in latencies),
-        "e2e": _present(each.e2e_s for each in latencies),
-        "e2e_from_sent": _present(each.e2e_from_sent_s for each in latencies),
-        "latency_per_token": _present(each.latency_s_per_token for each in latencies),
-        "connect": run.connect_s,
-        "tls": run.tls_s,
+    found: dict[Metric, Statistics] = {
+        "connect": summarise_ms(run.connect_s),
+        "tls": summarise_ms(run.tls_s),
     }
-    if reasoning:
-        values_s["ttft_answer"] = _present(each.ttft_answer_s for each in latencies)
-    found = {metric: summarise_ms(values) for metric, values in values_s.items()}
-    itl = summarise_ms(np.concatenate(gaps) if gaps else _NO_GAPS)
-    return {**found, "itl": _without_hidden_p99(itl, run.check)}
+    for metric, field in _FIELD.items():
+        values = [value for each in latencies if (value := getattr(each, field)) is not None]
+        if metric == "itl":
+            gaps = np.concatenate(values) if values else _NO_GAPS
+            found[metric] = _without_hidden_p99(summarise_ms(gaps), run.check)
+        elif metric != "ttft_answer" or reasoning:
+            found[metric] = summarise_ms(values)
+    return found
 
 
-def _without_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -> int:
-    """Streamed answers of a server that ended, and not in the middle, without saying why."""
+def _without_finish_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -> int:
+    """Number of answers that a server streamed to the end without a finish_reason."""
     if not check.receiver:
         return 0
     return sum(
@@ -289,15 +284,15 @@ def _unequal_counts(completed: Sequence[RequestRecord]) -> UnequalCounts | None:
 
 
 def _cached_prompt_frac(completed: Sequence[RequestRecord]) -> float | None:
-    """Share of the prompt tokens that came from the prefix cache, by answers that state it."""
+    """Share of prompt tokens found in the prefix cache, over the answers that state it."""
     stated = [record for record in completed if record.exchange.cached_tokens is not None]
     prompt_tokens = sum(record.input_tokens for record in stated)
     cached = sum(record.exchange.cached_tokens or 0 for record in stated)
     return cached / prompt_tokens if prompt_tokens else None
 
 
-def summarise_sessions(run: LevelRun) -> Sessions:
-    """A level's conversations: how many, how long, and what first and later turns waited for."""
+def _sessions(run: LevelRun) -> Sessions:
+    """A level's conversations: their number and length, and the TTFT of first and later turns."""
     records = [record for record in run.records if record.session is not None]
     turns = Counter(record.session for record in records)
     failed = {record.session for record in records if not record.ok}
@@ -317,7 +312,7 @@ def summarise_sessions(run: LevelRun) -> Sessions:
 
 
 def _without_hidden_p99(itl_ms: Statistics, check: GeneratorCheck) -> Statistics:
-    """An ITL p99 that late reads hide is only known to lie in an interval."""
+    """The ITL statistics, without a p99 where late reads hide it: only an interval is known."""
     if check.unsure_share <= MAX_UNSURE_SHARE or check.itl_p99_interval_s is None:
         return itl_ms
     low, high = (second * MS_PER_S for second in check.itl_p99_interval_s)
@@ -331,18 +326,16 @@ def _without_hidden_p99(itl_ms: Statistics, check: GeneratorCheck) -> Statistics
 def _generator(check: GeneratorCheck) -> GeneratorReport:
     """The self-check with its error bounds in milliseconds."""
     shown = asdict(check)
-    for name in ("ttft", "ttft_p50", "itl", "itl_p50"):
-        bound_s = shown.pop(f"{name}_error_bound_s")
-        shown[f"{name}_error_bound_ms"] = None if bound_s is None else bound_s * MS_PER_S
+    for name in [name for name in shown if name.endswith("_error_bound_s")]:
+        bound_s = shown.pop(name)
+        shown[f"{name.removesuffix('_s')}_ms"] = None if bound_s is None else bound_s * MS_PER_S
     interval_s = shown.pop("itl_p99_interval_s")
-    shown["itl_p99_interval_ms"] = (
-        None if interval_s is None else [second * MS_PER_S for second in interval_s]
-    )
+    shown["itl_p99_interval_ms"] = interval_s and [second * MS_PER_S for second in interval_s]
     return GeneratorReport(**shown)
 
 
 def _reasoning_share(completed: Sequence[RequestRecord], reasoning: int) -> float | None:
-    """Reasoning of the tokens that came as events, since servers count differently."""
+    """Reasoning tokens over the tokens that arrived as events, since servers count differently."""
     streamed = sum(sum(record.exchange.token_counts) for record in completed)
     return reasoning / streamed if reasoning else None
 
@@ -350,11 +343,9 @@ def _reasoning_share(completed: Sequence[RequestRecord], reasoning: int) -> floa
 def _little_law_ratio(
     run: LevelRun, mean_concurrency: float | None, e2e_s: Sequence[float]
 ) -> float | None:
-    """Mean concurrency over what Little's law makes of the load that was asked for."""
-    if mean_concurrency is None or not e2e_s or run.spec.load.sessions:
+    """Mean concurrency over the one that Little's law gives for the requested load."""
+    load = run.spec.load
+    if mean_concurrency is None or not e2e_s or load.sessions:
         return None
-    if run.spec.concurrency is not None:
-        return mean_concurrency / run.spec.concurrency
-    assert run.spec.rate_per_s is not None  # a level has one of the two
-    asked = run.spec.rate_per_s * math.fsum(e2e_s) / len(e2e_s)
+    asked = load.value * math.fsum(e2e_s) / len(e2e_s) if load.is_open else load.value
     return mean_concurrency / asked if asked > 0 else None

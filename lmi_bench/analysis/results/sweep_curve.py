@@ -1,8 +1,4 @@
-"""The curve of a sweep: one point a level, from its line of levels.jsonl and its records.
-
-A point that was cut short or whose load was not delivered says nothing about the server's
-throughput; `usable` is False for it and the knees pass over it.
-"""
+"""The curve of a sweep: one point a level, from its line of levels.jsonl and its records."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis, load_name
 from lmi_bench.core.records import RequestRecord
@@ -26,13 +23,15 @@ class LevelPoint:
     """One level of a sweep.
 
     load                     concurrency, or req/s where the sweep is over rates
-    concurrency              requests in flight: as asked, or by Little's law where rates are asked
-    throughput_tokens_per_s  None where nothing was completed
-    latency_ms_per_token     the upper latency of the level: p90 with failed requests as endless;
-                             None where nothing was completed
+    concurrency              requests in flight: as requested, or by Little's law for a rate
+    throughput_tokens_per_s  None where no request was completed
+    latency_ms_per_token     p90 with failed requests as infinitely slow; None where no request was
+                             completed
     latency_is               how that latency was taken, for the reader
+    usable                   False where the level was cut short or its load was not delivered: it
+                             says nothing about the server's throughput, and no knee is there
     request_ms_per_token     shape (requests,), one value a request, infinite for a failed one;
-                             None where the records are not at hand
+                             None where the records are missing
     request_tokens           shape (requests,), output tokens, 0 for a failed request
     """
 
@@ -49,22 +48,22 @@ class LevelPoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SweepCurve:
-    """The levels of a sweep in rising order of load; `axis` says what the load is."""
+    """The levels of a sweep by increasing load; `axis` says what the load is."""
 
     axis: LoadAxis
     points: tuple[LevelPoint, ...]
 
     @property
     def usable(self) -> tuple[LevelPoint, ...]:
-        """The points that say something about the server."""
+        """The points that show the server's throughput."""
         return tuple(point for point in self.points if point.usable)
 
     def beyond(self, load: float) -> LevelPoint | None:
-        """The next level above a load, usable or not: where things changed."""
+        """The next level above a load, usable or not."""
         return next((point for point in self.points if point.load > load), None)
 
     def name(self, load: float) -> str:
-        """A load as people say it: `concurrency 32`, `2.5 req/s`."""
+        """The name of a load on the axis: `concurrency 32`, `2.5 req/s`."""
         return load_name(self.axis, load)
 
 
@@ -89,23 +88,20 @@ def sweep_curve(
 
 def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) -> LevelPoint:
     latency, latency_is = _upper_latency_ms(line)
-    throughput = line.throughput_tokens_per_s
     per_request: FloatArray | None = None
     tokens: FloatArray | None = None
     if records:
-        open_loop = line.load.is_open
-        per_request, tokens = _request_arrays(records, open_loop=open_loop)
-        upper = upper_quantile(per_request, 0.9)
+        per_request, tokens = _request_arrays(records, open_loop=line.load.is_open)
+        latency = upper_quantile(per_request, 0.9)
         few = len(per_request) < samples_needed(0.9)
-        latency, latency_is = upper, f"p90 (of {len(per_request)})" if few else "p90"
-    usable = bool(line.valid and not line.is_cut_short and throughput)
+        latency_is = f"p90 (of {len(per_request)})" if few else "p90"
     return LevelPoint(
         load=load,
         concurrency=line.load.concurrency or line.mean_concurrency,
-        throughput_tokens_per_s=throughput,
+        throughput_tokens_per_s=line.throughput_tokens_per_s,
         latency_ms_per_token=latency,
         latency_is=latency_is,
-        usable=usable,
+        usable=bool(line.valid and not line.is_cut_short and line.throughput_tokens_per_s),
         line=line,
         request_ms_per_token=per_request,
         request_tokens=tokens,
@@ -113,9 +109,9 @@ def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) ->
 
 
 def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
-    """p90 of a level's line, or what stands in for it where too few requests were sent.
+    """p90 of a level's line, or its maximum where too few requests were sent.
 
-    With at least a tenth of the requests failed, the p90 of all requests is endless.
+    The p90 over all requests is infinite if at least a tenth of them failed.
     """
     statistics = line.of("latency_per_token")
     if line.failed >= 0.1 * max(1, line.sent):
@@ -130,24 +126,12 @@ def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
 def _request_arrays(
     records: Sequence[RequestRecord], *, open_loop: bool
 ) -> tuple[FloatArray, FloatArray]:
-    latency_ms, tokens = [], []
+    """ms/token and output tokens of each request, as in `LevelPoint`."""
+    found = []
     for record in records:
-        value = (
-            request_latency(record, open_loop=open_loop).latency_s_per_token if record.ok else None
-        )
-        latency_ms.append(np.inf if value is None else s_to_ms(value))
-        tokens.append(0.0 if value is None else float(record.output_tokens))
-    return np.array(latency_ms), np.array(tokens)
-
-
-def upper_quantile(values: FloatArray, quantile: float) -> float:
-    """Linear quantile of values, shape (n,), of which some may be infinite.
-
-    Infinite as soon as an infinite value takes part in it, where numpy would give NaN.
-    """
-    ordered = np.sort(values)
-    position = quantile * (len(ordered) - 1)
-    low, high = int(np.floor(position)), int(np.ceil(position))
-    if low == high or not np.isfinite(ordered[high]):
-        return float(ordered[high])
-    return float(ordered[low] + (position - low) * (ordered[high] - ordered[low]))
+        value_s = None
+        if record.ok:
+            value_s = request_latency(record, open_loop=open_loop).latency_s_per_token
+        found.append((np.inf, 0.0) if value_s is None else (s_to_ms(value_s), record.output_tokens))
+    latency_ms, tokens = np.array(found, dtype=np.float64).T
+    return latency_ms, tokens

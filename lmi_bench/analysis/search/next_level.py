@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lmi_bench.analysis.results.goodput import check_slo
 from lmi_bench.analysis.results.knee import kneedle_index
+from lmi_bench.analysis.results.slo_results import check_slo
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.core.level import Level, NextLevel

@@ -1,15 +1,17 @@
 """Search for the highest load that meets all SLOs, in few endpoint-minutes.
 
-Every level counts, not the last two alone: a noisy curve of measured / limit goes through all of
-them (`slo_curve`), the next level is put where that curve is believed to reach 1, and once two
-levels 5 % apart lie on either side the search ends. Far from the limit a level is a look with few
-requests; where its verdict would close the bracket it is whole. An end of the bracket rests on as
-many requests, its own and its near neighbours', as a verdict needs, or on the curve's certainty.
-A rate gets whole levels once there is a bracket, and they are as long as a queue takes to grow: of
-arrivals 5 % beyond what the server carries each second adds 50 ms to the wait, which shows in a
-p90 only once nine tenths of the level have used up what an idle server leaves of the limit. A pure
-function of the finished levels' lines, whose `search` holds the judgement (`slo_judgement`): a
-resumed search goes on as it would have gone.
+A noisy curve of measured / limit goes through all levels (`slo_curve`); the next level is where
+the curve is expected to reach 1. The search ends once two levels at most 5 % apart lie on either
+side. Far from the limit a level is a probe with few requests; it is a full level where its verdict
+would close the bracket. An end of the bracket is settled by as many requests, its own and its near
+neighbours', as a verdict needs, or by the certainty of the curve.
+
+Rates get full levels once there is a bracket, as long as a queue needs to grow: arrivals 5 % above
+the capacity add 50 ms of waiting each second, which shows in a p90 only once nine tenths of the
+level have used up the slack of an idle server.
+
+The search is a pure function of the finished levels' lines, whose `search` holds the judgement
+(`slo_results`), so a resumed search continues unchanged.
 """
 
 from __future__ import annotations
@@ -18,16 +20,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmi_bench.analysis.results.slo_judgement import requests_needed
+from lmi_bench.analysis.results.quantiles import central_interval
+from lmi_bench.analysis.results.slo_results import requests_needed
 from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.slo_trials import (
-    Bracket,
-    Trial,
-    bracket,
-    by_load,
-    curve,
-    trial,
-)
+from lmi_bench.analysis.search.slo_trials import Bracket, Trial, bracket, by_load, curve, trial
+from lmi_bench.core.findings import SloAnswer, whole
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.slo import Slo
@@ -42,13 +39,16 @@ _LONG_STRIDE, _STRIDE, _SHORTEST_STRIDE = 4.0, 2.0, 1.5
 _PROBE_PER_USER, _MIN_PROBE = 2, 4
 _MIN_OPEN_PROBE = 20
 _PROBE_SPAN, _FULL_SPAN = 3.0, 10.0  # lengths of an open-loop level, in answers of the lowest load
-_LONGEST_GROWTH_S = 300.0  # of an open-loop level that waits for a queue to be felt
-_WAITING = ("ttft", "e2e", "latency_per_token")  # metrics that a wait in the queue is part of
-_TWICE = 1.0  # the excess that a look shows
+_LONGEST_GROWTH_S = 300.0  # of an open-loop level that waits for a queue to show
+_WAITING = ("ttft", "e2e", "latency_per_token")  # metrics that include the wait in the queue
+_TWICE = 1.0  # the excess that a probe shows
 _CERTAIN = 0.95
 _MAX_LEVELS = 40
+_LOOK_BEYOND = math.log(2.0)
+_CLIFF_JUMP, _CLIFF_GROWTH = 1.5, 8.0
+BOUNDARY_CONFIDENCE = 0.95
 START_USERS = 4.0
-"""First number of users: the lone user's answers, one after the other, take longest of all."""
+"""First number of users: a single user's answers, one after the other, take longest of all."""
 
 Lines = Sequence[Level]
 
@@ -58,7 +58,7 @@ class SloSearch:
     """Where and how finely to search; `next_level` is the rule.
 
     start        first load
-    least, most  loads beyond which nothing is tried
+    least, most  lowest and highest load to try
     sizes        requests a level; at least as many as the SLOs' quantiles need
     """
 
@@ -87,24 +87,18 @@ class SloSearch:
         return self._between(found.low, found.high, trials, finished)
 
     def trials(self, finished: Lines) -> list[Trial]:
-        """The loads tried so far, rising."""
+        """The loads tried so far, in increasing order."""
         return by_load(
-            [
-                trial(
-                    line,
-                    full_requests=self._full_requests(line.load.value, finished),
-                )
-                for line in finished
-            ]
+            [trial(line, self._full_requests(line.load.value, finished)) for line in finished]
         )
 
     def first_breach(self, finished: Lines) -> float | None:
-        """Lowest load tried that misses an SLO, judged with its neighbours."""
+        """Lowest load tried that misses an SLO, judged together with its neighbours."""
         high = bracket(self.trials(finished)).high
         return None if high is None else high.load
 
     def is_closed(self, found: Bracket) -> bool:
-        """Whether the bracket is as narrow as asked, or as whole users allow."""
+        """Whether the bracket is as narrow as required, or as whole users allow."""
         if found.low is None or found.high is None:
             return False
         return self._are_close(found.low.load, found.high.load)
@@ -115,16 +109,15 @@ class SloSearch:
         return high <= low * (1 + self.tolerance) * (1 + 1e-4)
 
     def _seek_above(self, trials: Sequence[Trial], finished: Lines) -> LevelSpec | None:
-        """Up to where half of the curves through the trials have reached the limit."""
+        """Go up to where half of the curves through the trials have reached the limit."""
         last = trials[-1]
         if last.load >= self.most:
             return None if last.full else self._full_level(last.load, finished)
-        crossings = curve(trials).crossings(math.log(2 * _LONG_STRIDE))
-        believed = math.exp(float(crossings[len(crossings) // 2]) - last.log_load)
+        expected = math.exp(_crossing(trials, math.log(2 * _LONG_STRIDE)) - last.log_load)
         # beyond capacity an open loop's queue grows without end, so it is approached slowly
         slowly = self.axis == "rate_per_s" and last.ratio > _FAR
         longest = _STRIDE if slowly else _LONG_STRIDE
-        stride = min(longest, max(_SHORTEST_STRIDE, believed))
+        stride = min(longest, max(_SHORTEST_STRIDE, expected))
         return self._probe_level(min(self.most, last.load * stride), finished)
 
     def _seek_below(self, high: Trial, finished: Lines) -> LevelSpec | None:
@@ -138,16 +131,14 @@ class SloSearch:
     def _between(
         self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
     ) -> LevelSpec:
-        """A level inside the bracket: where the curve reaches the limit, or closing in on that.
+        """A level inside the bracket, at or near the place where the curve reaches the limit.
 
-        It is whole where the verdict that is believed to come would close the bracket.
+        It is a full level where the expected verdict would close the bracket.
         """
         width = high.log_load - low.log_load
         place = width / 2
         if not self._was_poor(width, finished):
-            crossings = curve(trials).crossings()
-            believed = float(crossings[len(crossings) // 2])
-            place = min(width, max(0.0, believed - low.log_load))
+            place = min(width, max(0.0, _crossing(trials) - low.log_load))
         reached = low.load * math.exp(place)
         step = math.log1p(self.tolerance)
         closes_below = place <= step
@@ -167,7 +158,7 @@ class SloSearch:
         return self._probe_level(load, finished)
 
     def _was_poor(self, width: float, finished: Lines) -> bool:
-        """Whether the last two levels, meant to narrow the bracket, left more than half of it."""
+        """Whether the last two levels narrowed the bracket by less than half."""
         before = bracket(self.trials(finished[:-2]))
         if before.low is None or before.high is None:
             return False
@@ -176,27 +167,15 @@ class SloSearch:
     def _confirm(
         self, low: Trial, high: Trial, trials: Sequence[Trial], finished: Lines
     ) -> LevelSpec | None:
-        """A whole level at an end of the closed bracket that too few requests speak for."""
+        """A full level at an end of the closed bracket that has too few requests."""
         crossings = curve(trials).crossings()
         beyond_low = float((crossings >= low.log_load).mean())
         within_high = float((crossings <= high.log_load).mean())
         for end, chance in ((low, beyond_low), (high, within_high)):
             if not self._is_settled(end, chance, trials, finished):
                 return self._full_level(end.load, finished)
-        return self._doubt(low, high, trials, float(crossings[len(crossings) // 2]), finished)
-
-    def _doubt(
-        self,
-        low: Trial,
-        high: Trial,
-        trials: Sequence[Trial],
-        crossing: float,
-        finished: Lines,
-    ) -> LevelSpec | None:
-        """A whole level where all levels together see the boundary, if that is not the bracket.
-
-        Noise may close a bracket in the wrong place; the curve, which rests on more, then shows it.
-        """
+        # noise may close a bracket in the wrong place: the curve, which uses all levels, shows it
+        crossing = float(crossings[len(crossings) // 2])
         step = math.log1p(self.tolerance)
         if low.log_load - step <= crossing <= high.log_load + step:
             return None
@@ -209,15 +188,15 @@ class SloSearch:
     def _is_settled(
         self, end: Trial, chance: float, trials: Sequence[Trial], finished: Lines
     ) -> bool:
-        """Whether no further requests are needed to believe an end's verdict.
+        """Whether an end's verdict needs no further requests.
 
-        chance  that the verdict is right, by the curve; counts once a quantile can be told at all
+        chance  that the verdict is right, by the curve; counts once a quantile is known at all
         """
         needed = self._full_requests(end.load, finished)
         if end.full or needed is None or (end.judgement.sure and not end.judgement.passed):
             return True
         if self.axis == "rate_per_s" and end.judgement.passed:
-            return False  # a look ends before a queue is felt
+            return False  # a probe ends before a queue shows
         step = math.log1p(self.tolerance) * (1 + 1e-3)
         near = [one for one in trials if abs(one.log_load - end.log_load) <= step]
         requests = sum(one.requests for one in near)
@@ -238,7 +217,7 @@ class SloSearch:
         return self._level(load, self._full_requests(load, finished), finished)
 
     def _level(self, load: float, num_requests: int | None, finished: Lines) -> LevelSpec:
-        # a rate as a person would write it: five digits are far finer than the tolerance
+        # five digits are far finer than the tolerance, and easy to read
         return self.sizes.level(len(finished), self.axis, float(f"{load:.5g}"), num_requests)
 
     def _full_requests(self, load: float, finished: Lines) -> int | None:
@@ -248,24 +227,23 @@ class SloSearch:
             return None
         needed = max(asked, requests_needed(self.slos))
         if self.axis == "rate_per_s" and self.sizes.requests_per_level is None:
-            # shorter than some answers, a level beyond capacity would end before it is felt
+            # a level shorter than some answers would end before its excess load shows
             span_s = max(_answer_s(finished) * _FULL_SPAN, self._growth_s(finished, self.tolerance))
             needed = max(needed, math.ceil(load * span_s))
         return needed
 
     def _growth_s(self, finished: Lines, excess: float) -> float:
-        """Seconds in which a queue that is fed by a share `excess` too fast breaks the first SLO.
+        """Seconds in which a queue whose arrivals exceed the capacity by `excess` breaks an SLO.
 
-        The wait at a time t of the level is excess * t; a quantile q misses the limit once that
-        is, at q of the level, what the lowest load tried leaves of it.
+        The wait at a time t of the level is excess * t; a quantile q misses the limit once the
+        wait, at q of the level, exceeds the slack that the lowest load tried has.
         """
         return min(_LONGEST_GROWTH_S, self._slack_s(finished) / excess)
 
     def _slack_s(self, finished: Lines) -> float:
         """Seconds of waiting by the end of a level that break an SLO; 0 where waiting breaks none.
 
-        So a rate that passed may lie above what the server carries by as much as this is of the
-        level's length.
+        A rate that passed may exceed the capacity by this share of the level's length.
         """
         idle = _lowest(finished)
         slacks_s = [
@@ -276,32 +254,89 @@ class SloSearch:
         return min(slacks_s, default=0.0)
 
     def surely_carried(self, low: Trial, finished: Lines) -> float:
-        """A load that passed, less what its level was too short to show (open loop)."""
+        """A load that passed, less the excess that its level was too short to show (open loop)."""
         if self.axis == "concurrency":
             return low.load
         return low.load / (1 + self._slack_s(finished) * low.load / low.requests)
 
 
+def _crossing(trials: Sequence[Trial], reach: float = 0.0) -> float:
+    """The median log load at which the curves through the trials reach the limit."""
+    crossings = curve(trials).crossings(reach)
+    return float(crossings[len(crossings) // 2])
+
+
 def _answer_s(finished: Lines) -> float:
     """Mean time of an answer at the lowest load tried, seconds; 0 where none came."""
     lowest = _lowest(finished)
-    mean = None if lowest is None else lowest.of("e2e").mean
-    return 0.0 if mean is None else ms_to_s(mean)
+    return ms_to_s(0.0 if lowest is None else lowest.of("e2e").mean or 0.0)
 
 
 def _lowest(finished: Lines) -> Level | None:
-    """The level of the lowest rate."""
     return min(finished, key=lambda line: line.load.value, default=None)
 
 
 def _slack_s(slo: Slo, line: Level) -> float | None:
-    """Seconds of waiting that a level's requests have left; None where waiting breaks no limit."""
+    """Seconds that a level's requests could still wait; None where waiting breaks no limit."""
     if slo.metric not in _WAITING:
         return None
     mean_ms = line.of(slo.metric).mean
     if not mean_ms:
         return None
     slack_ms = slo.limit_ms - mean_ms
-    if slo.metric == "latency_per_token":  # of a wait each token has its share
+    if slo.metric == "latency_per_token":  # a wait is spread over the tokens
         slack_ms *= (line.of("e2e").mean or 0.0) / mean_ms
     return ms_to_s(max(0.0, slack_ms))
+
+
+def slo_answer(search: SloSearch, levels: Lines, *, seed: int = 0) -> SloAnswer:
+    """What the levels of a search show; its endpoint seconds leave out warm-ups.
+
+    The interval is that of the load at which measured / limit becomes 1: the middle 95 % of the
+    crossings of the curves (`slo_curve`), and never narrower than the bracket itself.
+    """
+    trials = search.trials(levels)
+    found = bracket(trials)
+    low = high = None
+    if found.low is not None:
+        low = search.surely_carried(found.low, levels)
+    elif found.high is not None:
+        low, high = 0.0, found.high.load
+    if found.high is not None and low is not None and found.low is not None:
+        first, last = boundary_interval(trials, seed=seed)
+        low, high = min(low, first), max(last, found.high.load)
+    ends = [None if end is None else end.load for end in (found.low, found.high)]
+    if search.axis == "concurrency":
+        ends = [None if load is None else whole(load) for load in ends]
+    at = found.high or found.low
+    return SloAnswer(
+        slo=[str(slo) for slo in search.slos],
+        load=search.axis,
+        value=ends[0],
+        low=low,
+        high=high,
+        first_breach=ends[1],
+        binding=None if at is None else at.judgement.binding,
+        boundary=_boundary(found),
+        endpoint_seconds=math.fsum(line.wall_s or 0.0 for line in levels),
+    )
+
+
+def _boundary(found: Bracket) -> str | None:
+    if found.low is None or found.high is None:
+        return None
+    if not math.isfinite(found.high.ratio):
+        return "cliff"
+    jump = found.high.ratio / found.low.ratio
+    growth = math.log(jump) / math.log(found.high.load / found.low.load)
+    return "cliff" if jump > _CLIFF_JUMP and growth > _CLIFF_GROWTH else "smooth"
+
+
+def boundary_interval(trials: Sequence[Trial], *, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the load at which measured / limit becomes 1.
+
+    It may reach below the lowest load tried (then 0) and up to twice the highest.
+    """
+    crossings = curve(trials).crossings(_LOOK_BEYOND, seed=seed)
+    low, high = central_interval(crossings, BOUNDARY_CONFIDENCE)
+    return math.exp(low), math.exp(min(high, trials[-1].log_load + _LOOK_BEYOND))

@@ -61,7 +61,7 @@ class Bracket:
     high: Trial | None
 
 
-def trial(line: Level, *, full_requests: int | None) -> Trial:
+def trial(line: Level, full_requests: int | None) -> Trial:
     """The trial of a finished level's line; `full_requests` None where a duration ends levels."""
     judgement = line.search
     assert judgement is not None  # a search judges each of its levels

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
-from lmi_bench.analysis.results.slo_judgement import CertainMiss, judge_level
+from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.analysis.search.level_sizes import LevelSizes
 from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch

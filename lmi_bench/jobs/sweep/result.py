@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmi_bench.analysis.results.checks import has_failed
-from lmi_bench.analysis.results.goodput import goodput
-from lmi_bench.analysis.results.knee import Knee
-from lmi_bench.analysis.results.slo_values import FailureRule
-from lmi_bench.analysis.search.slo_boundary import SloAnswer
+from lmi_bench.analysis.results.slo_results import FailureRule, goodput
+from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import Scenario

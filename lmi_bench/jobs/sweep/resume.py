@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.results.knee import Knee
-from lmi_bench.analysis.search.slo_boundary import SloAnswer
+from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
@@ -45,8 +44,7 @@ def finished_run(folder: Path, scenario: Scenario) -> Finished | None:
     stopped = rule.stop_rules.ends_sweep and last not in (None, "duration", "decided")
     if not stopped and rule.levels(run.levels) is not None:
         return None
-    answer = None if rule.search is None else SloAnswer.from_dict(run.slo_answer or {})
-    return Finished(run, begun, [Knee.from_dict(each) for each in run.knees], answer)
+    return Finished(run, begun, run.knees, None if rule.search is None else run.slo_answer)
 
 
 def _as_begun(scenario: Scenario, kept: dict[str, Any]) -> Scenario:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_run
-from lmi_bench.analysis.search.slo_boundary import slo_answer
+from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
@@ -186,20 +186,16 @@ def _measure(
         answer = None
         if rule.search is not None:
             answer = slo_answer(rule.search, run.levels, seed=scenario.seed)
-            store.write_slo_answer(answer.to_dict())
+            store.write_slo_answer(answer)
         facts = bench.knee_facts(pooled.levels)
         knees = find_knees(pooled.levels, records=pooled.records, facts=facts)
-        store.write_knees([knee.to_dict() for knee in knees])
+        store.write_knees(knees)
         seen = read_cloudwatch(bench, store.levels, listener, wait_s=options.cloudwatch_wait_s)
         if seen:
             store.write_cloudwatch(seen)
             run = load_run(folder)
             pooled = pooled_run(run)
-        run = replace(
-            run,
-            knees=[knee.to_dict() for knee in knees],
-            slo_answer=None if answer is None else answer.to_dict(),
-        )
+        run = replace(run, knees=knees, slo_answer=answer)
         return replace(result, run=run, pooled=pooled, knees=knees, answer=answer)
 
 

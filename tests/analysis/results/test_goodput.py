@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.results.goodput import check_slo, goodput
+from lmi_bench.analysis.results.slo_results import check_slo, goodput
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo

@@ -231,8 +231,8 @@ def test_theory_over_rates_goes_through_littles_law():
     ]
     knee = knees_of(lines, facts=KneeFacts(b_max=18))["theory"]
     assert (knee.axis, knee.load) == ("rate_per_s", 2.0)
-    assert knee.to_dict()["rate_per_s"] == 2
-    assert knee.to_dict()["concurrency"] is None
+    assert knee.to_json()["rate_per_s"] == 2
+    assert knee.to_json()["concurrency"] is None
 
 
 def test_a_single_level_has_a_latency_limit_and_the_other_rules_say_what_they_need():
@@ -285,7 +285,7 @@ def test_the_last_attempt_of_a_level_counts():
 
 def test_knees_json_holds_the_agreed_keys():
     for knee in find_knees(levels(G5_2XLARGE)):
-        entry = knee.to_dict()
+        entry = knee.to_json()
         assert {"rule", "concurrency", "low", "high", "cause", "recommended", "why"} <= set(entry)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.analysis.results.scaling_efficiency import scaling_efficiency
+from lmi_bench.analysis.results.compare import scaling_efficiency
 from lmi_bench.core.run_store import Run
 from tests.levels import level_of
 

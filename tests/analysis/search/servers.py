@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.slo_judgement import DECIDED, CertainMiss, judge_level
+from lmi_bench.analysis.results.slo_results import DECIDED, CertainMiss, judge_level
 from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Level

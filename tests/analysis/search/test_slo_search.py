@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.slo_judgement import CertainMiss, judge_level
+from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.slo_boundary import slo_answer
-from lmi_bench.analysis.search.slo_search import SloSearch
+from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Judgement, Level, Statistics
 from lmi_bench.core.load import Load
@@ -227,7 +226,7 @@ def test_an_slo_that_not_even_one_user_meets_has_no_value():
 def test_a_server_that_never_breaks_is_followed_to_the_most_allowed_only():
     answer = answer_of(search_over(most=64), MadeUpServer(lambda c: 1.0))
     assert (answer.value, answer.first_breach, answer.high) == (64, None, None)
-    assert answer.to_dict()["value"] == 64
+    assert answer.to_json()["value"] == 64
 
 
 def test_the_ends_of_the_bracket_rest_on_enough_requests():

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.slo_judgement import judge_level
-from lmi_bench.analysis.results.slo_values import UNTOLD_NOISE, log_noise
+from lmi_bench.analysis.results.slo_results import UNKNOWN_NOISE, judge_level, log_noise
 from lmi_bench.analysis.search.slo_trials import Trial, bracket, by_load, isotonic, trial
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Judgement, Level
@@ -74,9 +73,9 @@ def test_the_noise_of_a_mean_is_its_standard_error():
 
 
 def test_noise_is_not_told_by_one_request_or_beside_an_endless_one():
-    assert log_noise(np.array([3.0]), "p90", samples=1) == UNTOLD_NOISE
-    assert log_noise(np.array([1.0, 1.1, np.inf]), "p90", samples=3) == UNTOLD_NOISE
-    assert log_noise(np.array([1.0, np.inf]), "mean", samples=2) == UNTOLD_NOISE
+    assert log_noise(np.array([3.0]), "p90", samples=1) == UNKNOWN_NOISE
+    assert log_noise(np.array([1.0, 1.1, np.inf]), "p90", samples=3) == UNKNOWN_NOISE
+    assert log_noise(np.array([1.0, np.inf]), "mean", samples=2) == UNKNOWN_NOISE
 
 
 def test_gaps_between_tokens_count_as_many_samples_as_requests():
@@ -107,8 +106,8 @@ def test_a_sure_miss_beside_a_jump_is_no_vague_level():
     judged = judge_level(level, (parse_slo("e2e_p90<=2s"),))
     line = Level(0, 1, Load(concurrency=32), requests=64, search=judged)
     found = trial(line, full_requests=None)
-    assert (judged.passed, judged.sure, judged.noise) == (False, False, UNTOLD_NOISE)
-    assert found.noise == UNTOLD_NOISE
+    assert (judged.passed, judged.sure, judged.noise) == (False, False, UNKNOWN_NOISE)
+    assert found.noise == UNKNOWN_NOISE
     line = replace(line, search=replace(judged, sure=True))
     sure = trial(line, full_requests=None)
     assert sure.noise == pytest.approx(math.log(7.5) / 2.33)

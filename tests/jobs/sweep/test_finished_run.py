@@ -73,4 +73,4 @@ def test_knees_come_back_as_they_were_written(finished):
     folder, url = finished
     found = finished_run(folder, scenario_of(url))
     kept = json.loads((folder / "knees.json").read_text())
-    assert [knee.to_dict() for knee in found.knees] == kept
+    assert [knee.to_json() for knee in found.knees] == kept

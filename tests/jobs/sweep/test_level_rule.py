@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lmi_bench.analysis.search.slo_boundary import slo_answer
+from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.exchange import Exchange

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.search.slo_boundary import SloAnswer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.cli.sweep_print import cheapest, cost_at
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec

@@ -1,0 +1,260 @@
+"""SLOs against requests and levels: goodput, measured statistics, and whether a level passes.
+
+A request is judged by its own value of the metric, or by the SLO's statistic over its own gaps
+(`itl`); a level by the statistic over its requests. Failed requests are left out (`exclude`) or
+count as infinitely slow (`infinite`), so that one fast success among many failures is not a fast
+level. Values are milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.results.latency import request_latency, samples_needed, wall_time_s
+from lmi_bench.analysis.results.quantiles import upper_quantile
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import QUANTILES, Judgement, Level
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.slo import Slo
+
+FloatArray = NDArray[np.float64]
+FailureRule = Literal["exclude", "infinite"]
+FAILURE_RULES: tuple[FailureRule, ...] = ("exclude", "infinite")
+UNKNOWN_NOISE = 1.0
+DECIDED = "decided"
+"""`stopped_by` of a level that was cut short because it was sure to miss its SLOs."""
+SURE_CHANCE = 0.01
+MISSED_BY = ("timeout", "errors", DECIDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that met every SLO, out of those sent; `per_s` is their rate."""
+
+    good: int
+    requests: int
+    per_s: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Share of the requests sent, 0 to 1; None if none was sent."""
+        return self.good / self.requests if self.requests else None
+
+
+@dataclass(frozen=True, slots=True)
+class SloResult:
+    """One SLO against one level; `reason` says why `measured_ms` is None."""
+
+    slo: Slo
+    verdict: Literal["pass", "fail", "unsupported"]
+    measured_ms: float | None
+    reason: str = ""
+
+    @property
+    def slack_ms(self) -> float | None:
+        """Limit minus measured; negative if missed."""
+        return None if self.measured_ms is None else self.slo.limit_ms - self.measured_ms
+
+
+def goodput(records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool) -> Goodput:
+    """Number and rate of a level's requests that meet every SLO; a failed request meets none."""
+    good = 0
+    for record in records:
+        if record.ok:
+            latency = request_latency(record, open_loop=open_loop)
+            good += all(_meets(latency.values_ms(slo.metric), slo) for slo in slos)
+    wall_s = wall_time_s(records)
+    return Goodput(good, len(records), good / wall_s if wall_s > 0 else None)
+
+
+def _meets(values_ms: FloatArray, slo: Slo) -> bool:
+    """A metric that a request does not have (TPOT of one token) cannot be missed."""
+    return not values_ms.size or statistic_ms(values_ms, slo.statistic) <= slo.limit_ms
+
+
+def check_slo(line: Level, slo: Slo) -> SloResult:
+    """Whether a level's line meets an SLO.
+
+    `unsupported`, neither pass nor fail, where the level has too few requests for the quantile,
+    unless even the fastest request exceeds the limit.
+    """
+    statistics = line.of(slo.metric)
+    value = statistics.value(slo.statistic)
+    if value is not None:
+        return SloResult(slo, "pass" if value <= slo.limit_ms else "fail", float(value))
+    least = statistics.min
+    reason = statistics.why_missing(slo.statistic) or "no request has this latency"
+    if least is not None and least > slo.limit_ms:
+        return SloResult(slo, "fail", None, f"even the least, {least:.4g} ms, is over; {reason}")
+    return SloResult(slo, "unsupported", None, reason)
+
+
+def request_values_ms(
+    records: Sequence[RequestRecord],
+    metric: str,
+    *,
+    open_loop: bool,
+    failures: FailureRule = "exclude",
+) -> list[FloatArray]:
+    """The values that each request adds to a metric's sample, in order, an array of ms a request.
+
+    Requests without the metric (a TPOT of one token) are left out. Under `infinite` a failed
+    request adds one infinite value, for `itl` as many as an answered request has gaps on average.
+    """
+    own = [
+        request_latency(record, open_loop=open_loop).values_ms(metric) if record.ok else None
+        for record in records
+        if record.ok or failures == "infinite"
+    ]
+    sizes = [values.size for values in own if values is not None and values.size]
+    endless = np.full(max(1, round(float(np.mean(sizes)))) if sizes else 1, np.inf)
+    filled = [endless if values is None else values for values in own]
+    return [values for values in filled if values.size]
+
+
+def level_measured_ms(
+    records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool, failures: FailureRule
+) -> tuple[float | None, str]:
+    """The SLO's statistic over a level's requests, in ms, or None and why it is not known."""
+    values = request_values_ms(records, slo.metric, open_loop=open_loop, failures=failures)
+    if not values:
+        return None, "no request has this latency"
+    n = sum(each.size for each in values)
+    needed = requests_needed([slo])
+    if n < needed and min(float(each.min()) for each in values) <= slo.limit_ms:
+        return None, f"{slo.statistic} needs {needed} samples, has {n}"
+    return statistic_ms(np.concatenate(values), slo.statistic), ""
+
+
+def statistic_ms(values_ms: FloatArray, statistic: str) -> float:
+    """Mean or linear quantile of values that may be infinite; shape (n,), n at least 1.
+
+    The caller checks whether n supports the quantile.
+    """
+    if statistic == "mean":
+        return float(values_ms.mean())
+    return upper_quantile(values_ms, QUANTILES[statistic])
+
+
+def log_noise(values_ms: FloatArray, statistic: str, *, samples: int) -> float:
+    """Standard deviation of the logarithm of a statistic, estimated from its values.
+
+    For a quantile it is half the distance between the two quantiles one standard error,
+    sqrt(q (1 - q) / n), below and above it (Woodruff 1952); for a mean, the deviation of the
+    values over sqrt(n). It is 1 where the values do not determine it (a single one, or an
+    infinite one nearby).
+
+    samples  independent values: requests, where each of them adds many gaps
+    """
+    if samples < 2:
+        return UNKNOWN_NOISE
+    if statistic == "mean":
+        mean = float(values_ms.mean())
+        if not 0 < mean < math.inf:
+            return UNKNOWN_NOISE
+        return min(UNKNOWN_NOISE, float(values_ms.std(ddof=1)) / (mean * math.sqrt(samples)))
+    q = QUANTILES[statistic]
+    error = math.sqrt(q * (1 - q) / samples)
+    below, above = max(0.0, q - error), min(1.0, q + error)
+    low, high = upper_quantile(values_ms, below), upper_quantile(values_ms, above)
+    if low <= 0 or not math.isfinite(high):
+        return UNKNOWN_NOISE
+    return min(UNKNOWN_NOISE, math.log(high / low) * error / (above - below))
+
+
+def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
+    """A level against its SLOs; a level that a stop rule ended has missed them.
+
+    Unlike `check_slo` it decides for any number of requests: a search first looks with few, then
+    confirms with enough. Failed requests count as infinitely slow.
+
+    Raises InputError where no request has the metric at all.
+    """
+    ratio, binding, noise, sure = -math.inf, slos[0], UNKNOWN_NOISE, False
+    for slo in slos:
+        values = request_values_ms(
+            run.records, slo.metric, open_loop=run.spec.load.is_open, failures="infinite"
+        )
+        if not values:
+            raise InputError(
+                f"SLO {slo}: no request of {len(run.records)} has this metric; ask for more output "
+                "tokens, or state an SLO on another metric"
+            )
+        pooled = np.concatenate(values)
+        found = statistic_ms(pooled, slo.statistic) / slo.limit_ms
+        if found > ratio:
+            ratio, binding = found, slo
+            noise = log_noise(pooled, slo.statistic, samples=len(values))
+        sure |= found > 1 and _is_sure_miss(values, slo, run.spec.num_requests or 0)
+    missed = run.stopped_by in MISSED_BY
+    if missed and ratio <= 1:  # the slow requests never ended
+        ratio = math.inf
+    passed = not missed and ratio <= 1
+    return Judgement(passed, ratio, str(binding), run.spec.num_requests, sure and not passed, noise)
+
+
+def _is_sure_miss(values: Sequence[FloatArray], slo: Slo, planned: int) -> bool:
+    """Whether so many requests over the limit are improbable where the SLO is met.
+
+    The unsent requests of a level that was cut short count as fast. A mean has no count, and gaps
+    between tokens depend on each other: neither is ever sure.
+    """
+    if slo.statistic not in QUANTILES or slo.metric == "itl":
+        return False
+    over = sum(float(value[0]) > slo.limit_ms for value in values)
+    if not over:
+        return False
+    from scipy.special import bdtrc  # 0.2 s to load
+
+    chance = bdtrc(over - 1, max(len(values), planned), 1 - QUANTILES[slo.statistic])
+    return bool(chance < SURE_CHANCE)
+
+
+def requests_needed(slos: Sequence[Slo]) -> int:
+    """Requests below which a quantile of the SLOs is not known."""
+    return max(
+        (samples_needed(QUANTILES[s.statistic]) for s in slos if s.statistic in QUANTILES),
+        default=1,
+    )
+
+
+class CertainMiss:
+    """Follows a level's answers and says when no further answer can save its SLOs.
+
+    A quantile is lost once more requests are over the limit than may lie above it, a mean once the
+    sum is. Gaps between tokens (`itl`) are pooled over requests of unknown lengths: never certain.
+    """
+
+    def __init__(self, slos: Sequence[Slo], num_requests: int, *, open_loop: bool) -> None:
+        self._slos = [slo for slo in slos if slo.metric != "itl"]
+        self._num_requests = num_requests
+        self._open_loop = open_loop
+        self._over = [0] * len(self._slos)
+        self._sum_ms = [0.0] * len(self._slos)
+
+    def add(self, record: RequestRecord) -> bool:
+        """Count a request that ended; True once the level is sure to miss an SLO."""
+        latency = request_latency(record, open_loop=self._open_loop) if record.ok else None
+        certain = False
+        for place, slo in enumerate(self._slos):
+            value_ms = math.inf
+            if latency is not None:
+                value_ms = float(latency.values_ms(slo.metric).sum())  # one value, or none
+            self._over[place] += value_ms > slo.limit_ms
+            self._sum_ms[place] += value_ms
+            certain |= self._is_lost(place, slo)
+        return certain
+
+    def _is_lost(self, place: int, slo: Slo) -> bool:
+        n = self._num_requests
+        if slo.statistic == "mean":
+            return self._sum_ms[place] > slo.limit_ms * n
+        # of n ordered values the quantile lies at or above the one of this index
+        index = math.floor(QUANTILES[slo.statistic] * (n - 1))
+        return self._over[place] >= n - index

@@ -1,0 +1,77 @@
+"""What a finished sweep found: its knees (knees.json) and the answer of a search (slo.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from lmi_bench.core.json_value import JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class Knee(JsonValue):
+    """The knee of a sweep by one rule; on neither axis where the rule finds none.
+
+    axis       `concurrency` or `rate_per_s` (req/s)
+    low, high  interval of the knee, on its axis
+    cause      what binds beyond it; change: the one change that moves it
+    why        how the rule found it, with the numbers
+    """
+
+    rule: str
+    axis: str = "concurrency"
+    concurrency: float | None = None
+    rate_per_s: float | None = None
+    low: float | None = None
+    high: float | None = None
+    cause: str = "unknown"
+    change: str = ""
+    recommended: bool = False
+    why: str = ""
+
+    @property
+    def load(self) -> float | None:
+        """The knee on its axis."""
+        value = self.concurrency if self.axis == "concurrency" else self.rate_per_s
+        return None if value is None else float(value)
+
+    def at(self, load: float, low: float, high: float) -> Self:
+        """The knee at a load of its axis, with its interval."""
+        by_users = self.axis == "concurrency"
+        return replace(
+            self,
+            concurrency=whole(load) if by_users else None,
+            rate_per_s=None if by_users else whole(load),
+            low=whole(low),
+            high=whole(high),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SloAnswer(JsonValue):
+    """The highest load that meets the SLOs, as a search found it.
+
+    load          axis of the loads: `concurrency` or `rate_per_s`
+    value         highest load that met every SLO; None where not even the least did
+    low, high     95 % interval of the boundary; `high` is None where no load failed
+    first_breach  lowest load that missed an SLO, None where none did
+    binding       the SLO that is missed there, or is nearest to its limit
+    boundary      `cliff`: a step of the load breaks the SLO by far, or makes requests fail;
+                  else `smooth`
+    """
+
+    slo: Sequence[str]
+    load: str
+    value: float | None
+    low: float | None
+    high: float | None
+    first_breach: float | None
+    binding: str | None
+    boundary: str | None
+    endpoint_seconds: float
+
+
+def whole(value: float) -> float:
+    """The value as an int where it is a whole number, as people write loads."""
+    return int(value) if value == int(value) else value
