@@ -11,7 +11,7 @@ MS_PER_S = 1e3
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_MONTH = 730.0  # 365 * 24 / 12, the month of the cloud price lists
 
-_FOUR_DIGITS = 10_000
+_FOUR_DIGITS = 9_999.5  # rounds to five digits from here on
 
 
 def s_to_ms(seconds: float) -> float:
@@ -43,8 +43,8 @@ def format_figure(value: float | None, places: int | None = None) -> str:
 
     places  decimal places instead of four digits
 
-    >>> format_figure(0.12345), format_figure(1234.5), format_figure(12345.6)
-    ('0.1235', '1,234', '12,346')
+    >>> format_figure(0.12345), format_figure(1234.5), format_figure(9999.7)
+    ('0.1235', '1,234', '10,000')
     """
     if value is None:
         return ""

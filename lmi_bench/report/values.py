@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lmi_bench.analysis.results.definitions import Definition
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -167,17 +169,6 @@ class RecommendationView:
 
 
 @dataclass(frozen=True, slots=True)
-class DefinitionView:
-    """One definition."""
-
-    title: str
-    unit: str
-    formula: str
-    note: str
-    vllm_key: str
-
-
-@dataclass(frozen=True, slots=True)
 class ReportView:
     """A whole report."""
 
@@ -188,7 +179,7 @@ class ReportView:
     runs: tuple[RunView, ...]
     comparison: Table | None
     recommendations: tuple[RecommendationView, ...]
-    definitions: tuple[DefinitionView, ...]
+    definitions: tuple[Definition, ...]
     latency_limit_ms: float
     notes: tuple[str, ...] = field(default=())
     tables: tuple[Table, ...] = ()

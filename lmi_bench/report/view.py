@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
 from lmi_bench.report.run_view import RunLike, build_run_view, run_headline, run_label
-from lmi_bench.report.values import DefinitionView, Headline, ReportView, Table
+from lmi_bench.report.values import Headline, ReportView, Table
 
 
 def build_view(
@@ -61,10 +61,7 @@ def build_view(
         runs=run_views,
         comparison=comparison_table([run.curve for run in run_views]),
         recommendations=advice,
-        definitions=tuple(
-            DefinitionView(each.title, each.unit, each.formula, each.note, each.vllm_key)
-            for each in DEFINITIONS
-        ),
+        definitions=DEFINITIONS,
         latency_limit_ms=DEFAULT_LATENCY_LIMIT_MS,
         tables=tuple(tables),
     )

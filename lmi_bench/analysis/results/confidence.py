@@ -1,8 +1,8 @@
-"""How sure a model is of what it says, and how far that can be believed.
+"""A model's confidence in its answers, and its calibration on questions with known answers.
 
-Scores come from natural log-probabilities of tokens. A model's own probabilities are overconfident
-unless it was calibrated; the table here shows by how much on questions whose answers are known.
-Source of the expected calibration error: Guo et al. 2017, arXiv:1706.04599.
+Scores come from natural log-probabilities of tokens. A model is overconfident unless it was
+calibrated; the table shows by how much. Source of the expected calibration error: Guo et al. 2017,
+arXiv:1706.04599.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def confidence(logprobs: Sequence[float]) -> float:
 
 
 def shares(joint_logprobs: Sequence[float]) -> list[float]:
-    """The probability of each answer if it has to be one of them: exp(joint), normalised to 1."""
+    """The probability of each answer if one of them is right: exp(joint), normalised to 1."""
     largest = max(joint_logprobs)
     weights = [math.exp(joint - largest) for joint in joint_logprobs]
     return [weight / math.fsum(weights) for weight in weights]
@@ -29,7 +29,7 @@ def shares(joint_logprobs: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRow:
-    """Answers whose confidence lies above `low_frac`, up to `high_frac`."""
+    """Answers with a confidence above `low_frac`, up to `high_frac`."""
 
     low_frac: float
     high_frac: float
@@ -40,7 +40,7 @@ class CalibrationRow:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTable:
-    """Rows by confidence, empty ones left out; right: answers that were."""
+    """Rows by confidence, without empty ones; `right` counts the right answers."""
 
     rows: tuple[CalibrationRow, ...]
     count: int
@@ -54,7 +54,7 @@ class CalibrationTable:
 
     @property
     def expected_error(self) -> float:
-        """Expected calibration error: |mean confidence - share right| of a row, by its count."""
+        """Expected calibration error: mean of |confidence - share right| over all answers."""
         return math.fsum(
             row.count / self.count * abs(row.mean_confidence - row.right_frac) for row in self.rows
         )
@@ -66,19 +66,16 @@ def calibration_table(results: Sequence[tuple[float, bool]]) -> CalibrationTable
     for value, right in results:
         bins[min(_NUM_BINS - 1, max(0, math.ceil(value * _NUM_BINS) - 1))].append((value, right))
     rows = tuple(
-        CalibrationRow(
-            low_frac=number / _NUM_BINS,
-            high_frac=(number + 1) / _NUM_BINS,
-            count=len(members),
-            mean_confidence=math.fsum(value for value, _ in members) / len(members),
-            right_frac=sum(right for _, right in members) / len(members),
-        )
+        CalibrationRow(number / _NUM_BINS, (number + 1) / _NUM_BINS, *_summed(members))
         for number, members in enumerate(bins)
         if members
     )
-    return CalibrationTable(
-        rows,
-        count=len(results),
-        right=sum(right for _, right in results),
-        mean_confidence=math.fsum(value for value, _ in results) / len(results),
-    )
+    count, mean_confidence, _ = _summed(results)
+    return CalibrationTable(rows, count, sum(right for _, right in results), mean_confidence)
+
+
+def _summed(results: Sequence[tuple[float, bool]]) -> tuple[int, float, float]:
+    """Number of answers, their mean confidence, and the share that is right."""
+    count = len(results)
+    mean = math.fsum(value for value, _ in results) / count
+    return count, mean, sum(right for _, right in results) / count

@@ -1,15 +1,16 @@
-"""Levels that ran several times: when to stop, and what all attempts say together.
+"""Levels that ran several times: when to stop, and the figures of all attempts together.
 
-One run is a coin toss: requests of a run share its weather. Attempts are independent, so the
-interval of a metric is Student's t over the attempts' own values. The pooled level holds all
-requests, laid end to end, and its throughput is all tokens over the sum of the wall times.
+Requests of one attempt depend on each other, attempts do not: the interval of a metric is
+Student's t over the attempts' own values. The pooled level holds all requests, one attempt after
+the other, and its throughput is all tokens over the sum of the wall times.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level, wall_time_s
@@ -23,7 +24,7 @@ from lmi_bench.core.workload import LevelSpec
 
 CONFIDENCE = 0.95
 MIN_ATTEMPTS = 3
-"""Attempts before an interval may end the repeats: with two it is too often narrow by luck."""
+"""Attempts before an interval may end the repeats: two values are too often close by chance."""
 MAX_ATTEMPTS = 20
 SHOWN = (
     "throughput", "ttft_p50", "ttft_p90", "itl_p50", "tpot_p50", "e2e_p50", "e2e_p90",
@@ -61,11 +62,11 @@ def parse_until(text: str) -> Until:
 def repeat_rule(
     levels: Sequence[LevelSpec], *, repeats: int, until: Until | None = None
 ) -> NextLevel:
-    """All levels once, then all again: what drifts in time does not fall on one level alone.
+    """Run all levels once, then all again, so that a drift in time affects all of them.
 
     repeats  attempts of a level; with `until` the least number of them (at least 3), and a level
              ends when its interval is narrow enough, or after 20
-    Raises InputError where a level's requests cannot support the quantile of `until`.
+    Raises InputError where a level has too few requests for the quantile of `until`.
     """
     if repeats < 1:
         raise InputError(f"--repeat must be at least 1, got {repeats}")
@@ -78,13 +79,12 @@ def repeat_rule(
         if len(lines) >= MAX_ATTEMPTS:
             return True
         found = spread_of(lines, until.metric)
-        enough = found is not None and found.attempts >= max(repeats, MIN_ATTEMPTS)
-        return enough and found is not None and found.half_width <= until.share
+        if found is None or found.attempts < max(repeats, MIN_ATTEMPTS):
+            return False
+        return found.half_width <= until.share
 
     def next_level(finished: Sequence[Level]) -> LevelSpec | None:
-        by_level: dict[int, list[Level]] = {level.index: [] for level in levels}
-        for line in finished:
-            by_level.setdefault(line.index, []).append(line)
+        by_level = _by_index(finished)
         open_levels = [level for level in levels if not is_done(by_level[level.index])]
         if not open_levels:
             return None
@@ -94,13 +94,17 @@ def repeat_rule(
     return next_level
 
 
-def unmet_until(finished: Sequence[Level], until: Until) -> list[str]:
-    """Levels whose interval is still wider than asked for, each as a sentence."""
-    by_level: dict[int, list[Level]] = {}
+def _by_index(finished: Sequence[Level]) -> Mapping[int, list[Level]]:
+    found: dict[int, list[Level]] = defaultdict(list)
     for line in finished:
-        by_level.setdefault(line.index, []).append(line)
+        found[line.index].append(line)
+    return found
+
+
+def unmet_until(finished: Sequence[Level], until: Until) -> list[str]:
+    """A sentence for each level whose interval is still wider than required."""
     texts = []
-    for lines in by_level.values():
+    for lines in _by_index(finished).values():
         found = spread_of(lines, until.metric)
         width = math.inf if found is None else found.half_width
         if width <= until.share:
@@ -121,7 +125,7 @@ def spread_of(lines: Sequence[Level], metric: str) -> Spread | None:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and 95 % t interval of independent values, at least one."""
+    """Mean and 95 % t interval of one or more independent values."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
@@ -137,8 +141,8 @@ def spread(values: Sequence[float]) -> Spread:
 def pooled_run(run: Run) -> Run:
     """The run with the attempts at each load made one level; unchanged where each ran once.
 
-    A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Attempts that
-    were invalid are left out unless all were, and counted in `attempts_left_out`.
+    A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Invalid
+    attempts are left out unless all are invalid, and counted in `attempts_left_out`.
     """
     levels, records = pooled_attempts(run.levels, run.records)
     return replace(run, levels=levels, records=records)
@@ -147,11 +151,11 @@ def pooled_run(run: Run) -> Run:
 def pooled_attempts(
     lines: Sequence[Level], attempts: Sequence[tuple[RequestRecord, ...]]
 ) -> tuple[list[Level], list[tuple[RequestRecord, ...]]]:
-    """The lines and the records of `pooled_run`. A search's levels stay as they are: it comes back
-    to a load with more requests, to confirm what it saw with few."""
-    groups: dict[tuple[str, float], list[int]] = {}
+    """The lines and the records of `pooled_run`. A search's levels stay as they are: it repeats a
+    load with more requests, to confirm a verdict by few."""
+    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
     for index, line in enumerate(lines):
-        groups.setdefault((line.load.axis, line.load.value), []).append(index)
+        groups[line.load.axis, line.load.value].append(index)
     once = all(len(indices) == 1 for indices in groups.values())
     if once or len(attempts) < len(lines) or any(line.search is not None for line in lines):
         return list(lines), list(attempts)
@@ -194,7 +198,7 @@ def _pool(
     found = summarise_level(LevelRun(spec, last.attempt, tuple(pooled)))
     measured = {name: getattr(found, name) for name in _POOLED if getattr(found, name) is not None}
     spreads = {metric: spread_of(lines, metric) for metric in SHOWN}
-    level = replace(  # what others added to a level, such as its price, is the last one's
+    level = replace(  # the rest, such as its price, is the last attempt's
         last,
         **measured,
         latency={**last.latency, **found.latency},
@@ -213,7 +217,7 @@ _POOLED = (
     "little_law_ratio", "retries", "unplanned_lengths", "unequal_counts", "cached_prompt_frac",
     "held", "requests_by_replica",
 )  # fmt: skip
-"""Figures of a level that are taken anew over the requests of all attempts."""
+"""Figures of a level that are computed from the requests of all attempts."""
 
 
 def _value(line: Level, metric: str) -> float | None:

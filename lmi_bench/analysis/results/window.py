@@ -1,8 +1,8 @@
-"""The steady part of a level: ramp and drain cut off by what the token events show.
+"""The steady part of a level, without ramp and drain, found from the token events.
 
-The rate of tokens over time is cut into equal bins, and the window kept is the one whose mean is
-best known: it minimises the squared standard error sum((y - mean)^2) / n^2 (MSER, White 1997,
-applied to both ends). Times are seconds since the level's start.
+The rate of tokens over time is divided into equal bins. The window is the one with the least
+squared standard error of its mean, sum((y - mean)^2) / n^2 (MSER, White 1997, applied to both
+ends). Times are seconds since the level's start.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from lmi_bench.core.level import SteadyWindow
 from lmi_bench.core.records import RequestRecord
 
-# A bin of ten distinct moments averages over the lockstep of a decode batch; a window of less
-# than a third of the level is luck rather than a plateau.
+# A bin of ten distinct moments averages over the lockstep of a decode batch; a window shorter
+# than a third of the level may be steady by chance.
 _MOMENTS_PER_BIN = 10
 _MIN_BINS, _MAX_BINS = 8, 100
 _MIN_SHARE = 1 / 3
@@ -56,8 +56,8 @@ def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:
 def _tokens_by_event(record: RequestRecord) -> NDArray[np.float64]:
     """Tokens of each event; shape (events,).
 
-    Where the server states more or fewer than the events show (a chunk may hold several), its count
-    is shared out over them, so that the window's throughput is of the same tokens as the level's.
+    They are scaled to the server's count, which may differ (a chunk may hold several tokens), so
+    that the throughputs of window and level count the same tokens.
     """
     counts = np.asarray(record.exchange.token_counts, dtype=np.float64)
     shown = counts.sum()
