@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.load import Load
@@ -70,18 +71,18 @@ def run_engine(
     spacing_s,
     replicas=1,
     router=None,
-    draft_tokens=0,
-    draft_acceptance=0.0,
+    speculation=None,
 ) -> LevelRun:
     runs = []
-    drafter = ExecutorDrafter(draft_tokens) if draft_tokens else None
+    drafter = None if speculation is None else ExecutorDrafter(speculation.draft_tokens)
+    acceptance = 0.0 if speculation is None else speculation.acceptance
 
     async def main():
         engines = [
             AsyncEngine(
                 Scheduler(config, drafter=drafter),
                 SimulatedExecutor(
-                    step_time, block_size=config.block_size, draft_acceptance=draft_acceptance
+                    step_time, block_size=config.block_size, draft_acceptance=acceptance
                 ),
             )
             for _ in range(replicas)
@@ -118,11 +119,11 @@ def assert_same_level(
     spacing_s=0.0,
     replicas=1,
     router=RoundRobin,
-    **speculation,
+    speculation=None,
 ) -> LevelRun:
     """`router` makes one, a new one for each of the two."""
     settings = {"seed": seed, "timeout_s": timeout_s, "spacing_s": spacing_s, "replicas": replicas}
-    settings |= speculation
+    settings["speculation"] = speculation
     ran = run_engine(spec, lengths, config, step_time, **settings, router=router)
     requests = Cycling(lengths)
     simulated = simulate_level(
@@ -320,6 +321,5 @@ def test_guesses_hold_alike_in_both(spec, lengths, config, draft_tokens, accepta
         lengths,
         config,
         StepTimes(),
-        draft_tokens=draft_tokens,
-        draft_acceptance=acceptance,
+        speculation=Speculation(draft_tokens, acceptance),
     )

@@ -18,7 +18,6 @@ from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, predict_cell, 
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import Router
@@ -196,7 +195,6 @@ def _simulated_line(
     router: Router,
 ) -> Mapping[str, Any]:
     """The simulated level as the line that a sweep would write."""
-    spoken = setup.setup.speculation
     config = scheduler_config_for(setup.setup, profile, total_tokens)
     if setup.cached_tokens:
         config = replace(config, prefix_caching=True)
@@ -206,12 +204,11 @@ def _simulated_line(
             spec,
             request,
             config,
-            model.real_steps if isinstance(model, SpeculativeModel) else model,
+            model,
             seed=seed,
             replicas=setup.replicas,
             router=router,
-            draft_tokens=0 if spoken is None else spoken.draft_tokens,
-            draft_acceptance=0.0 if spoken is None else spoken.acceptance,
+            speculation=setup.setup.speculation,
             shared_tokens=setup.cached_tokens,
         )
     ).to_json()

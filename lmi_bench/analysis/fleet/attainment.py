@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
 from lmi_bench.analysis.fleet.answer import Candidate
@@ -21,7 +20,6 @@ from lmi_bench.analysis.fleet.candidates import CopyCapacity, operating_of
 from lmi_bench.analysis.fleet.operating_point import Operating, Statistics
 from lmi_bench.analysis.fleet.ranking import Fleet
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
-from lmi_bench.analysis.level.copy_levels import simulate_copy
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
 from lmi_bench.analysis.level.steady_state import QUANTILES
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
@@ -31,7 +29,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.engine.router import LeastOutstanding, RandomChoice, RoundRobin, Router
+from lmi_bench.engine.router import make_router
 
 WINDOW_S = 300.0
 _WINDOW_STEP_S = 60.0
@@ -147,26 +145,16 @@ def look_long(
 
     if steady.open_loop:
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=wanted)
-        level = simulate_copy(
-            plan, spec, seed=seed, replicas=replicas, router=_router(routing, seed)
-        )
+        router = make_router(routing, seed)
+        level = plan.simulate(spec, seed=seed, replicas=replicas, router=router)
         settled = level.records[ramp:]
     else:
         users = max(1, round(operating.batch))
         spec = LevelSpec(0, Load(concurrency=users), num_requests=max(wanted, 3 * users))
         spacing_s = steady.cycle_s(users) / users
-        level = simulate_copy(plan, spec, seed=seed, spacing_s=spacing_s)
+        level = plan.simulate(spec, seed=seed, spacing_s=spacing_s)
         settled = level.records[users : len(level.records) - users]
     return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
-
-
-def _router(routing: Routing, seed: int) -> Router:
-    if routing == "round-robin":
-        return RoundRobin()
-    if routing == "least-outstanding":
-        return LeastOutstanding()
-    chance = Random(seed)
-    return RandomChoice(iter(chance.random, None))
 
 
 class LongLook:

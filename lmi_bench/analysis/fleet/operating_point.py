@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lmi_bench.analysis.fit.uncertainty import TimeFactors
-from lmi_bench.analysis.level.copy_levels import simulate_copy
 from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.steady_state import QUANTILES, SteadyState
 from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
@@ -115,8 +114,7 @@ class CopySimulation:
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
         steady = self.plan.steady
-        level = simulate_copy(
-            self.plan,
+        level = self.plan.simulate(
             LevelSpec(0, Load(concurrency=concurrency), num_requests=4 * concurrency),
             seed=self.seed,
             spacing_s=steady.cycle_s(concurrency) / concurrency,
@@ -178,11 +176,8 @@ class CopySimulation:
             default=0,
         )
         number = max(120, 3 * ramp_requests, ramp_requests + needed)
-        level = simulate_copy(
-            self.plan,
-            LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number),
-            seed=self.seed,
-        )
+        spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
+        level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]
         return Statistics([request_latency(record, open_loop=True) for record in settled])
 

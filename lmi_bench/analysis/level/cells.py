@@ -1,8 +1,7 @@
-"""Measured levels as cells of a table, and what a profile expects of each of them.
+"""Measured levels of equal requests (cells), and their prediction by a profile.
 
-A cell is one level of like requests: a closed loop of users or an open loop at a rate, on one
-machine type and tensor-parallel degree. Published tables, run folders and summaries of other tools
-all become cells; the fit and the judgement see nothing else.
+A cell is a closed loop of users or an open loop at a rate, on one machine type and tensor-parallel
+degree. Published tables, run folders and summaries of other tools all become cells.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,12 @@ from lmi_bench.analysis.level.fast import (
     Chance,
     CopyLimits,
     EqualRun,
-    HasPricer,
     even_arrivals,
     run_open,
     run_users,
     trace_closed_loop,
 )
-from lmi_bench.analysis.level.layouts import Workload, slots_of
+from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.model.capacity import (
     kv_bytes_of,
     memory_plan_for,
@@ -48,34 +46,28 @@ Metric = Literal[
     "ttft_mean_s",
     "tpot_mean_s",
 ]
-MEASURED: tuple[Metric, ...] = (
-    "throughput_tokens_per_s",
-    "latency_p90_s_per_token",
-    "latency_mean_s_per_token",
-    "ttft_mean_s",
-    "tpot_mean_s",
-)
+MEASURED: tuple[Metric, ...] = get_args(Metric)
 
-_NEARLY = 0.9  # the number of slots is known about so well
-_SLOWER_STEP = 0.05  # small against the model's error, large against what a simulation jumps by
+_NEARLY = 0.9  # the number of slots is known to about 10 %
+_SLOWER_STEP = 0.05  # small against the model's error, large against a simulation's jumps
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLevel:
-    """One measured level of like requests; None is what was not measured.
+    """One measured level of equal requests; None is not measured.
 
     setup                        of one copy
     concurrency, rate_per_s      users of a closed loop, or requests each second of an open loop
     replicas                     copies that share the users evenly
-    max_sequences                sequences that ran together at most, where it is known
+    max_sequences                largest number of sequences that ran together, if known
     latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
     ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
-    latency_rounded_down_s       step to which the published latency was cut, 0 for none
-    length_spread                output lengths vary by that share around output_tokens
+    latency_rounded_down_s       unit that the published latency was rounded down to, 0 for none
+    length_spread                relative variation of output lengths around output_tokens
     throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
                                  over wall time
     cached_tokens                of each prompt, found in the prefix cache
-    arrivals_s                   when the open loop's requests were due, where it is known
+    arrivals_s                   due times of the open loop's requests, if known
     """
 
     setup: Setup
@@ -105,7 +97,7 @@ class MeasuredLevel:
             )
 
     def measured(self, metric: Metric) -> float | None:
-        """A figure as measured, with the middle of what a rounding took away put back."""
+        """A measured figure; half the rounding unit is added to a rounded one."""
         value: float | None = getattr(self, metric)
         if value is None or metric != "latency_p90_s_per_token":
             return value
@@ -113,7 +105,7 @@ class MeasuredLevel:
 
 
 def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
-    """What tells measured levels again, whatever table they stand in: a mark for each figure.
+    """A mark for each figure, to recognise measured levels in any table.
 
     Eight hexadecimal digits of the configuration, the load and the figure to three digits.
     """
@@ -139,7 +131,7 @@ def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class CellPrediction:
-    """The same figures as predicted, for the whole cell."""
+    """The predicted figures of the whole cell."""
 
     throughput_tokens_per_s: float
     latency_p90_s_per_token: float
@@ -154,7 +146,7 @@ class CellPrediction:
 
 
 def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
-    """The profile with the scheduler that it has for the cell's model and machine."""
+    """The profile with its scheduler settings for the cell's model and machine."""
     if not profile.defaults:
         return profile
     cache_tokens = _cache_tokens(cell.setup, _Memory.of(profile))
@@ -175,35 +167,21 @@ def slots_for(profile: EngineProfile, cell: MeasuredLevel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What of a profile decides its slots: a key for the cache, and the profile that it is of."""
+    """A profile as a cache key: equal to all profiles with the same number of slots."""
 
     key: tuple[object, ...]
-    profile: EngineProfile
+    profile: EngineProfile = field(compare=False)
 
     @classmethod
     def of(cls, profile: EngineProfile) -> _Memory:
-        return cls(
-            (
-                profile.memory_share,
-                profile.reserve_bytes,
-                profile.kv_layout,
-                profile.max_batch_size,
-                profile.block_size,
-                profile.defaults,
-            ),
-            profile,
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Memory) and self.key == other.key
+        memory = (profile.memory_share, profile.reserve_bytes, profile.kv_layout)
+        limits = (profile.max_batch_size, profile.block_size, profile.defaults)
+        return cls((*memory, *limits), profile)
 
 
 @lru_cache(maxsize=4096)
 def _cache_tokens(setup: Setup, memory: _Memory) -> float:
-    """Tokens that the cache of one copy holds; 0 where the weights alone are too large."""
+    """Tokens that the cache of one copy holds; 0 where the weights do not fit."""
     plan = memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
     return max(0.0, plan.kv_budget_bytes) / kv_bytes_of(setup, setup.shape.max_positions)
 
@@ -211,32 +189,41 @@ def _cache_tokens(setup: Setup, memory: _Memory) -> float:
 @lru_cache(maxsize=4096)
 def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: _Memory) -> int:
     config = scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
-    return slots_of(config, Workload(setup.shape, setup.dtype, input_tokens, output_tokens))
+    return slots_of(config, input_tokens, output_tokens)
 
 
 def predict_cell(
     profile: EngineProfile, cell: MeasuredLevel, *, smooth: bool = False, slower: float = 1.0
 ) -> CellPrediction:
-    """What the profile expects of the cell; its users are spread evenly over the copies.
+    """The profile's prediction of the cell, with its users spread evenly over the copies.
 
-    smooth  follow the steps of a closed loop in the order that they would have with requests of
-            one length that are sent at once, whatever the cell says: the figures are then smooth
-            in the parameters, and those of throughput and time per token nearly the same
-    slower  factor by which each step of an open loop takes longer than the profile says
+    smooth  take the steps of a closed loop from equal requests without times outside the engine:
+            the figures are then smooth in the parameters, and throughput and time per token nearly
+            the same
+    slower  factor on the time of each step of an open loop
     """
     model = model_of(profile, cell)
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
-    parts: list[_Part]
+    limits = CopyLimits(
+        cell.input_tokens,
+        cell.output_tokens,
+        slots,
+        profile.max_prefill_tokens,
+        profile.chunked_prefill,
+        cell.cached_tokens,
+    )
+    chance = Chance(profile.parameters.request_overhead_s, cell.length_spread)
     if cell.rate_per_s is not None:
-        steps: HasPricer = model if slower == 1.0 else _Slower(model, slower)
-        parts = [_open_part(steps, profile, cell, slots)]
+        parts = [_open_loop(_slowed(model.pricer(), slower), cell, limits, chance)]
     else:
-        follow = _simulated_part if cell.length_spread and not smooth else _traced_part
         parts = []
         for users in _shares(cell.concurrency, cell.replicas):
             requests = max(1, round(cell.num_requests * users / cell.concurrency))
-            parts.append(follow(model, profile, cell, slots, users, requests))
+            if cell.length_spread and not smooth:
+                parts.append(run_users(model.pricer(), users, requests, limits, chance))
+            else:
+                parts.append(_traced(model, limits, chance.overhead_s, users, requests))
     weights = np.concatenate([part.count for part in parts])
     e2e_s = np.concatenate([part.e2e_s for part in parts])
     ttft_s = np.concatenate([part.ttft_s for part in parts])
@@ -245,7 +232,7 @@ def predict_cell(
     wall_s = max(part.wall_s for part in parts)
     if cell.output_tokens > 1:
         tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
-    else:  # no later token: how long one would take beside as many sequences
+    else:  # no later token: the time that one would take
         users = cell.concurrency if cell.rate_per_s is None else 1
         tpot_s = model.step_time_s(_decode_shape(cell, max(1, min(slots, users // cell.replicas))))
     throughput = float(weights.sum()) * cell.output_tokens / wall_s
@@ -262,7 +249,7 @@ def predict_cell(
 
 
 def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
-    """Whether the machine takes the cell at all."""
+    """Whether the model with the cell's load fits on the machine."""
     try:
         predict_cell(profile, cell, smooth=True)
     except InputError:
@@ -270,29 +257,17 @@ def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     return True
 
 
-class _Slower:
-    """A model whose steps all take longer by one factor."""
-
-    def __init__(self, model: PricedSteps, factor: float) -> None:
-        self._price = model.pricer()
-        self._factor = factor
-
-    def pricer(self) -> Pricer:
-        price, factor = self._price, self._factor
-
-        def slower(
-            rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
-        ) -> float:
-            return factor * price(rows, context, prompts, tokens, pairs, cached)
-
-        return slower
+def _slowed(price: Pricer, factor: float) -> Pricer:
+    """The price of a step, times the factor."""
+    if factor == 1.0:
+        return price
+    return lambda *counts: factor * price(*counts)
 
 
 def growth_with_step_times(profile: EngineProfile, cell: MeasuredLevel) -> dict[Metric, float]:
     """d ln(figure) / d ln(time of every step) of an open loop.
 
-    A sequence that decodes longer meets more others, which make its steps longer still: above 1
-    for latencies, the more so the nearer the load is to the capacity.
+    Above 1 for latencies: a longer decode meets more sequences, which make its steps longer.
     """
     base = predict_cell(profile, cell)
     other = predict_cell(profile, cell, slower=1 + _SLOWER_STEP)
@@ -309,86 +284,40 @@ def waits_for_slots(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     try:
         slots = slots_for(profile, cell)
     except InputError:
-        return False  # whoever prices the cell says why it cannot run
+        return False  # the prediction of the cell reports the reason
     if slots >= profile_of(profile, cell).max_batch_size:
-        return False  # a setting, and known
+        return False  # a setting, known exactly
     return cell.concurrency > _NEARLY * cell.replicas * slots
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """One copy's requests, in groups of `count`."""
-
-    count: NDArray[np.float64]
-    ttft_s: NDArray[np.float64]
-    e2e_s: NDArray[np.float64]
-    wall_s: float
-
-
-def _limits(profile: EngineProfile, cell: MeasuredLevel, slots: int) -> CopyLimits:
-    return CopyLimits(
-        cell.input_tokens,
-        cell.output_tokens,
-        slots,
-        profile.max_prefill_tokens,
-        profile.chunked_prefill,
-        cell.cached_tokens,
-    )
-
-
-def _chance(profile: EngineProfile, cell: MeasuredLevel) -> Chance:
-    return Chance(profile.parameters.request_overhead_s, cell.length_spread)
-
-
-def _part_of(run: EqualRun) -> _Part:
-    return _Part(np.ones(len(run.end_s)), run.ttft_s, run.e2e_s, run.wall_s)
-
-
-def _open_part(model: HasPricer, profile: EngineProfile, cell: MeasuredLevel, slots: int) -> _Part:
+def _open_loop(price: Pricer, cell: MeasuredLevel, limits: CopyLimits, chance: Chance) -> EqualRun:
+    """One copy's share of an open loop, counted for all copies."""
     assert cell.rate_per_s is not None
-    rate = cell.rate_per_s / cell.replicas
-    number = max(1, round(cell.num_requests / cell.replicas))
-    limits, chance = _limits(profile, cell, slots), _chance(profile, cell)
     if cell.arrivals_s and cell.replicas == 1:
-        return _part_of(run_open(model, cell.arrivals_s, limits, chance))
-    part = _part_of(run_open(model, even_arrivals(rate, number), limits, chance))
-    return _Part(part.count * cell.replicas, part.ttft_s, part.e2e_s, part.wall_s)
+        return run_open(price, cell.arrivals_s, limits, chance)
+    number = max(1, round(cell.num_requests / cell.replicas))
+    arrivals_s = even_arrivals(cell.rate_per_s / cell.replicas, number)
+    run = run_open(price, arrivals_s, limits, chance)
+    return replace(run, count=run.count * cell.replicas)
 
 
-def _simulated_part(
-    model: PricedSteps,
-    profile: EngineProfile,
-    cell: MeasuredLevel,
-    slots: int,
-    users: int,
-    requests: int,
-) -> _Part:
-    limits = _limits(profile, cell, slots)
-    return _part_of(run_users(model, users, requests, limits, _chance(profile, cell)))
-
-
-def _traced_part(
-    model: PricedSteps,
-    profile: EngineProfile,
-    cell: MeasuredLevel,
-    slots: int,
-    users: int,
-    requests: int,
-) -> _Part:
-    trace = trace_closed_loop(_limits(profile, cell, slots), users, requests)
+def _traced(
+    model: PricedSteps, limits: CopyLimits, overhead_s: float, users: int, requests: int
+) -> EqualRun:
+    """One copy's users, by the steps of a closed loop."""
+    trace = trace_closed_loop(limits, users, requests)
     at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace.columns))])
     sent_s = at_s[trace.sent + 1]
-    extra_s = profile.parameters.request_overhead_s
-    return _Part(
+    return EqualRun(
         trace.count.astype(np.float64),
-        at_s[trace.first + 1] - sent_s + extra_s,
-        at_s[trace.end + 1] - sent_s + extra_s,
-        float(at_s[-1]) + extra_s * requests / users,
+        at_s[trace.first + 1] - sent_s + overhead_s,
+        at_s[trace.end + 1] - sent_s + overhead_s,
+        float(at_s[-1]) + overhead_s * requests / users,
     )
 
 
 def _quantile(values: NDArray[np.float64], counts: NDArray[np.float64], quantile: float) -> float:
-    """Linear quantile of values that each stand for `counts` equal ones."""
+    """Linear quantile of values that each occur `counts` times."""
     order = np.argsort(values)
     ends = np.cumsum(counts[order])
     starts = ends - counts[order]
@@ -397,23 +326,20 @@ def _quantile(values: NDArray[np.float64], counts: NDArray[np.float64], quantile
 
 
 def _shares(users: int, replicas: int) -> Iterator[int]:
-    """Users of each copy that has any, as even as whole users allow."""
+    """Users of each copy with any, as even as whole users allow."""
     for index in range(min(replicas, users)):
         yield users // replicas + (1 if index < users % replicas else 0)
 
 
 def mean_batch(cell: MeasuredLevel, predicted: CellPrediction) -> float:
-    """Sequences that run together on one copy on average, by Little's law."""
+    """Mean number of sequences that run together on one copy, by Little's law."""
     answered_per_s = predicted.throughput_tokens_per_s / cell.output_tokens / cell.replicas
     served_s = predicted.tpot_mean_s * cell.output_tokens
     return max(1.0, min(float(predicted.peak_sequences), answered_per_s * served_s))
 
 
 def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
-    """Output tokens each second of all copies with every slot busy, in closed form.
-
-    No more slots than the level has requests.
-    """
+    """Output tokens each second of all copies with every slot busy, in closed form."""
     model = model_of(profile, cell)
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
     found = cell.cached_tokens
@@ -439,7 +365,7 @@ def _decode_shape(cell: MeasuredLevel, rows: int) -> StepShape:
 
 
 def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction) -> str:
-    """What a faster cell would need: kv_memory, batch_limit, or the part of the step that binds."""
+    """What limits the cell: kv_memory, batch_limit, or the part of the step that binds."""
     users = cell.concurrency / cell.replicas
     waiting = users > predicted.peak_sequences
     if cell.rate_per_s is not None:

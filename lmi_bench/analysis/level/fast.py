@@ -1,17 +1,16 @@
-"""A level of equal requests on one copy, followed without the engine's scheduler.
+"""A level of equal requests on one copy, computed without the engine's scheduler.
 
-Two followers. `trace_closed_loop` finds the steps of users that send again at once: which sequences
-run in which step does not depend on how long steps take, so the steps are found once and each set
-of parameters prices them as arrays; a fit of a dozen parameters to dozens of levels takes a
-second. `run_open` and `run_users` follow random arrivals, random times outside the engine and
-varied output lengths event by event; a level of thousands of requests takes milliseconds.
+`trace_closed_loop` finds the steps of users that send again at once. They do not depend on the
+times of steps, so they are found once, and each set of parameters prices them as arrays: a fit
+takes a second. `run_open` and `run_users` process random arrivals, random times outside the engine
+and varied output lengths event by event.
 
-Both admit prompts by `admit`, the rule of the rolling scheduler: first come, first served, either
-in steps of their own that pause decoding, or in chunks that fill up the steps of running sequences.
-Left out, beside `engine.scheduling`: blocks (a limit on sequences stands for the cache, so nothing
-is preempted), the other batching policies, prompts of several lengths, limits on waiting requests,
-cancelled requests, and the search of the prefix cache (its hits are given). Runs of equal decode
-steps are priced by a few of them. Times agree with the scheduler's (`simulator`) to about 1 %.
+Both admit prompts by `admit`, the rule of the rolling scheduler: first come, first served, in steps
+that pause decoding or in chunks beside running sequences. Left out of `engine.scheduling`: blocks
+(a limit on sequences stands for the cache, so nothing is preempted), the other batching policies,
+prompts of several lengths, limits on waiting requests, cancelled requests, and the search of the
+prefix cache (its hits are given). Runs of equal decode steps are priced by a few of them. Times
+agree with the scheduler's (`simulator`) to about 1 %.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +62,9 @@ class CopyLimits:
 def admit(limits: CopyLimits, decoding: int, room: int, waiting: int, begun: int) -> Admission:
     """The prompts of the next step.
 
-    decoding  sequences that decode in the same step, and share its tokens
-    room      further sequences that may run; waiting: prompts that wait
-    begun     tokens of a prompt of which a part is computed, 0 for none
+    decoding  sequences that decode in the same step, within its token limit
+    room      further sequences that may run; waiting: number of waiting prompts
+    begun     computed tokens of a partly computed prompt, 0 for none
     """
     length, found = limits.input_tokens, limits.cached_tokens
     new, chunked = length - found, limits.chunked_prefill
@@ -116,7 +114,7 @@ class ClosedLoopSteps:
 
 @lru_cache(maxsize=4096)
 def trace_closed_loop(limits: CopyLimits, users: int, num_requests: int) -> ClosedLoopSteps:
-    """Follow a closed loop from its first request to its last token; raises no error."""
+    """The steps of a closed loop from its first request to its last token."""
     loop = _ClosedLoop(limits, users, num_requests)
     while loop.waiting or loop.groups or loop.begun:
         loop.step()
@@ -125,7 +123,7 @@ def trace_closed_loop(limits: CopyLimits, users: int, num_requests: int) -> Clos
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Sequences that had their first token in the same step and will end together."""
+    """Sequences with their first token in the same step, which end together."""
 
     count: int
     sent: int
@@ -134,7 +132,7 @@ class _Group:
 
 
 class _ClosedLoop:
-    """Where a closed loop stands between two steps, and the rows of the steps so far."""
+    """State of a closed loop between two steps, and the rows of its steps so far."""
 
     def __init__(self, limits: CopyLimits, users: int, num_requests: int) -> None:
         first_sent = min(users, num_requests)
@@ -182,7 +180,7 @@ class _ClosedLoop:
         self._end_groups()
 
     def _take(self, number: int) -> list[tuple[int, int]]:
-        """So many waiting requests, the longest waiting first."""
+        """Take waiting requests, the oldest first: rows of sending and counts."""
         taken = []
         self.num_waiting -= number
         while number:
@@ -196,7 +194,7 @@ class _ClosedLoop:
         return taken
 
     def _decode(self, steps: int) -> None:
-        """`steps` decode steps of the running sequences, as a few rows."""
+        """Decode steps of the running sequences, as a few rows."""
         pieces, done = min(steps, _ROWS_PER_RUN), 0
         for piece in range(pieces):
             size = steps * (piece + 1) // pieces - done
@@ -225,34 +223,25 @@ class _ClosedLoop:
         return ClosedLoopSteps(columns, count, sent, first, end, self.peak)
 
 
-class HasPricer(Protocol):
-    """What prices steps by their counts (`step_time.PricedSteps`)."""
-
-    def pricer(self) -> Pricer:
-        """Seconds of a step as a plain function of counts."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What varies between otherwise equal requests.
+    """Random variation of otherwise equal requests.
 
-    overhead_s     mean time of a request outside the engine before it is seen (parsing,
-                   tokenizing, the network), exponential: part of the time to first token; in a
-                   closed loop it breaks up the groups that equal requests would run in for ever
-    length_spread  output lengths are even between 1 - spread and 1 + spread times the mean
+    overhead_s     mean of the exponential time outside the engine, part of the time to first token
+                   (parsing, tokenizing, the network); in a closed loop it breaks up groups
+    length_spread  output lengths are uniform between 1 - spread and 1 + spread times the mean
     """
 
     overhead_s: float = 0.0
     length_spread: float = 0.0
 
     def delays(self, count: int) -> list[float]:
-        """Times outside the engine, scaled to their mean: that of a few draws would be luck."""
+        """Times outside the engine, scaled to have exactly their mean."""
         drawn = np.random.default_rng(_SEED + 1).exponential(size=count)
         return [float(value) for value in drawn * (self.overhead_s / drawn.mean())]
 
     def lengths(self, mean: int) -> Iterator[int]:
-        """Output lengths without end."""
+        """An endless sequence of output lengths."""
         if not self.length_spread:
             yield from itertools.repeat(mean)
         chance = np.random.default_rng(_SEED + 2)
@@ -267,58 +256,44 @@ NO_CHANCE = Chance()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EqualRun:
-    """Shape (requests,), in the order of their ends; seconds since the level's start."""
+    """One copy's requests in the order of their ends, or groups of `count`; shape (groups,).
 
-    sent_s: NDArray[np.float64]
-    first_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
+    wall_s  first send to last token
+    """
 
-    @property
-    def wall_s(self) -> float:
-        """First send to last token."""
-        return float(self.end_s.max() - self.sent_s.min())
-
-    @property
-    def ttft_s(self) -> NDArray[np.float64]:
-        """From sending to the first token."""
-        return self.first_s - self.sent_s
-
-    @property
-    def e2e_s(self) -> NDArray[np.float64]:
-        """From sending to the last token."""
-        return self.end_s - self.sent_s
+    count: NDArray[np.float64]
+    ttft_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+    wall_s: float
 
 
 def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
-    """Poisson arrivals scaled so that the last one falls at num_requests / rate.
-
-    Load generators fix the mean so; it makes one draw stand for all.
-    """
+    """Poisson arrivals, scaled so that the last one is at num_requests / rate as in generators."""
     gaps = np.random.default_rng(_SEED).exponential(size=num_requests)
     times = np.cumsum(gaps)
     return np.asarray(times * (num_requests / rate_per_s / times[-1]), dtype=np.float64)
 
 
 def run_open(
-    model: HasPricer,
+    price: Pricer,
     arrivals_s: Sequence[float] | NDArray[np.float64],
     limits: CopyLimits,
     chance: Chance = NO_CHANCE,
 ) -> EqualRun:
-    """Requests that arrive whether or not earlier ones are answered."""
+    """An open loop: requests arrive whether or not earlier ones are answered."""
     delays = chance.delays(len(arrivals_s))
     seen = [(float(at) + delay, float(at)) for at, delay in zip(arrivals_s, delays, strict=True)]
-    return _run(model, limits, chance, seen, lambda _end: None)
+    return _run(price, limits, chance, seen, lambda _end: None)
 
 
 def run_users(
-    model: HasPricer,
+    price: Pricer,
     users: int,
     num_requests: int,
     limits: CopyLimits,
     chance: Chance = NO_CHANCE,
 ) -> EqualRun:
-    """Users that wait for their answer and ask again at once, `num_requests` in all."""
+    """A closed loop: users send again when answered, `num_requests` in all."""
     delays = iter(chance.delays(num_requests))
     first = min(users, num_requests)
     seen = [(next(delays), 0.0) for _ in range(first)]
@@ -327,18 +302,18 @@ def run_users(
         delay = next(delays, None)
         return None if delay is None else (end_s + delay, end_s)
 
-    return _run(model, limits, chance, seen, again)
+    return _run(price, limits, chance, seen, again)
 
 
 def _run(
-    model: HasPricer,
+    price: Pricer,
     limits: CopyLimits,
     chance: Chance,
     first: list[tuple[float, float]],
     again: Callable[[float], tuple[float, float] | None],
 ) -> EqualRun:
-    """`first`: when a request is seen, when it was sent; `again`: the same after an end."""
-    price, isl = model.pricer(), limits.input_tokens
+    """first: when requests reach the engine and when they were sent; again: after an end."""
+    isl = limits.input_tokens
     arriving = list(first)
     heapq.heapify(arriving)
     waiting: deque[float] = deque()  # times of sending
@@ -386,13 +361,15 @@ def _run(
             following = again(now_s)
             if following is not None:
                 heapq.heappush(arriving, following)
-    return EqualRun(*np.array(ended).T)
+    sent_s, first_s, end_s = np.array(ended).T
+    wall_s = float(end_s.max() - sent_s.min())
+    return EqualRun(np.ones(len(ended)), first_s - sent_s, end_s - sent_s, wall_s)
 
 
 def _decode_run(
     price: Pricer, rows: int, context: int, steps: int, until_s: float | None
 ) -> tuple[int, float]:
-    """Steps without prompts and their seconds: `steps`, or fewer where a request comes before."""
+    """Steps without prompts and their seconds: `steps`, or fewer if a request arrives before."""
     first_s = price(rows, context, 0, 0, 0.0, 0)
     last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
     if until_s is not None:
@@ -402,7 +379,7 @@ def _decode_run(
 
 
 def _steps_until(span_s: float, first_s: float, last_s: float, most: int) -> int:
-    """Fewest whole steps that reach a point in time, each longer than the one before."""
+    """Fewest steps that last `span_s`, each longer than the one before."""
     slope = (last_s - first_s) / max(1, most - 1)
     if slope <= 1e-12 * first_s:
         return max(1, min(most, int(span_s / first_s) + 1))

@@ -1,11 +1,15 @@
-"""Which layouts a catalog offers: machine, tensor-parallel degree, copies on the machine."""
+"""Layouts of a catalog, the workload on them, and one copy as the engine would run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from random import Random
 from typing import Any
 
+from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.engine_defaults import as_set
@@ -16,13 +20,16 @@ from lmi_bench.analysis.model.speculation import Speculation
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.records import LevelRun
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 EngineKey = tuple[str, Link, int, EngineSetting]
-"""Accelerator, link, tensor-parallel degree, setting: what decides the speed of one copy."""
+"""Accelerator, link, tensor-parallel degree, setting: they determine the speed of one copy."""
 
 _DEGREES = (1, 2, 4, 8, 16)
+_SALT = 7_919  # so that a level's lengths and its arrivals are different draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Layout:
 
     @property
     def copies(self) -> int:
-        """Copies of the model on one machine: as many as it holds, or as the setting says."""
+        """Copies on one machine: stated by the setting, else as many as it holds."""
         return self.setting.copies or self.instance.num_accelerators // self.tensor_parallel
 
     @property
@@ -45,29 +52,36 @@ class Layout:
 
     @property
     def engine_key(self) -> EngineKey:
-        """What decides the speed of one copy; layouts with equal keys are simulated once."""
+        """Layouts with equal keys have equally fast copies and are simulated once."""
         link = self.instance.link if self.tensor_parallel > 1 else NO_LINK
         return self.instance.accelerator.name, link, self.tensor_parallel, self.setting.of_a_copy
+
+    def setup(self, workload: Workload) -> Setup:
+        """One copy. workload: as this layout's setting serves it."""
+        return Setup(
+            workload.shape,
+            self.instance,
+            self.tensor_parallel,
+            workload.dtype,
+            workload.kv_dtype,
+            workload.speculation,
+        )
+
+    def rejected(self, reason: str) -> Rejection:
+        """This layout as one that is out."""
+        name = self.instance.instance_type
+        return Rejection(name, self.tensor_parallel, self.copies, reason, self.setting)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A layout that is out, and why; `tensor_parallel` is None where no degree helps."""
+    """A layout that is out, with the reason; `tensor_parallel` None: at every degree."""
 
     instance_type: str
     tensor_parallel: int | None
     copies: int | None
     reason: str
     setting: EngineSetting = AS_STATED
-
-
-@dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """One copy of the model as the engine would run it, and what it is asked."""
-
-    config: SchedulerConfig
-    steady: SteadyState
-    workload: Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +97,10 @@ class RequestKind:
 class Workload:
     """Requests of a model in a number format, all equal or of several kinds.
 
-    input_tokens, output_tokens   of each request; with kinds their means, which closed forms use
-    kinds            what simulations draw from; empty: equal requests
-    burstiness       of random arrivals: 1 is Poisson, below it they come in bursts
-    dtype, kv_dtype  of the weights, and of the cache; None: as the weights, 16 bits beside
-                     narrower ones
-    speculation      of the engine; None: one token a step
+    input_tokens, output_tokens   of each request; with kinds their means, for closed forms
+    kinds         of requests, for simulations; empty: equal requests
+    burstiness    of random arrivals: 1 is Poisson, below 1 they come in bursts
+    dtype, kv_dtype, speculation   as in `Setup`
     """
 
     shape: ModelShape
@@ -127,14 +139,14 @@ class Workload:
     def mixed(
         cls, shape: ModelShape, dtype: str, kinds: Sequence[RequestKind], **more: Any
     ) -> Workload:
-        """Requests of several kinds; raises InputError where there is none."""
+        """Requests of several kinds; raises InputError without any."""
         whole = sum(kind.share for kind in kinds)
         if not whole > 0 or any(kind.share < 0 for kind in kinds):
             raise InputError("a mix needs at least one kind of request with a share above 0")
-        asked = sum(kind.share * kind.input_tokens for kind in kinds) / whole
-        told = sum(kind.share * kind.output_tokens for kind in kinds) / whole
-        means = max(1, round(asked)), max(1, round(told))
-        return cls(shape, dtype, means[0], means[1], kinds=tuple(kinds), **more)
+        prompt = sum(kind.share * kind.input_tokens for kind in kinds) / whole
+        answer = sum(kind.share * kind.output_tokens for kind in kinds) / whole
+        means = max(1, round(prompt)), max(1, round(answer))
+        return cls(shape, dtype, *means, kinds=tuple(kinds), **more)
 
     def under(self, setting: EngineSetting) -> Workload:
         """The workload as an engine with that setting serves it."""
@@ -143,6 +155,48 @@ class Workload:
             dtype=setting.dtype or self.dtype,
             kv_dtype=setting.kv_dtype or self.kv_dtype,
             speculation=setting.speculation or self.speculation,
+        )
+
+    def requests(self, seed: int) -> Callable[[int], PlannedRequest]:
+        """The request of a number: equal ones, or kinds drawn by their shares."""
+        if not self.kinds:
+            return lambda number: PlannedRequest(number, 0.0, self.input_tokens, self.output_tokens)
+        ends = list(accumulate(kind.share for kind in self.kinds))
+
+        def drawn(number: int) -> PlannedRequest:
+            at = Random(seed * _SALT + number).random() * ends[-1]
+            kind = self.kinds[min(bisect_right(ends, at), len(ends) - 1)]
+            return PlannedRequest(number, 0.0, kind.input_tokens, kind.output_tokens)
+
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """One copy of the model as the engine would run it, and its workload."""
+
+    config: SchedulerConfig
+    steady: SteadyState
+    workload: Workload
+
+    def simulate(self, spec: LevelSpec, *, seed: int = 0, **options: Any) -> LevelRun:
+        """One level of the copy, or of several behind a router, under the workload's requests.
+
+        spec     arrivals of an open loop get the workload's burstiness
+        options  of `simulate_level`
+        """
+        workload = self.workload
+        if spec.rate_per_s is not None and workload.burstiness < 1:
+            bursts = replace(spec.load, arrivals="gamma", burstiness=workload.burstiness)
+            spec = replace(spec, load=bursts)
+        return simulate_level(
+            spec,
+            workload.requests(seed),
+            self.config,
+            self.steady.model,
+            seed=seed,
+            speculation=workload.speculation,
+            **options,
         )
 
 
@@ -163,10 +217,7 @@ def layouts_of(
 def plan_copy(
     layout: Layout, workload: Workload, profile: EngineProfile, *, open_loop: bool
 ) -> CopyPlan:
-    """The scheduler and the speed of one copy.
-
-    Raises InputError (CapacityError for memory) with the reason where it cannot run.
-    """
+    """The scheduler and the speed of one copy; raises InputError with the reason if impossible."""
     setting, degree = layout.setting, layout.tensor_parallel
     problem = tensor_parallel_problem(workload.shape, degree)
     if problem is None and not layout.fits:
@@ -178,14 +229,7 @@ def plan_copy(
         raise InputError(problem)
     workload = workload.under(setting)
     profile = setting.profile(as_set(profile, workload.shape, layout.instance.accelerator))
-    setup = Setup(
-        workload.shape,
-        layout.instance,
-        degree,
-        workload.dtype,
-        workload.kv_dtype,
-        workload.speculation,
-    )
+    setup = layout.setup(workload)
     model = planned_model_for(setup, profile)
     config = scheduler_config_for(setup, profile, workload.most_tokens)
     if setting.max_prefill_tokens is not None:
@@ -197,7 +241,7 @@ def plan_copy(
             model=model,
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
-            slots=slots_of(config, workload),
+            slots=slots_of(config, workload.input_tokens, workload.output_tokens),
             open_loop=open_loop,
             batch_limit=config.max_rolling_batch_size,
         ),
@@ -207,7 +251,7 @@ def plan_copy(
 def _with_prefill_tokens(
     config: SchedulerConfig, tokens: int, longest_prompt: int
 ) -> SchedulerConfig:
-    """That many prompt tokens a step; raises InputError where a whole prompt is longer."""
+    """The scheduler with that limit; raises InputError where a whole prompt is longer."""
     if not config.chunked_prefill and tokens < longest_prompt:
         raise InputError(
             f"prompts of {longest_prompt:,} tokens exceed {tokens:,} prompt tokens a step: split "
@@ -216,11 +260,11 @@ def _with_prefill_tokens(
     return replace(config, max_rolling_batch_prefill_tokens=tokens)
 
 
-def slots_of(config: SchedulerConfig, workload: Workload) -> int:
+def slots_of(config: SchedulerConfig, input_tokens: int, output_tokens: int) -> int:
     """Sequences that run together: guaranteed if lengths are reserved, expected if paged."""
-    held = workload.total_tokens
+    held = input_tokens + output_tokens
     if config.kv_layout is KvLayout.PAGED:
-        held = workload.input_tokens + workload.output_tokens // 2
+        held = input_tokens + output_tokens // 2
     blocks = -(-held // config.block_size)
     return max(1, min(config.num_blocks // blocks, config.max_rolling_batch_size))
 
@@ -265,13 +309,5 @@ def split_layouts(
             if isinstance(plan, CopyPlan):
                 possible.append((layout, plan))
             else:
-                rejected.append(
-                    Rejection(
-                        instance.instance_type,
-                        layout.tensor_parallel,
-                        layout.copies,
-                        plan,
-                        layout.setting,
-                    )
-                )
+                rejected.append(layout.rejected(plan))
     return possible, rejected

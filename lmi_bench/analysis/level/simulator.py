@@ -1,12 +1,10 @@
-"""A level simulated: the engine's own scheduler under a load, in predicted time, without a loop.
+"""A simulated level: the engine's own scheduler under a load, in predicted time, without a loop.
 
-Gives the records that the load generator would write for the in-process engine with the simulated
-executor in virtual time, event for event, in a fraction of the time: runs of identical decode steps
-are taken at once. Times are seconds since the level's start.
+Writes the records of the load generator for the in-process engine in virtual time, event for event,
+but faster: runs of identical decode steps are taken at once. Seconds since the level's start.
 
-What happens at one instant happens in this order: time-outs, arrivals, ends of steps with what
-their users send next, the next step. Warm-up requests have ended before a level starts and leave
-the scheduler empty, so they change nothing here and are left out.
+Order of the events of one instant: time-outs, arrivals, ends of steps with the next requests of
+their users, the next step. Warm-up requests leave the scheduler empty and are left out.
 """
 
 from __future__ import annotations
@@ -15,9 +13,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
+from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
 from lmi_bench.core.errors import (
     CapacityError,
     InputError,
@@ -53,23 +52,20 @@ def simulate_level(
     max_error_share: float | None = 0.5,
     replicas: int = 1,
     router: Router | None = None,
-    draft_tokens: int = 0,
-    draft_acceptance: float = 0.0,
+    speculation: Speculation | None = None,
     shared_tokens: int = 0,
 ) -> LevelRun:
     """Run one level in predicted time.
 
     requests         the request of a number; only its lengths count
     seed             of the open loop's arrivals
-    timeout_s        a request that takes longer ends with status `timeout`; from then on nothing
-                     is sent, and those in flight run to their end
+    timeout_s        a request that takes longer ends with status `timeout`; then nothing more is
+                     sent, and requests in flight run to their end
     spacing_s        seconds between the first sends of a closed loop's users
     max_error_share  share of failed requests above which nothing more is sent
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
-    draft_tokens     guessed a step for each sequence, each of which holds with draft_acceptance if
-                     those before it did; `step_time` has to price the guessing
-    shared_tokens    with which every prompt begins, as far as it is that long: what an engine with
-                     prefix caching finds again
+    speculation      of the engine, included in `step_time`
+    shared_tokens    common first tokens of all prompts, for prefix caching
 
     A request that can never fit has status `refused`, one beyond max_concurrent_requests
     `overloaded`. Raises InputError for no replica.
@@ -77,7 +73,9 @@ def simulate_level(
     if replicas < 1:
         raise InputError(f"a level needs at least 1 replica, got {replicas}")
     numbers = range(replicas) if replicas > 1 else (None,)
-    engine = _Engine(scheduler_config, step_time, draft_tokens, draft_acceptance, shared_tokens)
+    if isinstance(step_time, SpeculativeModel):
+        step_time = step_time.real_steps
+    engine = _Engine(scheduler_config, step_time, speculation, shared_tokens)
     engines = [_Replica(engine, number) for number in numbers]
     level = _Level(
         spec,
@@ -95,7 +93,7 @@ def simulate_level(
 
 
 def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[float]:
-    """When the requests of an open loop are due."""
+    """Due times of an open loop's requests."""
     assert spec.rate_per_s is not None
     if spec.load.arrivals == "trace":
         recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
@@ -113,44 +111,31 @@ def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[floa
 
 
 def _slack_s(at_s: float, replicas: int) -> float:
-    """Times that differ by less are one instant.
+    """Largest difference between times of one instant.
 
-    One replica: two units in the last place, as on the virtual loop. Several: wide enough that
-    rounding errors, which grow with the number of steps, do not decide which of them comes first.
+    One replica: two units in the last place, as on the virtual loop. Several: above the rounding
+    errors, which grow with the number of steps and must not decide which replica comes first.
     """
     return 2 * math.ulp(at_s) if replicas == 1 else 1e-10 * at_s
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    """A request that was sent: what has come of it so far."""
+    """A request that was sent, and its progress."""
 
-    __slots__ = (
-        "due_s",
-        "ended_s",
-        "error",
-        "finish_reason",
-        "planned",
-        "replica",
-        "seq_id",
-        "status",
-        "token_counts",
-        "token_times",
-    )
-
-    def __init__(self, planned: PlannedRequest, due_s: float, seq_id: int) -> None:
-        self.planned = planned
-        self.due_s = due_s
-        self.seq_id = seq_id
-        self.replica: _Replica | None = None
-        self.token_times: list[float] = []
-        self.token_counts: list[int] = []
-        self.status = STATUS_OK
-        self.error: str | None = None
-        self.finish_reason: str | None = None
-        self.ended_s: float | None = None
+    planned: PlannedRequest
+    due_s: float
+    seq_id: int
+    replica: _Replica | None = None
+    token_times: list[float] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)
+    status: str = STATUS_OK
+    error: str | None = None
+    finish_reason: str | None = None
+    ended_s: float | None = None
 
     def record(self) -> RequestRecord:
-        """The line that the load generator would write."""
+        """The record that the load generator would write."""
         return RequestRecord(
             request_id=self.planned.request_id,
             due_s=self.due_s,
@@ -170,21 +155,21 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """What is the same of every replica."""
+    """The engine of every replica."""
 
     config: SchedulerConfig
     step_time: StepTime
-    draft_tokens: int
-    draft_acceptance: float
+    speculation: Speculation | None
     shared_tokens: int
 
     def scheduler(self) -> Scheduler:
-        """An empty one."""
-        drafter = ExecutorDrafter(self.draft_tokens) if self.draft_tokens else None
+        """An empty scheduler."""
+        speculation = self.speculation
+        drafter = None if speculation is None else ExecutorDrafter(speculation.draft_tokens)
         return Scheduler(self.config, drafter=drafter)
 
     def prompt(self, request: _Request) -> Sequence[int]:
-        """Token ids: those that all prompts share, then its own."""
+        """Token ids: the shared ones, then its own."""
         length = request.planned.input_tokens
         if not self.config.prefix_caching:
             return range(length)
@@ -194,14 +179,14 @@ class _Engine:
 
 
 class _Replica:
-    """One engine: a scheduler, and the step or the run of identical steps it is in.
+    """One engine: a scheduler, and its present step or run of identical steps.
 
-    next_s  when it has to be looked at again: the end of the step or run, the time for which a
-            dynamic batch waits, or never
+    next_s  time of its next event: the end of the step or run, the time that a dynamic batch waits
+            for, or never
     """
 
-    def __init__(self, engine: _Engine, number: int | None = None) -> None:
-        """number  of several replicas, None for the only one"""
+    def __init__(self, engine: _Engine, number: int | None) -> None:
+        """number: None for the only replica"""
         self.number = number
         self.scheduler = engine.scheduler()
         self.next_s = math.inf
@@ -215,7 +200,7 @@ class _Replica:
 
     @property
     def outstanding(self) -> int:
-        """Requests that it has not answered yet."""
+        """Number of unanswered requests."""
         return len(self._requests)
 
     def add(self, request: _Request, now_s: float, slack_s: float) -> None:
@@ -232,14 +217,14 @@ class _Replica:
         request.replica = self
 
     def cancel(self, request: _Request, now_s: float, slack_s: float) -> None:
-        """Drop a request; a step that is under way does not stop for it."""
+        """Drop a request; the present step does not stop for it."""
         self._break_run(now_s, slack_s)
         self.scheduler.finish(request.seq_id, "cancelled")
         request.finish_reason, request.ended_s = "cancelled", now_s
         del self._requests[request.seq_id]
 
     def end_step(self, now_s: float) -> int:
-        """Take the step or run that ends now; returns how many requests ended with it."""
+        """End the present step or run; returns the number of requests that ended with it."""
         ended = 0
         if self._run_ends_s:
             self._take_run(len(self._run_ends_s))
@@ -259,18 +244,14 @@ class _Replica:
     def _output(self, entry: BatchEntry) -> StepOutput:
         if not entry.samples:
             return StepOutput(entry.seq_id)
-        count = 1
-        if entry.draft_length:
-            count = tokens_gained(
-                self._engine.draft_acceptance,
-                entry.seq_id,
-                entry.first_position,
-                entry.draft_length,
-            )
+        count, speculation = 1, self._engine.speculation
+        if entry.draft_length and speculation is not None:
+            place = entry.first_position
+            count = tokens_gained(speculation.acceptance, entry.seq_id, place, entry.draft_length)
         return StepOutput(entry.seq_id, (_TOKEN_ID,) * count)
 
     def start_step(self, now_s: float, before_s: float) -> None:
-        """Begin the next step, or a run of steps that ends before `before_s`, unless in one."""
+        """If idle, begin the next step, or a run of steps that ends before `before_s`."""
         if self._batch is not None or self._run_ends_s:
             return
         steps = self.scheduler.identical_decode_steps()
@@ -307,9 +288,9 @@ class _Replica:
         return True
 
     def _break_run(self, now_s: float, slack_s: float) -> None:
-        """Something happens inside a run: from the step under way on, go step by step.
+        """An event before the last end of a run: continue step by step from the present step.
 
-        Inside means before its last step ends; a step that ends at this instant has ended.
+        A step that ends at this instant has ended.
         """
         ends_s = self._run_ends_s
         if not ends_s or ends_s[-1] <= now_s + slack_s:
@@ -318,7 +299,7 @@ class _Replica:
         start_s = ends_s[done - 1] if done else self._run_start_s
         self._take_run(done)
         if done and start_s >= now_s - slack_s:
-            self.next_s = math.inf  # between two steps: the next one is begun at this instant
+            self.next_s = math.inf  # between two steps: the next one begins at this instant
             return
         batch = self.scheduler.plan(start_s)
         assert isinstance(batch, StepBatch)
@@ -336,7 +317,7 @@ class _Replica:
 
 
 class _Level:
-    """Sends requests by the load generator's rules and keeps what comes of them."""
+    """Sends requests by the load generator's rules and keeps their results."""
 
     def __init__(
         self,
@@ -366,9 +347,9 @@ class _Level:
         self._stopped_by: str | None = None
 
     def run(self, starts: Iterator[float]) -> None:
-        """Go from instant to instant until nothing is left to happen.
+        """Process instants until no event is left.
 
-        starts  when the open loop's requests, or the first ones of the users, are due
+        starts  due times of the open loop's requests, or of the users' first ones
         """
         next_start_s = next(starts, math.inf)
         while True:
@@ -396,7 +377,7 @@ class _Level:
                 replica.start_step(now_s, before_s)
 
     def result(self) -> LevelRun:
-        """The level as the load generator would hand it over."""
+        """The level as the load generator would return it."""
         if self._stopped_by is None and self._too_many_errors(at_end=True):
             self._stopped_by = "errors"
         spec = self._spec
@@ -413,13 +394,13 @@ class _Level:
             self._user_sends(now_s)
 
     def _user_sends(self, now_s: float) -> None:
-        """A user of the closed loop is free: it sends until one request is taken."""
+        """A user of the closed loop is free: it sends until the engine accepts a request."""
         while self._spec.rate_per_s is None:
             if (index := self.users.next_index(now_s)) is None or self._send(now_s, now_s, index):
                 return
 
     def _send(self, now_s: float, due_s: float, index: int | None = None) -> bool:
-        """Send the next request; whether the engine took it."""
+        """Send the next request; whether the engine accepted it."""
         number = len(self._sent) if index is None else index
         request = _Request(self._request_at(number), due_s, number)
         self._sent.append(request)
@@ -471,7 +452,7 @@ class _Level:
             self.users.stop()
 
     def _too_many_errors(self, *, at_end: bool = False) -> bool:
-        """The load generator's rule: a level of known length stops when its share is certain."""
+        """The load generator's rule: a level of known length stops when the share is certain."""
         limit = self._max_error_share
         if limit is None:
             return False

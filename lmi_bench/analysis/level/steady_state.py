@@ -1,14 +1,14 @@
-"""One copy of a model in steady state, in closed form: the screen of all candidates.
+"""One copy of a model in steady state, in closed form, to screen all candidates.
 
 With B sequences always running and their starts spread evenly, each answer takes one cycle:
 
     cycle(B) = (output - 1) * decode_step(B) + B * prompt_step
     rate(B)  = B / cycle(B)
 
-because every sequence decodes output - 1 times, and B prompts pause it meanwhile, its own
-included. Under random arrivals the batch varies like a Poisson count, so a quantile q of a latency
-is read at B + z(q) * sqrt(B); the queue for a prompt step is that of a server with fixed service
-times. Good to about ten per cent; finalists are simulated.
+because every sequence decodes output - 1 times while B prompts, its own included, pause it. Under
+random arrivals the batch varies like a Poisson count, so a quantile q of a latency is that at
+B + z(q) * sqrt(B); the queue for a prompt step is that of a server with fixed service times.
+Accurate to about 10 %; finalists are simulated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 LATENCY_LOAD_LIMIT = 0.8
-"""Share of the predicted capacity beyond which an open loop's latency is not given: there a
-capacity error of 10 % is a latency error of 100 %."""
+"""Share of the predicted capacity beyond which an open loop's latency is withheld: a capacity error
+of 10 % is a latency error of 100 % there."""
 _HALVINGS = 40
 
 
@@ -31,10 +31,9 @@ _HALVINGS = 40
 class SteadyState:
     """A copy under equal requests.
 
-    slots         sequences that can run together
-    batch_limit   the engine's own limit on them, where it is one
-    open_loop     random arrivals (quantiles spread) or waiting users (the batch is fixed)
-    prompt_step_s seconds of the step that computes one prompt
+    slots          sequences that can run together; batch_limit: the engine's own limit on them
+    open_loop      random arrivals (quantiles spread) or waiting users (the batch is fixed)
+    prompt_step_s  time of the step that computes one prompt
     """
 
     model: PricedSteps
@@ -56,7 +55,7 @@ class SteadyState:
         object.__setattr__(self, "prompt_step_s", self.model.step_time_s(prompt))
 
     def decode_shape(self, batch: float) -> StepShape:
-        """The decode step of that many sequences, half through their output on average."""
+        """The decode step of a batch whose sequences are half through their output on average."""
         rows = max(1, round(batch))
         context = self.input_tokens + self.output_tokens / 2
         return StepShape(
@@ -64,7 +63,7 @@ class SteadyState:
         )
 
     def decode_step_s(self, batch: float) -> float:
-        """Seconds of a decode step, straight between whole batches."""
+        """Seconds of a decode step, interpolated between whole batches."""
         low = max(1, math.floor(batch))
         low_s = self._whole_step_s(low)
         if batch <= low:
@@ -72,7 +71,7 @@ class SteadyState:
         return low_s + (self._whole_step_s(low + 1) - low_s) * (batch - low)
 
     def _whole_step_s(self, batch: int) -> float:
-        """Seconds of a whole batch's decode step; each asked of the model once."""
+        """Seconds of a whole batch's decode step, cached."""
         known = self._decode_s.get(batch)
         if known is None:
             known = self.model.step_time_s(self.decode_shape(batch))
@@ -85,7 +84,7 @@ class SteadyState:
         return decode_s + max(1.0, batch) * self.prompt_step_s
 
     def rate_per_s(self, batch: float) -> float:
-        """Requests that end each second."""
+        """Completed requests each second."""
         return batch / self.cycle_s(batch)
 
     @property
@@ -94,7 +93,7 @@ class SteadyState:
         return self.rate_per_s(self.slots)
 
     def batch_at(self, rate_per_s: float) -> float:
-        """Sequences that run at that rate of arrivals; all slots at or above saturation."""
+        """Mean running sequences at that arrival rate; all slots at or above saturation."""
         if rate_per_s >= self.saturated_rate_per_s:
             return float(self.slots)
         low, high = 0.0, float(self.slots)
@@ -131,10 +130,10 @@ class SteadyState:
         return e2e_s if metric == "e2e" else e2e_s / self.output_tokens
 
     def _prompts_between_tokens(self, mean: float, quantile: float) -> int:
-        """Quantile of the prompts that are computed between two tokens of a sequence.
+        """Quantile of the number of prompts computed between two tokens of a sequence.
 
-        A Poisson count under random arrivals; evenly spread starts give the whole number below
-        or above the mean.
+        A Poisson count under random arrivals; with evenly spread starts the whole number below or
+        above the mean.
         """
         if not self.open_loop:
             return math.floor(mean) + (1 if quantile > 1 - mean % 1 else 0)
@@ -147,7 +146,7 @@ class SteadyState:
         return count
 
     def _ttft_s(self, busy: float, batch: float, quantile: float) -> float:
-        """The step under way, the prompts ahead, and the prompt itself."""
+        """The present step, the prompts ahead, and the prompt itself."""
         prompt_s = self.prompt_step_s
         if batch <= 1 and not self.open_loop:
             return prompt_s
@@ -156,7 +155,7 @@ class SteadyState:
         return prompt_s + quantile * self.decode_step_s(busy) - math.log(1 - quantile) * mean_wait_s
 
     def limiting_part(self, batch: float) -> str:
-        """What a higher rate would need: kv_memory, batch_limit, or the step's part that binds."""
+        """What limits the rate: kv_memory, batch_limit, or the step's part that binds."""
         if batch >= 0.99 * self.slots:
             roomier = self.slots * 1.25
             if self.rate_per_s(roomier) > 1.05 * self.rate_per_s(self.slots):

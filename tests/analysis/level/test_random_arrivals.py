@@ -51,7 +51,7 @@ def test_random_arrivals_meet_the_same_times_as_in_the_scheduler(profile, name, 
     arrivals = list(
         arrival_times_s(rate, process="poisson", seed=4, num_requests=150, duration_s=None)
     )
-    run = run_open(model, arrivals, limits)
+    run = run_open(model.pricer(), arrivals, limits)
     seen_ttft = [r.token_times_s[0] - r.due_s for r in level.records]
     seen_e2e = [r.token_times_s[-1] - r.due_s for r in level.records]
     assert run.ttft_s.mean() == pytest.approx(np.mean(seen_ttft), rel=0.02)
@@ -66,7 +66,7 @@ def test_users_meet_the_same_times_as_in_the_scheduler():
         config,
         model,
     )
-    run = run_users(model, 32, 96, limits)
+    run = run_users(model.pricer(), 32, 96, limits)
     assert run.wall_s == pytest.approx(max(r.token_times_s[-1] for r in level.records), rel=0.01)
 
 
@@ -74,17 +74,19 @@ def test_different_lengths_break_up_the_groups_that_equal_requests_run_in():
     """Eight equal users ask together for ever; with lengths a tenth apart they spread out."""
     _, model, limits = setting(VLLM_0_19, "llama-3.1-8b", "ml.p5.4xlarge", 1024, 128)
     limits = replace(limits, max_prefill_tokens=8192)  # room for all eight prompts at once
-    together = run_users(model, 8, 160, limits)
-    apart = run_users(model, 8, 160, limits, Chance(length_spread=0.1))
+    together = run_users(model.pricer(), 8, 160, limits)
+    apart = run_users(model.pricer(), 8, 160, limits, Chance(length_spread=0.1))
     assert np.median(apart.ttft_s[80:]) < 0.7 * np.median(together.ttft_s[80:])
     assert apart.e2e_s.mean() == pytest.approx(together.e2e_s.mean(), rel=0.15)
 
 
 def test_time_outside_the_engine_belongs_to_the_first_token():
     _, model, limits = setting(TGI_2023, "llama-2-7b", "ml.g5.2xlarge", 256, 8)
-    plain = run_open(model, [0.0], limits)
+    plain = run_open(model.pricer(), [0.0], limits)
     slow = [
-        run_open(model, 100.0 * np.arange(200), limits, Chance(overhead_s=mean_s)).ttft_s.mean()
+        run_open(
+            model.pricer(), 100.0 * np.arange(200), limits, Chance(overhead_s=mean_s)
+        ).ttft_s.mean()
         for mean_s in (0.1, 0.2)
     ]
     assert slow[1] - slow[0] == pytest.approx(slow[0] - plain.ttft_s.mean(), rel=0.01)

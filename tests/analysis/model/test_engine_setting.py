@@ -9,7 +9,6 @@ import pytest
 
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.copy_levels import requests_of, simulate_copy
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineAxes, EngineSetting
@@ -122,8 +121,8 @@ def test_chunks_shorten_the_longest_gap_between_tokens():
     workload = replace(LLAMA, input_tokens=2048, output_tokens=32)
 
     def longest_gap_s(setting):
-        level = simulate_copy(
-            plan(setting, workload), LevelSpec(0, Load(rate_per_s=0.5), num_requests=12)
+        level = plan(setting, workload).simulate(
+            LevelSpec(0, Load(rate_per_s=0.5), num_requests=12)
         )
         times = (record.token_times_s for record in level.records)
         return max(b - a for own in times for a, b in pairwise(own))
@@ -136,7 +135,7 @@ def test_chunks_shorten_the_longest_gap_between_tokens():
 def test_guesses_that_always_hold_give_all_tokens_of_a_step_at_once():
     """4 guesses that hold and the token after them: 5 tokens an event, 64 in 13 events."""
     setting = EngineSetting(speculation=Speculation(4, 1.0))
-    level = simulate_copy(plan(setting), LevelSpec(0, Load(concurrency=1), num_requests=1))
+    level = plan(setting).simulate(LevelSpec(0, Load(concurrency=1), num_requests=1))
     counts = level.records[0].exchange.token_counts
     assert sum(counts) == 64
     assert max(counts) == 5
@@ -182,7 +181,7 @@ def test_a_mix_is_planned_with_its_means_and_holds_its_longest():
 
 def test_a_mix_is_simulated_by_its_shares():
     """A quarter of 4,000 draws within four standard deviations, 27 each."""
-    draw = requests_of(Workload.mixed(LLAMA.shape, "float16", KINDS), seed=1)
+    draw = Workload.mixed(LLAMA.shape, "float16", KINDS).requests(seed=1)
     long = sum(draw(number).input_tokens == 1000 for number in range(4000))
     assert long == pytest.approx(1000, abs=110)
     assert draw(7) == draw(7)

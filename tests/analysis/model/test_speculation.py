@@ -141,9 +141,8 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
         LevelSpec(0, Load(concurrency=8), num_requests=120),
         lambda index: PlannedRequest(index, 0.0, 200, 240),
         config,
-        model_for(spec, A100).real_steps,
-        draft_tokens=4,
-        draft_acceptance=0.7,
+        model_for(spec, A100),
+        speculation=spec,
     )
     assert all(sum(record.exchange.token_counts) == 240 for record in level.records)
     wall_s = max(record.token_times_s[-1] for record in level.records)
