@@ -1,11 +1,8 @@
-"""What a percentile over a whole level hides: requests that miss one SLO or another, bad minutes.
+"""Joint SLO attainment and worst five minutes of a planned load, simulated for fifteen minutes.
 
-The planned load is simulated for fifteen minutes. Joint attainment is the share of requests that
-meet all SLOs at once; the worst window is the SLO's own statistic over the five minutes in which it
-is highest. Times in seconds.
-
-A short simulation that finds the SLOs kept may have been lucky. Where fifteen minutes of a fleet's
-load do not keep them, its copies carry less than was thought.
+Joint attainment is the share of requests that meet all SLOs at once; the worst window is the SLO's
+statistic over the five minutes in which it is highest. A short simulation may keep the SLOs by
+luck: where fifteen minutes miss them, the capacity of the copies is lowered.
 """
 
 from __future__ import annotations
@@ -16,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.fleet.candidates import CopyCapacity, operating_of
+from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_of
 from lmi_bench.analysis.fleet.operating_point import Operating, Statistics
-from lmi_bench.analysis.fleet.ranking import Fleet
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
 from lmi_bench.analysis.level.steady_state import QUANTILES
@@ -40,13 +36,12 @@ _MOST_REPLICAS = 4
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """How the SLOs hold request by request and window by window.
+    """SLO attainment by request and by window.
 
-    joint_share     share of requests that meet every SLO, 0 to 1; None without SLOs
-    whole_ms        of each SLO's statistic, over all requests; None where there are too few
-    worst_ms        of each SLO's statistic: its highest value over five minutes; None where no
-                    five minutes hold enough requests
-    reason          why nothing could be looked at, or ""
+    joint_share  share of requests that meet every SLO, 0 to 1; None without SLOs
+    whole_ms     each SLO's statistic over all requests; None with too few of them
+    worst_ms     its highest value over five minutes; None if no window has enough requests
+    reason       the reason why nothing was simulated, or ""
     """
 
     joint_share: float | None = None
@@ -58,7 +53,7 @@ class Attainment:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The attainment as plain values."""
         return {
             "joint_attainment": self.joint_share,
             "fifteen_minutes_ms": dict(self.whole_ms),
@@ -89,13 +84,13 @@ def attainment(
 
 
 def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
-    """Whether no SLO's statistic is above its limit over all that was looked at."""
+    """Whether no SLO's statistic over all requests is above its limit."""
     values = [(found.whole_ms.get(str(slo)), slo.limit_ms) for slo in slos]
     return all(value is None or value <= limit for value, limit in values)
 
 
 def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:
-    """The SLO's statistic of the completed requests, in ms; None where they are too few for it."""
+    """The SLO's statistic of the completed requests in ms; None with too few of them."""
     quantile = QUANTILES.get(slo.statistic)
     done = [record for record in records if record.ok]
     if len(done) < (1 if quantile is None else samples_needed(quantile)):
@@ -129,8 +124,7 @@ def look_long(
 ) -> Attainment:
     """Simulate the planned load of one copy, or of several behind a router, for fifteen minutes.
 
-    copies  of the fleet; under random routing one of them stands for all, since a share of a
-            Poisson stream is one
+    copies  of the fleet; under random routing one represents all: it gets a Poisson stream too
     """
     steady = plan.steady
     replicas = 1 if routing == "random" or not steady.open_loop else min(copies, _MOST_REPLICAS)
@@ -158,42 +152,38 @@ def look_long(
 
 
 class LongLook:
-    """Simulates planned loads for fifteen minutes, layouts of equal speed and load once."""
+    """Simulates planned loads for fifteen minutes, each engine and load once."""
 
     def __init__(self, request: RecommendRequest) -> None:
         self._request = request
         self._seen: dict[tuple[EngineKey, float], Attainment] = {}
 
-    def at(self, candidate: Candidate, fleets: Sequence[Fleet]) -> Attainment:
-        """What becomes of the candidate's load. fleets: those that the candidates are of."""
-        layout, copy, machines = fleet_of(candidate, fleets)
-        serving = self._request.availability.surviving(machines)
-        operating = operating_of(self._request, layout, copy, serving)
+    def at(self, fleet: Fleet) -> Attainment:
+        """The attainment of the fleet's load."""
+        request, operating = self._request, operating_of(self._request, fleet)
+        layout, copy, machines = fleet
         key = (layout.engine_key, round(operating.rate_per_s, 9))
         if key not in self._seen:
             self._seen[key] = look_long(
                 copy.plan,
                 operating,
-                self._request.slos,
-                copies=serving * layout.copies,
-                routing=self._request.routing,
-                seed=self._request.seed,
+                request.slos,
+                copies=request.availability.surviving(machines) * layout.copies,
+                routing=request.routing,
+                seed=request.seed,
             )
         return self._seen[key]
 
-    def overloaded(
-        self, candidate: Candidate, fleets: Sequence[Fleet]
-    ) -> tuple[EngineKey, CopyCapacity] | None:
-        """The copy with its rate noted as too much for it; None where the SLOs are kept.
+    def overloaded(self, fleet: Fleet) -> tuple[EngineKey, CopyCapacity] | None:
+        """The copy with its rate noted as too high; None if the SLOs are kept.
 
-        What was measured counts more than a simulation.
+        A measurement counts more than a simulation.
         """
-        layout, copy, machines = fleet_of(candidate, fleets)
-        serving = self._request.availability.surviving(machines)
-        rate_per_s = operating_of(self._request, layout, copy, serving).rate_per_s
+        layout, copy, _ = fleet
+        rate_per_s = operating_of(self._request, fleet).rate_per_s
         if not self._request.open_loop or rate_per_s <= copy.kept_per_s * (1 + 1e-9):
             return None
-        if keeps(self.at(candidate, fleets), self._request.slos):
+        if keeps(self.at(fleet), self._request.slos):
             return None
         too_much_per_s = min(copy.too_much_per_s, rate_per_s)
         return layout.engine_key, replace(copy, too_much_per_s=too_much_per_s)

@@ -1,11 +1,11 @@
-"""From a layout and what one copy carries to a fleet: machines, figures with intervals, cost."""
+"""A fleet from a layout and the capacity of one copy: machines, figures with intervals, cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fit.uncertainty import (
@@ -24,17 +24,12 @@ from lmi_bench.analysis.fleet.money import (
     usd_per_1m_tokens,
     usd_per_month,
 )
-from lmi_bench.analysis.fleet.operating_point import (
-    CopySimulation,
-    Operating,
-    Statistics,
-)
+from lmi_bench.analysis.fleet.operating_point import CopySimulation, Operating, Statistics
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
-from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.capacity import memory_plan_for
-from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.units import bytes_to_gib
 
 _SHOWN = tuple(
@@ -42,23 +37,21 @@ _SHOWN = tuple(
     for metric in ("ttft", "itl", "tpot", "e2e", "latency_per_token")
     for statistic in ("p50", "p90")
 )
-
-
-_BELOW = 0.97  # of a rate that was too much
+_BELOW = 0.97  # of a rate that was too high
 
 
 @dataclass(frozen=True, slots=True)
 class CopyCapacity:
-    """What one copy carries, as far as it is known; layouts of equal speed have the same.
+    """The capacity of one copy; layouts with equally fast copies share it.
 
-    fit            the profile that it is predicted by
-    factors        how much longer its times may be: `steps` is s of the capacity's interval
-    rate_per_s     highest rate of a copy within the SLOs as they are held (`held_limits`)
-    central_per_s  the same with the SLOs held against the prediction itself
-    concurrency    most users waiting at a copy within the SLOs; 0 if none
-    measured       rates that a copy was given, each with whether it kept the SLOs
-    too_much_per_s rate at which a long simulation did not keep the SLOs
-    simulated      the rates are those of simulated levels, not of the closed form
+    fit             the profile behind the prediction
+    factors         interval of its times: `steps` is the factor s of the capacity's interval
+    rate_per_s      highest rate within the limits to plan with (`held_slos`)
+    central_per_s   highest rate within the SLOs as predicted
+    concurrency     largest number of waiting users within the SLOs; 0 if none
+    measured        measured rates of a copy, each with its verdict
+    too_much_per_s  rate at which a long simulation missed the SLOs
+    simulated       the rates come from simulated levels, not from the closed form
     """
 
     plan: CopyPlan
@@ -75,10 +68,10 @@ class CopyCapacity:
     simulated: bool = False
 
     def belief(self, *, keeps_slos: bool) -> CapacityBelief:
-        """What a copy carries: the prediction, cut off by what was measured.
+        """The capacity with its uncertainty: the prediction, bounded by measurements.
 
-        Where latencies are to be kept, the prediction promises no more than the share of the
-        saturated rate up to which they can be foreseen.
+        keeps_slos  plan for no more than the share of the saturated rate up to which latencies can
+                    be predicted
         """
         low = self.rate_per_s / self.factors.steps
         if keeps_slos:
@@ -90,35 +83,41 @@ class CopyCapacity:
         return CapacityBelief.after(low, median, levels, near_per_s=near)
 
     def load_limit_per_s(self, *, keeps_slos: bool) -> float:
-        """What a copy may be loaded with."""
+        """The highest rate to plan for."""
         return self.belief(keeps_slos=keeps_slos).sure_per_s
 
     @property
     def kept_per_s(self) -> float:
-        """The highest rate that was measured and kept the SLOs; 0 without one."""
+        """The highest measured rate that kept the SLOs; 0 without one."""
         return self.belief(keeps_slos=True).kept_per_s
 
 
 Planned = tuple[Layout, CopyCapacity]
-"""A layout with what a copy of it carries."""
+"""A layout with the capacity of one copy."""
+
+
+class Fleet(NamedTuple):
+    """A layout, the capacity of one copy, and the number of machines with the spare ones."""
+
+    layout: Layout
+    copy: CopyCapacity
+    machines: int
 
 
 def with_capacity(
     layouts: Sequence[Planned], key: EngineKey, capacity: CopyCapacity
 ) -> list[Planned]:
-    """The layouts, those of this engine with another capacity."""
+    """The layouts, with another capacity for those with this key."""
     return [(each, capacity if each.engine_key == key else known) for each, known in layouts]
 
 
 def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacity) -> int | None:
-    """Machines that carry the load with every copy within its limits; None if no number does.
-
-    Spare machines come on top: `RecommendRequest.availability`.
-    """
+    """Machines for the load with every copy within its limits, without spare ones; None if no
+    number is enough."""
     per_copy = copy.load_limit_per_s(keeps_slos=bool(request.slos))
     if per_copy <= 0:
         return None
-    # users wait one at a time at least; arrivals may keep a copy busy for part of the time only
+    # at least one user waits; arrivals may keep a copy busy for only a part of the time
     if not request.open_loop and copy.concurrency < 1:
         return None
     machines = 1
@@ -134,19 +133,18 @@ def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacit
 
 
 def _users_of(request: RecommendRequest, copy: CopyCapacity) -> float:
-    """Users of a copy: those who wait, and those who think meanwhile."""
+    """Users of a copy, waiting and thinking."""
     steady = copy.plan.steady
     response_s = steady.latency_s("e2e", "mean", copy.concurrency)
     think_s = request.think_time_s or 0.0
     return copy.concurrency * (response_s + think_s) / response_s
 
 
-def operating_of(
-    request: RecommendRequest, layout: Layout, copy: CopyCapacity, machines: int
-) -> Operating:
-    """The load of one copy in a fleet of that many machines."""
+def operating_of(request: RecommendRequest, fleet: Fleet) -> Operating:
+    """The load of one copy after the failure that the spare machines are for."""
+    layout, copy, machines = fleet
     steady = copy.plan.steady
-    copies = machines * layout.copies
+    copies = request.availability.surviving(machines) * layout.copies
     if request.rate_per_s is not None:
         rate = request.rate_per_s / copies
         return Operating(rate, steady.batch_at(rate))
@@ -157,7 +155,7 @@ def operating_of(
 
 
 def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> float:
-    """Users of a copy that wait at once: N R / (R + Z), R at that concurrency."""
+    """Waiting users of a copy: N R / (R + Z), with the response time R at that concurrency."""
     low, high = 0.0, users
     think_s = request.think_time_s or 0.0
     for _ in range(40):
@@ -171,16 +169,9 @@ def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> flo
 
 
 def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
-    """What a copy is and is asked, without a load. workload: as the layout's engine serves it."""
+    """One copy and its requests, without a load. workload: as the layout's setting serves it."""
     return MeasuredLevel(
-        Setup(
-            workload.shape,
-            layout.instance,
-            layout.tensor_parallel,
-            workload.dtype,
-            kv_dtype=workload.kv_dtype,
-            speculation=workload.speculation,
-        ),
+        layout.setup(workload),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
         concurrency=0,
@@ -188,248 +179,214 @@ def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
     )
 
 
-def load_of(
-    request: RecommendRequest, layout: Layout, copy: CopyCapacity, operating: Operating
-) -> MeasuredLevel:
-    """The load of one copy, as `predict` would be asked for it."""
-    asked = set_up(layout, copy.plan.workload)
-    if request.open_loop:
-        return under_load(asked, copy.fit.profile, rate_per_s=operating.rate_per_s)
-    return under_load(asked, copy.fit.profile, concurrency=max(1, round(operating.batch)))
+def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool) -> Candidate:
+    """The fleet with its figures; `simulate`: latencies are simulated at its load.
 
-
-def build_candidate(
-    request: RecommendRequest, layout: Layout, copy: CopyCapacity, machines: int, *, simulate: bool
-) -> Candidate:
-    """The fleet with its figures; latencies simulated at its own load if `simulate`.
-
-    machines  with the spare ones; latencies are those after the failure that they are for
+    Latencies are those after the failure that the spare machines are for.
     """
-    serving = request.availability.surviving(machines)
-    operating = operating_of(request, layout, copy, serving)
-    observed = _simulated(request, copy, operating) if simulate else None
-    workload, steady = request.workload, copy.plan.steady
-    served_per_s = serving * layout.copies * operating.rate_per_s
-    capacity = _capacity(request, copy, machines * layout.copies)
-    load = load_of(request, layout, copy, operating)
+    layout, copy, machines = fleet
+    operating = operating_of(request, fleet)
+    open_loop = request.open_loop
+    observed = None
+    if simulate and open_loop:
+        observed = copy.simulation.at_rate(operating.rate_per_s)
+    elif simulate:
+        observed = copy.simulation.at_concurrency(max(1, round(operating.batch)))
+    load = under_load(
+        set_up(layout, copy.plan.workload),
+        copy.fit.profile,
+        rate_per_s=operating.rate_per_s if open_loop else None,
+        concurrency=None if open_loop else max(1, round(operating.batch)),
+    )
     silent = silence(copy.fit, load)
     sure = Uncertainty.of(copy.fit, load, spread=True) if simulate and silent is None else None
-    output_per_s = served_per_s * workload.output_tokens
-    figures: dict[str, Estimate | None] = {
-        "throughput_tokens_per_s": _throughput(request, copy, sure, output_per_s),
-        "capacity_rate_per_s": capacity,
-        "capacity_tokens_per_s": capacity.times(workload.output_tokens),
-    }
+    loaded = _LoadedFleet(request, layout, copy, machines, operating, observed, sure)
+    rates = loaded.rates()
+    figures: dict[str, Estimate | None] = {**rates}
     withheld: dict[str, str] = {}
-    for metric, statistic in _statistics(request):
+    for metric, statistic in dict.fromkeys(
+        (*_SHOWN, *((slo.metric, slo.statistic) for slo in request.slos))
+    ):
         key = f"{metric}_{statistic}_ms"
+        figures[key] = loaded.latency(metric, statistic) if silent is None else None
         if silent is not None:
-            figures[key] = None
             withheld[key] = silent
-        else:
-            figures[key] = _latency(request, copy, operating, observed, sure, metric, statistic)
-    measured = request.open_loop and operating.rate_per_s <= copy.kept_per_s * (1 + 1e-9)
-    blended, blended_reason = _blended(request, layout, steady, operating)
     return Candidate(
         instance=layout.instance.instance_type,
         instances=machines,
         tensor_parallel=layout.tensor_parallel,
         copies=layout.copies,
         accelerator=layout.instance.accelerator.name,
-        **_prices(request, layout, copy, machines, served_per_s),
-        blended_3to1_as_published=blended,
-        blended_reason=blended_reason,
+        **loaded.prices(),
         figures=figures,
         withheld=withheld,
-        slos=tuple(_outlooks(request, figures, measured=measured)),
-        memory=_memory(request, layout, copy, operating),
+        slos=tuple(loaded.outlooks(figures)),
+        memory=loaded.memory(),
         limited_by=copy.limited_by,
         basis="simulated" if observed is not None else "closed form",
         price_provenance=layout.instance.price_provenance,
         profile_provenance=request.profile.provenance,
         warnings=copy.warnings,
-        reason="",
-        attainment={},
         setting=layout.setting,
-        cost=_cost(request, layout, copy, machines, capacity),
+        cost=loaded.cost(rates["capacity_rate_per_s"].value),
     )
 
 
-def _blended(
-    request: RecommendRequest, layout: Layout, steady: SteadyState, operating: Operating
-) -> tuple[float | None, str | None]:
-    """The posts' blended price of a machine, or why it does not apply."""
-    return blended_as_published(
-        price_usd_per_hour=layout.instance.price_usd_per_hour,
-        concurrency=layout.copies * max(1.0, operating.batch),
-        itl_p50_s=steady.latency_s("itl", "p50", operating.batch),
-        input_tokens=request.workload.input_tokens,
-        output_tokens=request.workload.output_tokens,
-        slots=layout.copies * steady.slots,
-        ratio=request.blended_ratio,
-        discount=request.discount,
-    )
+@dataclass(frozen=True, slots=True)
+class _LoadedFleet:
+    """A fleet under the request's load.
 
-
-def _prices(
-    request: RecommendRequest,
-    layout: Layout,
-    copy: CopyCapacity,
-    machines: int,
-    served_per_s: float,
-) -> dict[str, float | None]:
-    """USD of the fleet and of its tokens, at the load and with every slot busy."""
-    price = request.fleet_usd_per_hour(layout, machines)
-    full_per_s = machines * layout.copies * copy.plan.steady.saturated_rate_per_s
-    output, total = request.workload.output_tokens, request.workload.total_tokens
-    return {
-        "price_usd_per_hour": price,
-        "usd_per_month": usd_per_month(price),
-        "usd_per_1m_output_tokens": usd_per_1m_tokens(price, served_per_s * output),
-        "usd_per_1m_total_tokens": usd_per_1m_tokens(price, served_per_s * total),
-        "usd_per_1m_output_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * output),
-        "usd_per_1m_total_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * total),
-    }
-
-
-def _cost(
-    request: RecommendRequest,
-    layout: Layout,
-    copy: CopyCapacity,
-    machines: int,
-    capacity: Estimate,
-) -> dict[str, Any]:
-    """How the price comes about, and what tokens cost at the capacity."""
-    needed = machines_needed(request, layout, copy) or 1
-    fleet = FleetCost(layout, request.purchase, request.availability, needed, machines)
-    tokens_per_s = capacity.value * request.workload.output_tokens
-    return {
-        **fleet.to_json(),
-        "usd_per_1m_output_tokens_at_capacity": usd_per_1m_tokens(fleet.usd_per_hour, tokens_per_s),
-    }
-
-
-def _throughput(
-    request: RecommendRequest, copy: CopyCapacity, sure: Uncertainty | None, output_per_s: float
-) -> Estimate:
-    """Output tokens each second; of arrivals that are served exactly what arrives."""
-    if request.open_loop:
-        return Estimate(output_per_s, output_per_s, output_per_s)
-    if sure is not None:
-        return sure.factors["throughput_tokens_per_s"].around(output_per_s)
-    factors = copy.factors
-    return Estimate(output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter)
-
-
-def _capacity(request: RecommendRequest, copy: CopyCapacity, copies: int) -> Estimate:
-    """Requests each second that the fleet carries within the SLOs. The lower end is what a world
-    slower by time_factor carries, and what machines are counted with."""
-    factor = copy.factors.steps
-    if not request.open_loop:
-        rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
-        return Estimate(rate, rate / factor, rate * copy.factors.shorter)
-    belief = copy.belief(keeps_slos=False)
-    predicted = max(copy.central_per_s, copy.rate_per_s / factor)
-    predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
-    high = max(belief.kept_per_s, min(predicted * copy.factors.shorter, belief.missed_per_s))
-    return Estimate(copies * predicted, copies * belief.sure_per_s, copies * high)
-
-
-def _simulated(
-    request: RecommendRequest, copy: CopyCapacity, operating: Operating
-) -> Statistics | None:
-    if request.open_loop:
-        return copy.simulation.at_rate(operating.rate_per_s)
-    return copy.simulation.at_concurrency(max(1, round(operating.batch)))
-
-
-def _statistics(request: RecommendRequest) -> Iterator[tuple[str, str]]:
-    """The statistics to show: the usual ones and those that the SLOs name."""
-    named = ((slo.metric, slo.statistic) for slo in request.slos)
-    yield from dict.fromkeys((*_SHOWN, *named))
-
-
-def _latency(
-    request: RecommendRequest,
-    copy: CopyCapacity,
-    operating: Operating,
-    observed: Statistics | None,
-    sure: Uncertainty | None,
-    metric: str,
-    statistic: str,
-) -> Estimate:
-    """A latency in ms with its interval.
-
-    sure  of the load; without it, and of gaps between tokens, of which no profile is fitted, the
-          closed form says how a latency grows in a slower world
+    observed  simulated latencies, if any
+    sure      uncertainty at this load; without it the closed form gives the intervals
     """
-    steady = copy.plan.steady
-    factor = copy.factors.of(metric)
 
-    def closed_s(scale: float) -> float:
-        """s times the latency at s times the rate, the rate as far as the slots carry it."""
-        batch = operating.batch
-        if request.open_loop:
-            batch = steady.batch_at(operating.rate_per_s * min(scale, copy.factors.steps))
-        return scale * steady.latency_s(metric, statistic, batch)
+    request: RecommendRequest
+    layout: Layout
+    copy: CopyCapacity
+    machines: int
+    operating: Operating
+    observed: Statistics | None
+    sure: Uncertainty | None
 
-    central_s = closed_s(1.0)
-    if not central_s:  # an answer of one token has no gaps
-        return Estimate(0.0, 0.0, 0.0)
-    value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
-    if sure is not None and metric != "itl":
-        return sure.factors[metric_of(metric, statistic)].around(value_s).in_ms()
-    scales = (1 / factor, factor)
-    ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
-    if metric == "itl" and request.open_loop and not 1 / factor <= value_s / central_s <= factor:
-        # one of them stands beyond the step between gaps with a prompt and gaps without: the
-        # closed form's growth is not the simulation's, and either may be right
-        ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
-    return Estimate(value_s, min(value_s, *ends_s), max(value_s, *ends_s)).in_ms()
+    @property
+    def _served_per_s(self) -> float:
+        serving = self.request.availability.surviving(self.machines)
+        return serving * self.layout.copies * self.operating.rate_per_s
 
+    def prices(self) -> dict[str, Any]:
+        """USD of the fleet and of its tokens, at the load and with every slot busy."""
+        request, layout, steady = self.request, self.layout, self.copy.plan.steady
+        price = request.fleet_usd_per_hour(layout, self.machines)
+        output, total = request.workload.output_tokens, request.workload.total_tokens
+        full_per_s = self.machines * layout.copies * steady.saturated_rate_per_s
+        served_per_s = self._served_per_s
+        blended, blended_reason = blended_as_published(
+            price_usd_per_hour=layout.instance.price_usd_per_hour,
+            concurrency=layout.copies * max(1.0, self.operating.batch),
+            itl_p50_s=steady.latency_s("itl", "p50", self.operating.batch),
+            input_tokens=request.workload.input_tokens,
+            output_tokens=output,
+            slots=layout.copies * steady.slots,
+            ratio=request.blended_ratio,
+            discount=request.discount,
+        )
+        return {
+            "price_usd_per_hour": price,
+            "usd_per_month": usd_per_month(price),
+            "usd_per_1m_output_tokens": usd_per_1m_tokens(price, served_per_s * output),
+            "usd_per_1m_total_tokens": usd_per_1m_tokens(price, served_per_s * total),
+            "usd_per_1m_output_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * output),
+            "usd_per_1m_total_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * total),
+            "blended_3to1_as_published": blended,
+            "blended_reason": blended_reason,
+        }
 
-def _outlooks(
-    request: RecommendRequest, figures: dict[str, Estimate | None], *, measured: bool
-) -> Iterator[SloOutlook]:
-    """How each SLO stands; `measured`: a level at this load or above it has kept them all."""
-    for slo in request.slos:
-        figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
-        if measured or figure is None:
+    def cost(self, capacity_per_s: float) -> dict[str, Any]:
+        """The parts of the price, and the cost of tokens at the capacity."""
+        request = self.request
+        needed = machines_needed(request, self.layout, self.copy) or 1
+        fleet = FleetCost(
+            self.layout, request.purchase, request.availability, needed, self.machines
+        )
+        tokens_per_s = capacity_per_s * request.workload.output_tokens
+        usd = usd_per_1m_tokens(fleet.usd_per_hour, tokens_per_s)
+        return {**fleet.to_json(), "usd_per_1m_output_tokens_at_capacity": usd}
+
+    def rates(self) -> dict[str, Estimate]:
+        """Throughput at the load and capacity of the fleet."""
+        capacity = self._capacity()
+        output_tokens = self.request.workload.output_tokens
+        return {
+            "throughput_tokens_per_s": self._throughput(self._served_per_s * output_tokens),
+            "capacity_rate_per_s": capacity,
+            "capacity_tokens_per_s": capacity.times(output_tokens),
+        }
+
+    def _throughput(self, output_per_s: float) -> Estimate:
+        """Output tokens each second; an open loop serves exactly its arrivals."""
+        if self.request.open_loop:
+            return Estimate(output_per_s, output_per_s, output_per_s)
+        if self.sure is not None:
+            return self.sure.factors["throughput_tokens_per_s"].around(output_per_s)
+        factors = self.copy.factors
+        return Estimate(output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter)
+
+    def _capacity(self) -> Estimate:
+        """Requests each second of the fleet within the SLOs; machines are counted with its lower
+        end, the capacity if all times are longer by the factor `steps`."""
+        copy, copies = self.copy, self.machines * self.layout.copies
+        factor = copy.factors.steps
+        if not self.request.open_loop:
+            rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
+            return Estimate(rate, rate / factor, rate * copy.factors.shorter)
+        belief = copy.belief(keeps_slos=False)
+        predicted = max(copy.central_per_s, copy.rate_per_s / factor)
+        predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
+        high = max(belief.kept_per_s, min(predicted * copy.factors.shorter, belief.missed_per_s))
+        return Estimate(copies * predicted, copies * belief.sure_per_s, copies * high)
+
+    def latency(self, metric: str, statistic: str) -> Estimate:
+        """A latency in ms with its interval.
+
+        No profile is fitted to gaps between tokens: their interval, like all without `sure`, is
+        the closed form's growth with slower steps.
+        """
+        steady, factors = self.copy.plan.steady, self.copy.factors
+        open_loop, factor = self.request.open_loop, factors.of(metric)
+
+        def closed_s(scale: float) -> float:
+            """s times the latency at s times the rate, at most the rate that the slots carry."""
+            batch = self.operating.batch
+            if open_loop:
+                batch = steady.batch_at(self.operating.rate_per_s * min(scale, factors.steps))
+            return scale * steady.latency_s(metric, statistic, batch)
+
+        central_s = closed_s(1.0)
+        if not central_s:  # an answer of one token has no gaps
+            return Estimate(0.0, 0.0, 0.0)
+        observed = self.observed
+        value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
+        if self.sure is not None and metric != "itl":
+            return self.sure.factors[metric_of(metric, statistic)].around(value_s).in_ms()
+        scales = (1 / factor, factor)
+        ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
+        if metric == "itl" and open_loop and not 1 / factor <= value_s / central_s <= factor:
+            # one of them counts a gap with a prompt, the other without: either may be right
+            ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
+        return Estimate(value_s, min(value_s, *ends_s), max(value_s, *ends_s)).in_ms()
+
+    def outlooks(self, figures: dict[str, Estimate | None]) -> Iterator[SloOutlook]:
+        """Each SLO at this load."""
+        measured = self.request.open_loop and (
+            self.operating.rate_per_s <= self.copy.kept_per_s * (1 + 1e-9)
+        )
+        for slo in self.request.slos:
+            figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
+            confidence = "missed"
+            if measured:
+                confidence = "measured"
+            elif figure is not None and figure.high <= slo.limit_ms:
+                confidence = "sure"
+            elif figure is not None and figure.value <= slo.limit_ms:
+                confidence = "likely"
             predicted = None if figure is None else figure.value
-            confidence = "measured" if measured else "missed"
             yield SloOutlook(str(slo), predicted, slo.limit_ms, confidence)
-            continue
-        confidence = "missed"
-        if figure.high <= slo.limit_ms:
-            confidence = "sure"
-        elif figure.value <= slo.limit_ms:
-            confidence = "likely"
-        yield SloOutlook(str(slo), figure.value, slo.limit_ms, confidence)
 
-
-def _memory(
-    request: RecommendRequest, layout: Layout, copy: CopyCapacity, operating: Operating
-) -> dict[str, float]:
-    """Where a device's memory goes, in GiB, and how many sequences run of those that could."""
-    workload = copy.plan.workload
-    plan = memory_plan_for(
-        Setup(
-            workload.shape,
-            layout.instance,
-            layout.tensor_parallel,
-            workload.dtype,
-            kv_dtype=workload.kv_dtype,
-        ),
-        layout.setting.profile(request.profile),
-        input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens,
-    )
-    return {
-        "device_gib": bytes_to_gib(layout.instance.accelerator.memory_bytes),
-        "weights_gib": bytes_to_gib(plan.weight_bytes),
-        "kv_cache_gib": bytes_to_gib(plan.kv_budget_bytes),
-        "sequences_guaranteed": plan.sequences_guaranteed,
-        "sequences_expected": plan.sequences_expected,
-        "slots_per_copy": copy.plan.steady.slots,
-        "mean_batch_per_copy": operating.batch,
-    }
+    def memory(self) -> dict[str, float]:
+        """Use of a device's memory in GiB, and sequences of a copy."""
+        layout, workload = self.layout, self.copy.plan.workload
+        plan = memory_plan_for(
+            layout.setup(workload),
+            layout.setting.profile(self.request.profile),
+            input_tokens=workload.input_tokens,
+            output_tokens=workload.output_tokens,
+        )
+        return {
+            "device_gib": bytes_to_gib(layout.instance.accelerator.memory_bytes),
+            "weights_gib": bytes_to_gib(plan.weight_bytes),
+            "kv_cache_gib": bytes_to_gib(plan.kv_budget_bytes),
+            "sequences_guaranteed": plan.sequences_guaranteed,
+            "sequences_expected": plan.sequences_expected,
+            "slots_per_copy": self.copy.plan.steady.slots,
+            "mean_batch_per_copy": self.operating.batch,
+        }

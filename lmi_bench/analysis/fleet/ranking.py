@@ -1,6 +1,6 @@
-"""Which fleets are better, beaten by no other on money and speed, or within the budget.
+"""Order of fleets by the objective, frontier of cost and latency, and budget.
 
-An unpriced fleet never wins on cost, nor one without a latency on latency.
+A fleet without a price never wins on cost, nor one without a latency on latency.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.fleet.candidates import CopyCapacity
+from lmi_bench.analysis.fleet.candidates import Fleet
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import Layout, Rejection
+from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.core.units import SECONDS_PER_HOUR
-
-Fleet = tuple[Layout, CopyCapacity, int]
-"""A layout, what one copy carries, and the number of machines."""
 
 
 def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
-    """What the closed form says of the objective; smaller is better, unpriced ones last."""
+    """The objective in closed form; smaller is better, fleets without a price last."""
     layout, copy, machines = fleet
     copies = machines * layout.copies
     price = request.fleet_usd_per_hour(layout, machines)
@@ -39,7 +36,7 @@ def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
 
 
 def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float, ...]:
-    """What the finished figures say of the objective; smaller is better."""
+    """The objective by the finished figures; smaller is better."""
 
     def figure(name: str) -> float:
         value = candidate.figures.get(name)
@@ -56,7 +53,7 @@ def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float,
 
 
 def cost_of(request: RecommendRequest, candidate: Candidate) -> float | None:
-    """What the objective calls cost, in USD: of an hour, or of 1M output tokens."""
+    """The objective's cost in USD: of an hour, or of 1M output tokens."""
     if request.objective == "cost-per-hour":
         return candidate.price_usd_per_hour
     if request.objective == "cost-per-1m":
@@ -66,7 +63,7 @@ def cost_of(request: RecommendRequest, candidate: Candidate) -> float | None:
 
 
 def with_winning_prices(request: RecommendRequest, ranked: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, each unpriced one with the price of a machine at which it would win."""
+    """The candidates; each without a price gets the machine price at which it would win."""
     best = cost_of(request, ranked[0])
     if best is None or request.objective in ("latency", "throughput"):
         return list(ranked)
@@ -81,26 +78,20 @@ def with_winning_prices(request: RecommendRequest, ranked: Sequence[Candidate]) 
 def _winning_price(
     request: RecommendRequest, candidate: Candidate, best: float
 ) -> dict[str, float]:
-    """The on-demand price of one machine at which the fleet costs what the best one does."""
-    budget_usd_per_hour: float | None = best
-    if request.objective != "cost-per-hour":
-        name = (
-            "capacity_tokens_per_s"
-            if request.objective == "cost-per-1m"
-            else "throughput_tokens_per_s"
-        )
-        tokens = candidate.figures[name]
-        budget_usd_per_hour = None
-        if tokens is not None:
-            budget_usd_per_hour = best * tokens.value * SECONDS_PER_HOUR / 1e6
+    """The on-demand price of one machine at which the fleet costs as much as the best one."""
     paid_hours = candidate.cost["paid_machine_hours_per_hour"]
-    if budget_usd_per_hour is None or not paid_hours:
-        return {}
-    return {"wins_below_usd_per_machine_hour": budget_usd_per_hour / paid_hours}
+    if request.objective != "cost-per-hour":
+        at_capacity = request.objective == "cost-per-1m"
+        name = "capacity_tokens_per_s" if at_capacity else "throughput_tokens_per_s"
+        tokens = candidate.figures[name]
+        if tokens is None:
+            return {}
+        best = best * tokens.value * SECONDS_PER_HOUR / 1e6
+    return {"wins_below_usd_per_machine_hour": best / paid_hours} if paid_hours else {}
 
 
 def _too_close(best: Candidate, second: Candidate) -> bool:
-    """Whether the second could be the cheaper one at saturation: costs at the intervals' ends."""
+    """Whether the second may be cheaper at saturation, within the intervals of the capacities."""
     cost = best.usd_per_1m_output_tokens_at_saturation
     other = second.usd_per_1m_output_tokens_at_saturation
     ours, theirs = (c.figures["capacity_rate_per_s"] for c in (best, second))
@@ -111,7 +102,7 @@ def _too_close(best: Candidate, second: Candidate) -> bool:
 
 
 def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
-    """Why the first candidate leads, against the best one on another machine type."""
+    """The reason for the first candidate, against the best one on another accelerator."""
     best = ranked[0]
     measure = {
         "cost": "least cost",
@@ -136,7 +127,7 @@ def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
 
 
 def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """Indices of the points that no other point beats; smaller is better in every coordinate.
+    """Indices of the points that no other point dominates; smaller is better.
 
     >>> pareto([(1.0, 9.0), (2.0, 3.0), (3.0, 3.0), (4.0, 1.0)])
     [0, 1, 3]
@@ -152,16 +143,14 @@ def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates on the frontier of cost and ms/token (p90), the cheapest first, each layout once.
+    """Candidates on the frontier of cost and ms/token (p90), the cheapest first.
 
-    Without a price or a latency a candidate is on no frontier. Of equal points the first stays.
+    Candidates without a price or a latency are left out. Of equal points the first stays.
     """
     points: dict[tuple[float, ...], Candidate] = {}
     for candidate in candidates:
-        cost, latency = (
-            cost_of(request, candidate),
-            candidate.figures.get("latency_per_token_p90_ms"),
-        )
+        cost = cost_of(request, candidate)
+        latency = candidate.figures.get("latency_per_token_p90_ms")
         if cost is not None and latency is not None and math.isfinite(cost):
             points.setdefault((cost, latency.value), candidate)
     known = sorted(points)
@@ -179,10 +168,10 @@ def _costs(candidate: Candidate) -> dict[str, float | None]:
 def split_by_budget(
     request: RecommendRequest, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[Rejection]]:
-    """Candidates within the budget, and the others with what they cost."""
+    """Candidates within the budget, and the others with their cost."""
     kept, rejected = [], []
     for candidate in candidates:
-        problem = request.requirements.over_budget(**_costs(candidate))
+        problem = request.requirements.over_budget(_costs(candidate))
         if problem is None:
             kept.append(candidate)
         else:
@@ -193,7 +182,7 @@ def split_by_budget(
 
 
 def nearest_to_budget(request: RecommendRequest, candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate that is over its budget by the least factor, with the reason."""
-    best = min(candidates, key=lambda each: request.requirements.excess(**_costs(each)))
-    problem = request.requirements.over_budget(**_costs(best))
+    """The candidate that exceeds the budget by the smallest factor, with the reason."""
+    best = min(candidates, key=lambda each: request.requirements.excess(_costs(each)))
+    problem = request.requirements.over_budget(_costs(best))
     return replace(best, reason=f"nearest to the budget: {problem}")

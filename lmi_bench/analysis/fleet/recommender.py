@@ -1,24 +1,25 @@
-"""Which machines to rent: every layout of the catalog screened, the best simulated, ranked.
+"""The planner: screens every layout of the catalog, simulates the best ones and ranks fleets.
 
     layouts -> memory fit or reason -> closed form of one copy -> machines and cost of all
     -> capacity of the best dozen by bisection over the simulator -> figures, intervals, ranking
 
-Machines are counted so that the load stays within the lower end of the capacity's interval. SLOs
-hold at the upper end of theirs where that can be (`sure`), else as predicted (`likely`).
+The number of machines keeps the load within the lower end of the capacity's interval. SLOs hold at
+the upper end of their interval if possible (`sure`), else as predicted (`likely`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
-from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
+from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation, SloOutlook
 from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of
 from lmi_bench.analysis.fleet.candidates import (
     CopyCapacity,
+    Fleet,
     Planned,
     build_candidate,
     machines_needed,
@@ -35,7 +36,6 @@ from lmi_bench.analysis.fleet.operating_point import (
     unloaded_ratio,
 )
 from lmi_bench.analysis.fleet.ranking import (
-    Fleet,
     final_order,
     nearest_to_budget,
     screen_order,
@@ -60,12 +60,11 @@ from lmi_bench.core.units import s_to_ms
 Progress = Callable[[str, float], None]
 
 Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
-"""Layouts with what a copy of each carries, and those that are out with the reason."""
+"""Layouts with the capacity of a copy, and those that are out with the reason."""
 
 _SIMULATED_COPIES = 8
 _SIMULATED_FLEETS = 12
 _FAR = 2.0  # times the cost of the cheapest that was simulated
-_LOOKED_AT = 1
 _MOST_LOOKS = 4
 
 
@@ -75,11 +74,10 @@ def recommend(
     progress: Progress | None = None,
     prepared: Prepared | None = None,
 ) -> Recommendation:
-    """Answer the request; `progress` is told what is being done and which share is done.
+    """The recommendation for a request; raises InputError.
 
+    progress  called with the present step and the share that is done
     prepared  of the same request with fewer measured levels, so that nothing is simulated twice
-
-    Raises InputError where the request cannot be understood.
     """
     tell = progress or (lambda _text, _share: None)
     layouts, out = prepared or prepare(request, tell)
@@ -95,12 +93,10 @@ def recommend(
         if not (met and request.look_long and request.slos):
             break
         tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
-        overloaded = look.overloaded(met[0], ranked.fleets)
+        first = fleet_of(met[0], ranked.fleets)
+        overloaded = look.overloaded(first)
         if overloaded is None or again + 1 == _MOST_LOOKS:
-            met[:_LOOKED_AT] = [
-                replace(each, attainment=look.at(each, ranked.fleets).to_json())
-                for each in met[:_LOOKED_AT]
-            ]
+            met[0] = replace(met[0], attainment=look.at(first).to_json())
             break
         layouts = with_capacity(layouts, *overloaded)
     met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
@@ -145,11 +141,9 @@ def _ranked(request: RecommendRequest, layouts: Sequence[Planned], tell: Progres
     rejected: list[Rejection] = []
     fleets = best_fleets(request, layouts, rejected)
     candidates = []
-    for index, (layout, copy, machines) in enumerate(fleets):
+    for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
-        candidates.append(
-            build_candidate(request, layout, copy, machines, simulate=index < _SIMULATED_FLEETS)
-        )
+        candidates.append(build_candidate(request, fleet, simulate=index < _SIMULATED_FLEETS))
     rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = split_by_budget(request, in_time)
@@ -159,7 +153,7 @@ def _ranked(request: RecommendRequest, layouts: Sequence[Planned], tell: Progres
 
 
 def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
-    """Every layout that can run with what a copy of it carries, the best of them simulated."""
+    """Every layout that can run with the capacity of a copy, the best ones simulated."""
     layouts, rejected = screen(request, tell)
     finalists = best_copies(request, layouts)
     for index, (key, copy) in enumerate(finalists.items()):
@@ -170,8 +164,7 @@ def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
 
 
 def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: EngineKey) -> bool:
-    """Whether a copy that was simulated costs so much less that no error of the closed form, which
-    is good to ten per cent, could make this one the cheapest."""
+    """Whether a simulated copy costs less than half; the closed form is accurate to 10 %."""
     if request.rate_per_s is None or request.objective != "cost":
         return False
     costs = list(_costs(request, layouts))
@@ -183,7 +176,7 @@ def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: Engi
 def _costs(
     request: RecommendRequest, layouts: Sequence[Planned]
 ) -> Iterator[tuple[Planned, float]]:
-    """What a fleet of each layout costs for the load, as far as prices are known."""
+    """The cost of each layout's fleet for the load, where a price is known."""
     for layout, copy in layouts:
         machines = machines_needed(request, layout, copy)
         if machines is not None and machines <= MOST_MACHINES:
@@ -193,7 +186,7 @@ def _costs(
 
 
 def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], list[Rejection]]:
-    """Every layout that can run, with what a copy of it carries in closed form."""
+    """Every layout that can run, with the capacity of a copy in closed form."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)
     possible, rejected = split_layouts(
@@ -226,7 +219,7 @@ def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], li
 def _screened(
     request: RecommendRequest, layout: Layout, plan: CopyPlan, fit: Fit, factors: TimeFactors
 ) -> CopyCapacity:
-    """One copy in closed form: what it carries within the SLOs, and how sure that is."""
+    """The capacity of one copy within the SLOs in closed form, with its uncertainty."""
     steady = plan.steady
     held = held_slos(steady, request.slos, factors)
     batch = central = float(steady.slots)
@@ -257,13 +250,13 @@ def _screened(
 
 
 def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, Verdict], ...]:
-    """The rates that a copy like this was given, and whether it kept the SLOs at each."""
+    """The measured rates of such a copy, each with its verdict."""
     mine = [load for load in request.measured if load.engine_key == layout.engine_key]
     return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
 
 
 def _fit(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Fit:
-    """The profile as the layout's setting has it, with what is known of its errors."""
+    """The profile under the layout's setting, with its errors."""
     profile, setting = request.profile, layout.setting
     if setting != AS_STATED:
         shape, device = plan.workload.shape, layout.instance.accelerator
@@ -274,7 +267,7 @@ def _fit(request: RecommendRequest, layout: Layout, plan: CopyPlan) -> Fit:
 def best_copies(
     request: RecommendRequest, layouts: Sequence[Planned]
 ) -> dict[EngineKey, CopyCapacity]:
-    """The copies of the best layouts by the closed form."""
+    """The copies of the best layouts in closed form."""
     chosen: dict[EngineKey, CopyCapacity] = {}
     for layout, copy, _ in best_fleets(request, layouts, []):
         chosen.setdefault(layout.engine_key, copy)
@@ -284,10 +277,9 @@ def best_copies(
 
 
 def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapacity:
-    """The copy with the rate that simulated levels keep in place of the closed form's.
+    """The copy with the rate of simulated levels in place of the closed form's.
 
-    In a closed loop with evenly spread starts the closed form is exact but for rounding, so only
-    random arrivals need it.
+    Only random arrivals need it: with evenly spread users the closed form is exact.
     """
     if not (request.open_loop and request.slos):
         return replace(copy, simulated=True)
@@ -306,26 +298,25 @@ def best_fleets(
     layouts: Sequence[Planned],
     rejected: list[Rejection],
 ) -> list[Fleet]:
-    """Layouts with the machines that they need, the best first; the others with a reason."""
+    """Layouts with the machines for the load, the best first; the others go to `rejected`."""
     fleets = []
     for layout, copy in layouts:
         machines = machines_needed(request, layout, copy)
         if machines is not None:
             machines = request.availability.machines(machines)
         if machines is None:
-            rejected.append(_rejection(layout, _slo_reason(request, copy)))
+            rejected.append(layout.rejected(_slo_reason(request, copy)))
         elif machines > MOST_MACHINES:
-            rejected.append(
-                _rejection(layout, f"{machines:,} machines needed, more than {MOST_MACHINES:,}")
-            )
+            reason = f"{machines:,} machines needed, more than {MOST_MACHINES:,}"
+            rejected.append(layout.rejected(reason))
         else:
-            fleets.append((layout, copy, machines))
+            fleets.append(Fleet(layout, copy, machines))
     fleets.sort(key=lambda fleet: screen_order(request, fleet))
     return fleets
 
 
 def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
-    """Which SLO a request that is alone breaks, or that none is kept under any load."""
+    """The SLO that a lone request misses, or that no load keeps them all."""
     steady = alone_of(copy.plan.steady)
     for slo in request.slos:
         alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
@@ -337,28 +328,27 @@ def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
     return f"no load keeps {', '.join(str(slo) for slo in request.slos)} as simulated"
 
 
-def _rejection(layout: Layout, reason: str) -> Rejection:
-    name = layout.instance.instance_type
-    return Rejection(name, layout.tensor_parallel, layout.copies, reason, layout.setting)
-
-
 def _missed(candidate: Candidate) -> Rejection:
-    broken = [
-        f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
-        for outlook in candidate.slos
-        if outlook.confidence == "missed" and outlook.predicted_ms is not None
-    ]
+    broken = _predicted(outlook for outlook in candidate.slos if outlook.confidence == "missed")
     return Rejection(
         candidate.instance,
         candidate.tensor_parallel,
         candidate.copies,
-        "; ".join(broken) or "the SLO cannot be foreseen at this load",
+        broken or "the SLO cannot be foreseen at this load",
         candidate.setting,
     )
 
 
+def _predicted(outlooks: Iterable[SloOutlook]) -> str:
+    return "; ".join(
+        f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
+        for outlook in outlooks
+        if outlook.predicted_ms is not None
+    )
+
+
 def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate | None:
-    """The layout that comes closest to the SLOs with one request at a time, on one machine."""
+    """The layout closest to the SLOs with one request at a time, on one machine."""
     if not layouts:
         return None
     layout, copy = min(
@@ -377,22 +367,9 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
         requirements=NO_REQUIREMENTS,
     )
     lone = replace(copy, concurrency=1, rate_per_s=copy.plan.steady.rate_per_s(1.0))
-    candidate = build_candidate(alone, layout, lone, 1, simulate=False)
-    return replace(
-        candidate,
-        reason=": ".join(
-            filter(
-                None,
-                ("one machine, one request at a time", "; ".join(_predicted(candidate))),
-            )
-        ),
-    )
-
-
-def _predicted(candidate: Candidate) -> Iterator[str]:
-    for outlook in candidate.slos:
-        if outlook.predicted_ms is not None:
-            yield f"{outlook.slo} predicted {outlook.predicted_ms:,.0f} ms"
+    candidate = build_candidate(alone, Fleet(layout, lone, 1), simulate=False)
+    reasons = ("one machine, one request at a time", _predicted(candidate.slos))
+    return replace(candidate, reason=": ".join(filter(None, reasons)))
 
 
 def _question(request: RecommendRequest) -> Question:
@@ -419,7 +396,7 @@ def _question(request: RecommendRequest) -> Question:
 
 
 def _warnings(request: RecommendRequest, shown: list[Candidate]) -> Iterator[str]:
-    """What a reader must know of the whole answer, each once."""
+    """Warnings of the whole answer, each once."""
     yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
     yield from request.profile.notes
     if shown and shown[0].slos and any(o.confidence == "likely" for o in shown[0].slos):

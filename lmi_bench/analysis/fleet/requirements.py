@@ -1,18 +1,23 @@
-"""What a fleet must reach, may cost and must survive beside its SLOs.
+"""Limits on a fleet's throughput, cost and region, and the failures that it must survive.
 
-Availability adds machines beyond the load, so that it is still carried when one unit fails. N0 is
-the smallest pool whose capacity's lower bound holds the load. `n+1` adds a machine; `az:K` spreads
+N0 machines carry the load by the lower end of their capacity. `n+1` adds a machine; `az:K` spreads
 K * ceil(N0 / (K - 1)) machines evenly over K zones, of which any one may fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+
+_BUDGETS = (
+    ("--max-usd-per-hour", "usd_per_hour", "an hour"),
+    ("--max-usd-per-month", "usd_per_month", "a month"),
+    ("--max-usd-per-1m", "usd_per_1m_output", "for 1M output"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,54 +36,39 @@ class Requirements:
     regions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("--min-throughput", self.min_throughput_tokens_per_s),
-            ("--max-usd-per-hour", self.max_usd_per_hour),
-            ("--max-usd-per-month", self.max_usd_per_month),
-            ("--max-usd-per-1m", self.max_usd_per_1m_output),
-        ):
+        limits = {flag: getattr(self, f"max_{name}") for flag, name, _ in _BUDGETS}
+        limits = {"--min-throughput": self.min_throughput_tokens_per_s, **limits}
+        for flag, value in limits.items():
             if value is not None and not value > 0:
                 raise InputError(f"{flag} must be above 0, got {value:g}")
 
-    def over_budget(
-        self,
-        *,
-        usd_per_hour: float | None,
-        usd_per_month: float | None,
-        usd_per_1m_output: float | None,
-    ) -> str | None:
-        """Which limit a fleet breaks, with both numbers; None if it keeps them all."""
-        for flag, limit, cost, unit in (
-            ("--max-usd-per-hour", self.max_usd_per_hour, usd_per_hour, "an hour"),
-            ("--max-usd-per-month", self.max_usd_per_month, usd_per_month, "a month"),
-            ("--max-usd-per-1m", self.max_usd_per_1m_output, usd_per_1m_output, "for 1M output"),
-        ):
-            if limit is None:
-                continue
+    def _budgets(
+        self, costs: Mapping[str, float | None]
+    ) -> Iterator[tuple[str, float, float | None, str]]:
+        """Flag, limit, cost and unit of each limit that is given."""
+        for flag, name, unit in _BUDGETS:
+            limit = getattr(self, f"max_{name}")
+            if limit is not None:
+                yield flag, limit, costs[name], unit
+
+    def over_budget(self, costs: Mapping[str, float | None]) -> str | None:
+        """The limit that a fleet exceeds, with both numbers; None within all limits.
+
+        costs  usd_per_hour, usd_per_month and usd_per_1m_output; None: not known
+        """
+        for flag, limit, cost, unit in self._budgets(costs):
             if cost is None:
                 return f"no price is known, so {flag} {limit:g} cannot be checked"
             if cost > limit:
                 return f"over the budget: USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
         return None
 
-    def excess(
-        self,
-        *,
-        usd_per_hour: float | None,
-        usd_per_month: float | None,
-        usd_per_1m_output: float | None,
-    ) -> float:
+    def excess(self, costs: Mapping[str, float | None]) -> float:
         """Largest cost / limit; infinite where a cost is not known, 0 without limits."""
-        pairs = (
-            (self.max_usd_per_hour, usd_per_hour),
-            (self.max_usd_per_month, usd_per_month),
-            (self.max_usd_per_1m_output, usd_per_1m_output),
-        )
         return max(
             (
                 float("inf") if cost is None else cost / limit
-                for limit, cost in pairs
-                if limit is not None
+                for _, limit, cost, _ in self._budgets(costs)
             ),
             default=0.0,
         )
@@ -86,10 +76,7 @@ class Requirements:
     def split_by_region(
         self, instances: Sequence[Instance]
     ) -> tuple[list[Instance], list[Rejection]]:
-        """Machines that may be chosen, and those whose price is of another region.
-
-        A machine without a price stays: nothing says where it is not sold.
-        """
+        """Machines with a price of these regions or without a price, and the others."""
         kept, rejected = [], []
         for instance in instances:
             priced = instance.price_usd_per_hour is not None
@@ -115,7 +102,7 @@ NO_REQUIREMENTS = Requirements()
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What may fail: nothing, one machine, or one of `zones` zones."""
+    """The failure to survive: none, one machine, or one of `zones` zones."""
 
     spare_machines: int = 0
     zones: int = 1
@@ -125,7 +112,7 @@ class Availability:
             raise InputError("availability needs at least 1 zone and 0 spare machines")
 
     def machines(self, needed: int) -> int:
-        """Machines to rent where `needed` of them must be up.
+        """Machines to rent so that `needed` of them survive the failure.
 
         >>> [Availability(zones=3).machines(n) for n in (1, 2, 3, 5)]
         [3, 3, 6, 9]
@@ -135,13 +122,13 @@ class Availability:
         return needed + self.spare_machines
 
     def surviving(self, machines: int) -> int:
-        """Machines that are up after the failure that is provided for."""
+        """Machines that are left after the failure."""
         if self.zones > 1:
             return machines - machines // self.zones
         return machines - self.spare_machines
 
     def describe(self) -> str:
-        """The requirement as it is written on the command line."""
+        """The requirement as on the command line."""
         if self.zones > 1:
             return f"az:{self.zones}"
         return "n+1" if self.spare_machines else "none"
@@ -170,7 +157,7 @@ def parse_availability(text: str) -> Availability:
 
 
 def failure_unit(*, copies: int, tensor_parallel: int, instance_type: str) -> str:
-    """What fails at once with this layout, for people."""
+    """The unit that fails at once with this layout, for people."""
     if copies == 1:
         return f"one {instance_type}: its copy of the model"
     return f"one {instance_type}: its {copies} copies at TP {tensor_parallel} fail together"
