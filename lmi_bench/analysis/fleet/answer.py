@@ -1,16 +1,14 @@
-"""The planner's answer as a value: candidates with intervals, rejections with reasons, its JSON."""
+"""The planner's answer: candidates with intervals, rejections with reasons, and its JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.model.speculation import Speculation
-from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
 
 SCHEMA_VERSION = 1
@@ -31,7 +29,7 @@ class SloOutlook:
     confidence: str
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file; slack_ms is what is left to the limit."""
+        """The outlook as plain values; slack_ms is the distance to the limit."""
         slack = None if self.predicted_ms is None else self.limit_ms - self.predicted_ms
         return {
             "slo": self.slo,
@@ -43,7 +41,7 @@ class SloOutlook:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SloOutlook:
-        """What `to_json` wrote."""
+        """Inverse of `to_json`."""
         return cls(
             _read(content, "slo", str),
             _number(content, "predicted_ms"),
@@ -56,14 +54,14 @@ class SloOutlook:
 class Candidate:
     """A fleet that carries the load.
 
-    instances            machines; copies: of the model on each
-    figures              predicted figures; None: withheld, for the reason in `withheld`
-    limited_by           what caps a copy: kv_memory, batch_limit, compute, bandwidth, host, link,
-                         or the SLO
-    basis                `simulated` or `closed form`
-    cost                 how the price comes about: purchase, spare machines, the price's date
-    attainment           share of requests within all SLOs, worst five minutes; of the best only
-    setting              how the engine differs from what was asked with
+    instances   machines; copies: of the model on each
+    figures     predicted figures; None: withheld, for the reason in `withheld`
+    limited_by  the limit of a copy: kv_memory, batch_limit, compute, bandwidth, host, link, or the
+                SLO
+    basis       `simulated` or `closed form`
+    cost        parts of the price: purchase, spare machines, the price's date
+    attainment  share of requests within all SLOs, worst five minutes; only of the best candidate
+    setting     differences of the engine from the question
     """
 
     instance: str
@@ -105,40 +103,27 @@ class Candidate:
         return {"predicted": None, "low": None, "high": None, "reason": self.withheld[name]}
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file; a figure is `{predicted, low, high}`, with a `reason` where
+        """The candidate as plain values; a figure is `{predicted, low, high}`, with a `reason` if
         it is withheld."""
         return {
-            "instance": self.instance,
-            "instances": self.instances,
-            "tensor_parallel": self.tensor_parallel,
-            "replicas": self.copies,
-            "accelerator": self.accelerator,
-            "price_usd_per_hour": self.price_usd_per_hour,
-            "usd_per_month": self.usd_per_month,
-            "usd_per_1m_output_tokens": self.usd_per_1m_output_tokens,
-            "usd_per_1m_total_tokens": self.usd_per_1m_total_tokens,
-            "usd_per_1m_output_tokens_at_saturation": self.usd_per_1m_output_tokens_at_saturation,
-            "usd_per_1m_total_tokens_at_saturation": self.usd_per_1m_total_tokens_at_saturation,
-            "blended_3to1_as_published": self.blended_3to1_as_published,
-            "blended_3to1_as_published_reason": self.blended_reason,
+            **self._plain(*_MACHINES, *_PRICES, "blended_reason"),
             **{name: self._figure_json(name) for name in self.figures},
             "slos": [outlook.to_json() for outlook in self.slos],
-            "memory": dict(self.memory),
-            "limited_by": self.limited_by,
-            "basis": self.basis,
-            "price_source": self.price_provenance,
-            "cost": dict(self.cost),
-            "attainment": dict(self.attainment),
+            **self._plain("memory", "limited_by", "basis", "price_provenance", "cost"),
+            **self._plain("attainment"),
             "engine": self.setting.describe() or None,
             "setting": self.setting.to_json(),
-            "profile": self.profile_provenance,
+            **self._plain("profile_provenance"),
             "warnings": list(self.warnings),
             "reason": self.reason,
         }
 
+    def _plain(self, *names: str) -> dict[str, Any]:
+        return {_KEYS.get(name, name): getattr(self, name) for name in names}
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Candidate:
-        """What `to_json` wrote; KeyError or TypeError for anything else."""
+        """Inverse of `to_json`; raises KeyError or TypeError for anything else."""
         figures: dict[str, Estimate | None] = {}
         withheld = {}
         for name, value in content.items():
@@ -149,30 +134,21 @@ class Candidate:
                 else:
                     ends = (_known(value, key) for key in ("predicted", "low", "high"))
                     figures[name] = Estimate(*ends)
+        prices: dict[str, Any] = {name: _number(content, name) for name in _PRICES}
         return cls(
-            instance=_read(content, "instance", str),
-            instances=_read(content, "instances", int),
-            tensor_parallel=_read(content, "tensor_parallel", int),
-            copies=_read(content, "replicas", int),
-            accelerator=_read(content, "accelerator", str),
-            **{name: _number(content, name) for name in _PRICES},
+            **_checked(content, _KINDS),
+            **prices,
             blended_reason=content["blended_3to1_as_published_reason"],
             figures=figures,
             withheld=withheld,
             slos=tuple(map(SloOutlook.from_json, _read(content, "slos", list))),
-            memory=_read(content, "memory", dict),
-            limited_by=_read(content, "limited_by", str),
-            basis=_read(content, "basis", str),
             price_provenance=content["price_source"],
-            profile_provenance=_read(content, "profile", str),
             warnings=tuple(_read(content, "warnings", list)),
-            reason=_read(content, "reason", str),
-            cost=_read(content, "cost", dict),
-            attainment=_read(content, "attainment", dict),
-            setting=_setting_of(_read(content, "setting", dict)),
+            setting=EngineSetting.from_json(_read(content, "setting", dict)),
         )
 
 
+_MACHINES = ("instance", "instances", "tensor_parallel", "copies", "accelerator")
 _PRICES = (
     "price_usd_per_hour",
     "usd_per_month",
@@ -182,6 +158,17 @@ _PRICES = (
     "usd_per_1m_total_tokens_at_saturation",
     "blended_3to1_as_published",
 )
+_KEYS = {  # of the file, where they differ from the fields
+    "copies": "replicas",
+    "blended_reason": "blended_3to1_as_published_reason",
+    "price_provenance": "price_source",
+    "profile_provenance": "profile",
+}
+_KINDS: Mapping[type, tuple[str, ...]] = {
+    str: ("instance", "accelerator", "limited_by", "basis", "profile_provenance", "reason"),
+    int: ("instances", "tensor_parallel", "copies"),
+    dict: ("memory", "cost", "attainment"),
+}
 _T = TypeVar("_T")
 
 
@@ -190,6 +177,15 @@ def _read(content: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise TypeError(f"{key} is {value!r}")
     return value
+
+
+def _checked(content: Mapping[str, Any], kinds: Mapping[type, tuple[str, ...]]) -> dict[str, Any]:
+    """The fields of each type, by the keys of the file."""
+    return {
+        name: _read(content, _KEYS.get(name, name), kind)
+        for kind, names in kinds.items()
+        for name in names
+    }
 
 
 def _number(content: Mapping[str, Any], key: str) -> float | None:
@@ -203,21 +199,9 @@ def _known(content: Mapping[str, Any], key: str) -> float:
     return value
 
 
-def _setting_of(content: Mapping[str, Any]) -> EngineSetting:
-    """What `EngineSetting.to_json` wrote; raises InputError for a draft that is not known."""
-    values = {**content, "copies": content["replicas"]}
-    del values["replicas"]
-    spoken = values["speculation"]
-    if spoken is not None:
-        draft = None if spoken["draft"] is None else find_model(spoken["draft"])
-        acceptance = _known(spoken, "draft_acceptance")
-        values["speculation"] = Speculation(_read(spoken, "draft_tokens", int), acceptance, draft)
-    return EngineSetting(**values)
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked, for the record and for what goes on from the answer.
+    """The question, for the record and for commands that continue from the answer.
 
     input_tokens, output_tokens  of each request, or with `kinds` their means
     load, purchase, availability, profile   for people
@@ -242,14 +226,14 @@ class Question:
     measured_loads: int
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        kinds = [asdict(kind) for kind in self.kinds]
-        return {**values, "kinds": kinds, "slos": list(self.slos), "interval": "80 %"}
+        """The question as plain values."""
+        values = asdict(self)
+        kinds, slos = list(values["kinds"]), list(self.slos)
+        return {**values, "kinds": kinds, "slos": slos, "interval": "80 %"}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Question:
-        """What `to_json` wrote; KeyError or TypeError for anything else."""
+        """Inverse of `to_json`; raises KeyError or TypeError for anything else."""
         kinds = (
             RequestKind(
                 _read(kind, "input_tokens", int),
@@ -258,21 +242,16 @@ class Question:
             )
             for kind in _read(content, "kinds", list)
         )
-        words = ("load", "objective", "purchase", "availability", "profile")
+        words = ("model", "dtype", "load", "objective", "purchase", "availability", "profile")
+        counts = ("input_tokens", "output_tokens", "measured_loads")
         return cls(
-            model=_read(content, "model", str),
-            dtype=_read(content, "dtype", str),
-            input_tokens=_read(content, "input_tokens", int),
-            output_tokens=_read(content, "output_tokens", int),
+            **_checked(content, {str: words, int: counts, bool: ("calibrated",)}),
             kinds=tuple(kinds),
             burstiness=_known(content, "burstiness"),
             rate_per_s=_number(content, "rate_per_s"),
             users=content["users"],
             think_time_s=_number(content, "think_time_s"),
             slos=tuple(_read(content, "slos", list)),
-            **{name: _read(content, name, str) for name in words},
-            calibrated=_read(content, "calibrated", bool),
-            measured_loads=_read(content, "measured_loads", int),
         )
 
     @property
@@ -291,8 +270,8 @@ class Question:
 class Probe:
     """A level to measure: one copy at `rate_per_s`.
 
-    machines             of the fleet that it decides on, spare ones left out
-    chance               that the SLOs are kept, 0 to 1
+    machines             of the fleet that it decides on, without spare ones
+    chance               probability that the SLOs are kept
     saves_usd_per_hour   against the recommended fleet if they are; 0: it confirms that fleet
     """
 
@@ -303,7 +282,7 @@ class Probe:
     saves_usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The level as plain values."""
         return {
             "instance": self.layout.instance.instance_type,
             "tensor_parallel": self.layout.tensor_parallel,
@@ -318,12 +297,11 @@ class Probe:
 class Recommendation:
     """The answer: `recommended`, or None with `nearest` where no candidate keeps the SLOs.
 
-    missed      what no candidate keeps where none is recommended: `the SLOs`, `the budget`, or
-                `the load` where no fleet carries it although a lone request keeps the SLOs
-    candidates  that carry the load within the SLOs, the best first
-    question    what was asked
-    accuracy    predicted against measured, level by level, where a sweep was calibrated on
-    measure_next  levels that would decide or confirm, the most telling first
+    missed        limit that no candidate keeps: `the SLOs`, `the budget`, or `the load` where no
+                  fleet carries it although a lone request keeps the SLOs; None if recommended
+    candidates    fleets that carry the load within the SLOs, the best first
+    accuracy      prediction against measurement of each level of a calibration sweep
+    measure_next  levels that would decide or confirm, the most informative first
     """
 
     recommended: Candidate | None
@@ -338,7 +316,7 @@ class Recommendation:
 
     @property
     def exit_code(self) -> int:
-        """99 where the SLOs are out of reach, 2 where the model fits into none of the machines."""
+        """99 where the SLOs are out of reach, 2 where the model fits on none of the machines."""
         if self.recommended is not None:
             return EXIT_DONE
         return EXIT_SLO_MISSED if self.nearest is not None else EXIT_BAD_INPUT
@@ -369,8 +347,7 @@ class Recommendation:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Recommendation:
-        """What `to_json` wrote, but for the layouts that are out and the levels to measure, from
-        which nothing goes on. Raises InputError for anything else."""
+        """Inverse of `to_json`, without rejections and levels to measure; raises InputError."""
         try:
             if content["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {content['schema_version']}")
@@ -396,7 +373,7 @@ class Recommendation:
             ) from exc
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """The candidates as rows of a table, the best first: plain values, None for unknown."""
+        """The candidates as rows of a table, the best first."""
         rows = [candidate_row(candidate) for candidate in self.candidates[:limit]]
         several = any(row["engine"] for row in rows)
         for row in rows:
@@ -408,7 +385,7 @@ class Recommendation:
 
 
 def candidate_row(candidate: Candidate) -> dict[str, Any]:
-    """One candidate as a row; figures are their predicted values."""
+    """One candidate as a row of plain values; None is not known."""
 
     def value(name: str) -> float | None:
         figure = candidate.figures.get(name)
