@@ -9,7 +9,7 @@ from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
+from lmi_bench.analysis.model.memory import kv_bytes_per_value
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance

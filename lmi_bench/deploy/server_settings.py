@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lmi_bench.analysis.model.weights import weight_format
+from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.plan import NGRAM, DeploymentPlan
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind
-from lmi_bench.analysis.fleet.requirements import Requirements
+from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.engine_setting import EngineAxes
+from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
-from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice

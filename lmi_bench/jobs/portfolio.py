@@ -8,9 +8,9 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import parse_availability
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.catalog.instances import all_instances, find_instance

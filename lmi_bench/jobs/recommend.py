@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import Objective, RecommendRequest, Routing
-from lmi_bench.analysis.fleet.requirements import parse_availability
-from lmi_bench.analysis.fleet.sensitivity import sensitivity
-from lmi_bench.analysis.fleet.vary import Variation, parse_range, vary_rate
+from lmi_bench.analysis.fleet.vary import Variation, parse_range, sensitivity, vary_rate
 from lmi_bench.analysis.model.profiles import profile_to_json
 from lmi_bench.catalog.instances import all_instances
 from lmi_bench.core.listener import SILENT, Listener

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.fleet.requirements import parse_availability
+from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.catalog.instances import find_instance

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
+from lmi_bench.analysis.model.memory import kv_bytes_per_token
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.listener import SILENT, Listener

@@ -35,8 +35,8 @@ from lmi_bench.analysis.level.cells import (
     waits_for_slots,
 )
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.scheduling.config import KvLayout
 

@@ -1,13 +1,12 @@
-"""Accelerators compared in four steps, then by what a model does on their machines.
+"""Accelerators compared in four steps, then by a model's predicted figures on their machines.
 
-    1  B* = (bytes per weight / 2) * F / BW: the batch at which compute takes over from bandwidth
+    1  B* = (bytes per weight / 2) * F / BW: the critical batch size
     2  KV cache of B* sequences at full length
     3  devices that hold the weights and that cache
-    4  price per hour for each GB/s of memory bandwidth, which decoding pays for
+    4  price per hour for each GB/s of memory bandwidth
 
-From data sheets and prices alone; the fifth step is a benchmark, and until there is one the
-step-time model's prediction stands for it: least latency, most throughput, least cost by machine,
-and each machine's best layout against sharding one copy over all of its devices.
+These need only data sheets and prices. The step-time model then predicts the least latency, highest
+throughput and least cost of each machine, and its best layout against one copy over all devices.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Rejection, Workload, split_layouts
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_sequence
-from lmi_bench.analysis.model.memory import min_devices
+from lmi_bench.analysis.model.memory import (
+    kv_bytes_per_sequence,
+    min_devices,
+    weight_bytes,
+    weight_format,
+)
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
-from lmi_bench.analysis.model.weights import weight_bytes, weight_format
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError
 from lmi_bench.core.units import bytes_to_gib, s_to_ms
@@ -33,10 +35,10 @@ _GB_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class FourSteps:
-    """One accelerator, on the machine where an hour of it costs least; None is not known.
+    """One accelerator, on the machine where it is cheapest; None is not known.
 
-    devices              that hold weights and the cache of B* sequences; None: more than 64
-    usd_per_hour_gb_s    price of one accelerator's hour over its GB/s
+    devices            that hold weights and the cache of B* sequences; None: more than 64
+    usd_per_hour_gb_s  price of one accelerator's hour over its GB/s
     """
 
     accelerator: str
@@ -48,7 +50,7 @@ class FourSteps:
     usd_per_hour_gb_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The row as plain values."""
         machine = self.machine
         return {
             "accelerator": self.accelerator,
@@ -63,7 +65,7 @@ class FourSteps:
 
 
 def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSteps]:
-    """Every accelerator of the machines, the cheapest bandwidth first, unpriced ones last."""
+    """Every accelerator of the machines, the cheapest bandwidth first, without a price last."""
     cheapest: dict[str, Instance] = {}
     for instance in instances:
         name = instance.accelerator.name
@@ -87,7 +89,7 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
     batch = kv_bytes = devices = None
     if bandwidth is not None and peak is not None:
         batch = critical_batch_size_without_cache(
-            # of a mixture all experts are read in the end, and few compute for a token
+            # a large batch reads all experts, and each token computes with few of them
             bytes_per_weight=weight_bytes(shape, workload.dtype) / shape.params_active,
             flop_per_s=peak,
             bandwidth_bytes_per_s=bandwidth,
@@ -124,10 +126,10 @@ def _devices(instance: Instance, workload: Workload, batch: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class MachineFigures:
-    """One layout of a machine as predicted: alone, and full.
+    """Predicted figures of one layout of a machine.
 
-    latency_ms_per_token   of a single request
-    throughput             output tok/s of the machine with every slot busy
+    latency_ms_per_token     of a lone request
+    throughput_tokens_per_s  output of the machine with every slot busy
     """
 
     layout: Layout
@@ -136,17 +138,17 @@ class MachineFigures:
 
     @property
     def usd_per_1m_output(self) -> float | None:
-        """At saturation, on demand; None without a price."""
+        """Cost at saturation, on demand; None without a price."""
         price = self.layout.instance.price_usd_per_hour
         return usd_per_1m_tokens(price, self.throughput_tokens_per_s)
 
     @property
     def sharded(self) -> bool:
-        """Whether one copy takes every device of the machine."""
+        """Whether one copy uses every device of the machine."""
         return self.layout.tensor_parallel == self.layout.instance.num_accelerators
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The figures as plain values."""
         layout = self.layout
         return {
             "instance": layout.instance.instance_type,
@@ -181,7 +183,7 @@ def _figures_of(layout: Layout, plan: CopyPlan) -> MachineFigures:
 def best_by_machine(figures: Sequence[MachineFigures], *, by: str) -> list[MachineFigures]:
     """The best layout of each machine, the best machine first.
 
-    by  latency, throughput or cost; machines without a price are left out of cost
+    by  latency, throughput or cost; machines without a price have no cost and are left out
     """
 
     def key(each: MachineFigures) -> float:
@@ -202,12 +204,9 @@ def best_by_machine(figures: Sequence[MachineFigures], *, by: str) -> list[Machi
 
 def sharding(figures: Sequence[MachineFigures]) -> list[tuple[MachineFigures, MachineFigures]]:
     """For each machine of several devices: its best layout by throughput, and one copy over all."""
-    best = {
-        each.layout.instance.instance_type: each
-        for each in best_by_machine(figures, by="throughput")
-    }
+    best = {each.layout.instance: each for each in best_by_machine(figures, by="throughput")}
     return [
-        (best[each.layout.instance.instance_type], each)
+        (best[each.layout.instance], each)
         for each in figures
         if each.sharded and each.layout.instance.num_accelerators > 1
     ]

@@ -17,9 +17,9 @@ from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_o
 from lmi_bench.analysis.fleet.operating_point import Operating, Statistics
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
-from lmi_bench.analysis.level.steady_state import QUANTILES
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
 from lmi_bench.analysis.results.slo_results import goodput
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo

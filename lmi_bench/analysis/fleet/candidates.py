@@ -28,7 +28,7 @@ from lmi_bench.analysis.fleet.operating_point import CopySimulation, Operating, 
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
-from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.core.units import bytes_to_gib
 
@@ -37,6 +37,7 @@ _SHOWN = tuple(
     for metric in ("ttft", "itl", "tpot", "e2e", "latency_per_token")
     for statistic in ("p50", "p90")
 )
+_HALVINGS = 40
 _BELOW = 0.97  # of a rate that was too high
 
 
@@ -156,16 +157,13 @@ def operating_of(request: RecommendRequest, fleet: Fleet) -> Operating:
 
 def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> float:
     """Waiting users of a copy: N R / (R + Z), with the response time R at that concurrency."""
-    low, high = 0.0, users
     think_s = request.think_time_s or 0.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        response_s = copy.plan.steady.latency_s("e2e", "mean", middle)
-        if middle < users * response_s / (response_s + think_s):
-            low = middle
-        else:
-            high = middle
-    return max(1.0, high)
+
+    def more_wait(waiting: float) -> bool:
+        response_s = copy.plan.steady.latency_s("e2e", "mean", waiting)
+        return waiting < users * response_s / (response_s + think_s)
+
+    return max(1.0, bisect(more_wait, 0.0, users, _HALVINGS)[1])
 
 
 def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:

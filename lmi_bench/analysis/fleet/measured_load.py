@@ -1,30 +1,28 @@
-"""Whether a measured level kept its SLOs, how sure that is, and what it says of the capacity.
+"""Verdicts on measured levels, and the capacity that follows from them.
 
 A quantile q is within a limit if at least a share q of the values is. That share is a ratio of sums
-over requests; requests of one batch move together, so its error is taken from the means of blocks
-of neighbours (batch means, Law and Kelton, Simulation Modeling and Analysis, section 9.5).
+over requests. Requests of one batch are correlated, so its error comes from the means of blocks of
+neighbours (batch means, Law and Kelton, Simulation Modeling and Analysis, section 9.5).
 
-What a copy carries within the SLOs is a prediction with its doubt, cut off by measurements. The
-logarithm of the capacity is normal around the prediction, and in some worlds, which have an effect
-that the model lacks, several times as wide:
+The logarithm of a copy's capacity within the SLOs is normal around the prediction; with probability
+ODD the model lacks an effect, and the distribution is several times wider:
 
     P(capacity >= rate) = (1 - ODD) * F(x / sd) + ODD * F(x / wide)      x = ln(median / rate)
 
-A level that was measured and kept the SLOs cuts off all capacities below its rate, one that did
-not those above:
+A measured level that kept the SLOs excludes capacities below its rate, one that missed them those
+above:
 
     P(capacity >= rate | levels) = (P(rate) - P(missed)) / (P(kept) - P(missed))
 
-A level that came out on the line says more than either: the share of slow requests doubles within
-some ten per cent of rate there, so the capacity is that level's rate within a few per cent,
-whatever was predicted.
+A level at its limit says more: the share of slow requests doubles within some 10 % of rate there,
+so the capacity is that level's rate within a few per cent, whatever the prediction.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal
 
@@ -33,6 +31,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, target_facts
 from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
+from lmi_bench.analysis.level.steady_state import bisect
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_results import MISSED_BY, request_values_ms
 from lmi_bench.core.level import QUANTILES
@@ -40,21 +39,20 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 
 Verdict = Literal["kept", "missed", "near", "open"]
-"""`near`: on the line, and known well enough that the capacity cannot be far; `open`: not told."""
+"""`near`: at the limit within a narrow interval, so the capacity is near; `open`: undecided."""
 _WORST_FIRST: Final[tuple[Verdict, ...]] = ("missed", "open", "near")
 _BLOCKS = 20
 _T90 = 1.328  # upper 10 % of Student's t with 19 degrees of freedom
-_NEAR = {"share": 0.5, "mean": 0.1}  # of the limit: half an interval that leaves no far capacity
+_NEAR = {"share": 0.5, "mean": 0.1}  # of the limit: half the widest interval of `near`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredLoad:
     """One copy of the model under random arrivals, as measured.
 
-    engine_key    what it ran on
-    rate_per_s    requests each second that this copy was offered
-    records       settled requests in the order in which they were due (`settled`)
-    cut_short     a stop rule ended the level: too slow, or too many errors
+    rate_per_s  requests each second for this copy
+    records     settled requests in order of their due times (`settled`)
+    cut_short   a stop rule ended the level: too slow, or too many errors
     """
 
     engine_key: EngineKey
@@ -63,8 +61,7 @@ class MeasuredLoad:
     cut_short: bool = False
 
     def verdict(self, slos: Sequence[Slo]) -> Verdict:
-        """`kept` or `missed` where nine of ten such levels would say the same, else `near` if the
-        interval is narrow and `open` if it is wide."""
+        """`kept` or `missed` with 90 % confidence, else `near` or `open` by its interval."""
         if self.cut_short:
             return "missed"
         verdicts = [_verdict(self.records, slo) for slo in slos]
@@ -75,27 +72,17 @@ class MeasuredLoad:
 
 
 def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
-    """The requests that were due once the first had been answered, in the order they were due.
-
-    Those before it found an engine that was still filling up.
-    """
+    """The requests due after the first answer, when the engine had filled up; in order."""
     ends_s = [record.token_times_s[-1] for record in records if record.token_times_s]
     if not ends_s:
         return tuple(records)
     first_end_s = min(ends_s)
-    return tuple(
-        sorted(
-            (record for record in records if record.due_s >= first_end_s),
-            key=lambda record: record.due_s,
-        )
-    )
+    late = (record for record in records if record.due_s >= first_end_s)
+    return tuple(sorted(late, key=lambda record: record.due_s))
 
 
 def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
-    """The run's levels of Poisson arrivals as loads of one copy; empty where it has none.
-
-    Levels count if their requests have the workload's lengths and the generator kept up.
-    """
+    """The run's valid levels of Poisson arrivals with the workload's lengths; loads of a copy."""
     run = placed.run
     scenario = run.manifest["scenario"]
     load = scenario.get("load") or {}
@@ -120,17 +107,13 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
 
 
 def pooled(loads: Sequence[MeasuredLoad]) -> list[MeasuredLoad]:
-    """The loads of one engine, those at the same rate as one longer level."""
+    """The loads of one engine, with levels of the same rate joined."""
     found: dict[float, MeasuredLoad] = {}
     for load in loads:
         before = found.get(load.rate_per_s)
         if before is not None:
-            load = MeasuredLoad(
-                load.engine_key,
-                load.rate_per_s,
-                (*before.records, *load.records),
-                before.cut_short or load.cut_short,
-            )
+            records = (*before.records, *load.records)
+            load = replace(load, records=records, cut_short=before.cut_short or load.cut_short)
         found[load.rate_per_s] = load
     return list(found.values())
 
@@ -165,35 +148,35 @@ def ratio_by_blocks(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> t
     (0.5, 0.0)
     """
     ratio = float(sums.sum() / counts.sum())
-    blocks = [
-        (float(part.sum()), float(size.sum()))
-        for part, size in zip(
-            np.array_split(sums, _BLOCKS), np.array_split(counts, _BLOCKS), strict=True
-        )
-    ]
-    left = np.array([part - ratio * size for part, size in blocks])
+    parts, sizes = np.array_split(sums, _BLOCKS), np.array_split(counts, _BLOCKS)
+    left = np.array(
+        [
+            float(part.sum()) - ratio * float(size.sum())
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+    )
     mean_size = float(counts.sum()) / _BLOCKS
     variance = float(np.sum(left**2)) / (_BLOCKS * (_BLOCKS - 1))
     return ratio, math.sqrt(variance) / mean_size
 
 
 CONFIDENCE = 0.9
-"""With which a load is to stay within its SLOs."""
+"""Confidence that a planned load stays within its SLOs."""
 
 _NORMAL = NormalDist()
 _LEAST_LOG_SD = 0.01
 _ODD, _WIDER, _WIDER_BY = 0.15, 3.0, 0.1
 _HALVINGS = 50
-_NEAR_LOG_SD = 0.06  # of the capacity around the rate of a level on the line
+_NEAR_LOG_SD = 0.06  # of the capacity around the rate of a `near` level
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityBelief:
-    """A capacity in requests each second.
+    """A capacity in requests each second, with its uncertainty.
 
-    low_per_s     carried with 90 % confidence before anything is measured; 0: none is
-    median_per_s  carried with even odds, at least low_per_s
-    kept_per_s    highest rate that was measured and kept; missed_per_s: lowest that was not
+    low_per_s     exceeded with 90 % confidence before measurements; 0: unknown
+    median_per_s  exceeded with even odds, at least low_per_s
+    kept_per_s    highest measured rate that kept the SLOs; missed_per_s: lowest that missed them
     """
 
     low_per_s: float
@@ -212,9 +195,9 @@ class CapacityBelief:
     ) -> CapacityBelief:
         """The belief after levels at these rates, each with whether it kept the SLOs.
 
-        near_per_s  rates of levels on the line; the lowest replaces the prediction
+        near_per_s  rates of levels at their limit; the lowest replaces the prediction
 
-        Where levels contradict each other, the one that was not kept counts.
+        If levels contradict each other, the missed one counts.
         """
         levels = list(measured)
         missed_per_s = min((rate for rate, kept in levels if not kept), default=math.inf)
@@ -232,25 +215,25 @@ class CapacityBelief:
         return max(_LEAST_LOG_SD, math.log(ratio) / _NORMAL.inv_cdf(CONFIDENCE))
 
     def _above(self, rate_per_s: float) -> float:
-        """P(capacity >= rate) before anything is measured."""
+        """P(capacity >= rate) before measurements."""
         if rate_per_s <= 0:
             return 1.0
         if rate_per_s == math.inf or self.median_per_s <= 0:
             return 0.0
-        if self.low_per_s <= 0:  # even odds at most, and no way to tell how far below
+        if self.low_per_s <= 0:  # even odds at most, of unknown width
             return 0.5 if rate_per_s <= self.median_per_s else 0.0
         room, sd = math.log(max(self.median_per_s, self.low_per_s) / rate_per_s), self._log_sd
         wide = _WIDER * sd + _WIDER_BY
         return (1 - _ODD) * _NORMAL.cdf(room / sd) + _ODD * _NORMAL.cdf(room / wide)
 
     def chance(self, rate_per_s: float) -> float:
-        """P(capacity >= rate), given what was measured."""
+        """P(capacity >= rate), given the measurements."""
         if rate_per_s <= self.kept_per_s:
             return 1.0
         if rate_per_s >= self.missed_per_s:
             return 0.0
         most, least = self._above(self.kept_per_s), self._above(self.missed_per_s)
-        if most - least < 1e-9:  # the measurements contradict the prediction: straight between
+        if most - least < 1e-9:  # the measurements contradict the prediction: interpolate
             if self.missed_per_s == math.inf:
                 return 0.0
             span = self.missed_per_s - self.kept_per_s
@@ -259,7 +242,7 @@ class CapacityBelief:
 
     @property
     def sure_per_s(self) -> float:
-        """The highest rate that is carried with 90 % confidence; 0 if none is.
+        """The highest rate that is exceeded with 90 % confidence; 0 if none is.
 
         >>> round(CapacityBelief(4.0, 5.0).sure_per_s, 3)
         4.0
@@ -274,10 +257,4 @@ class CapacityBelief:
         high = min(self.missed_per_s, max(low, self.median_per_s))
         if high <= low:
             return low
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.chance(middle) >= CONFIDENCE:
-                low = middle
-            else:
-                high = middle
-        return low
+        return bisect(lambda rate: self.chance(rate) >= CONFIDENCE, low, high, _HALVINGS)[0]

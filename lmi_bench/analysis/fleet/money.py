@@ -1,27 +1,27 @@
-"""What machines cost by how they are bought, what a fleet costs, and what its tokens cost.
+"""Purchase, availability and limits of a fleet, its cost, and the cost of its tokens.
 
     cost = sum over hours of committed * price * (1 - d) + max(0, needed - committed) * price
 
-A committed machine is paid for whether or not it is used, so it pays only if it is needed for more
-than 1 - d of the hours: its break-even utilisation. Prices in USD per machine and hour.
-
-Tokens cost what the machines cost in the time that they take:
+A committed machine is paid for in every hour, so committing pays only above its break-even
+utilisation, 1 - d of the hours. Prices in USD per machine and hour.
 
     usd_per_1m = machines * price_per_hour * 1e6 / (3600 * tokens_per_s)
 
-with output tokens, or input and output tokens, per second of the whole fleet. At the user's load
-idle capacity is paid for; at saturation nothing is idle. A price of None stays None throughout.
+with the output tokens, or all tokens, of the whole fleet. At the user's load idle capacity is paid
+for too. A price of None gives a cost of None.
+
+N0 machines carry the load by the lower end of their capacity. An availability of `n+1` adds a
+machine; `az:K` spreads K * ceil(N0 / (K - 1)) machines evenly over K zones, one of which may fail.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from lmi_bench.analysis.fleet.requirements import Availability, failure_unit
-from lmi_bench.analysis.level.layouts import Layout
+from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
@@ -33,10 +33,10 @@ _COMMITTED: tuple[str, ...] = ("savings-plan", "reserved")
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """How the fleet is bought.
+    """The purchase of a fleet.
 
     discount   d off the on-demand price; None: from the price list's rate of each machine
-    committed  machines that are committed to; None: as many as are needed
+    committed  committed machines; None: as many as are needed
     """
 
     kind: PurchaseKind = "on-demand"
@@ -58,7 +58,7 @@ class Purchase:
             raise InputError(f"--committed needs --purchase {' or '.join(_COMMITTED)}")
 
     def discount_for(self, instance: Instance) -> float | None:
-        """d of that machine; None where neither a rate nor a discount is known."""
+        """d of that machine; None without a rate or discount."""
         if self.kind == "on-demand":
             return 0.0
         rate = dict(instance.rates_usd_per_hour).get(self.kind)
@@ -67,7 +67,7 @@ class Purchase:
         return self.discount
 
     def machine_hours(self, instance: Instance, machines: int) -> float | None:
-        """What an hour of that many machines costs, in on-demand prices of one machine.
+        """Cost of an hour of that many machines, in on-demand prices of one machine.
 
         >>> from lmi_bench.catalog.instances import find_instance
         >>> Purchase("reserved", 0.25, 2).machine_hours(find_instance("ml.g5.2xlarge"), 5)
@@ -80,7 +80,7 @@ class Purchase:
         return committed * (1 - discount) + max(0, machines - committed)
 
     def usd_per_hour(self, instance: Instance, machines: int) -> float | None:
-        """USD for an hour of that many machines; None where a price or a rate is not known."""
+        """USD for an hour of that many machines; None without a price or rate."""
         hours = self.machine_hours(instance, machines)
         if hours is None or instance.price_usd_per_hour is None:
             return None
@@ -103,10 +103,7 @@ ON_DEMAND = Purchase()
 
 @dataclass(frozen=True, slots=True)
 class HoursCost:
-    """What a stretch of hours costs, in USD.
-
-    unused_usd  of the committed part: machines that were paid for and not needed
-    """
+    """Cost of a period in USD; unused_usd: of committed machines while they were not needed."""
 
     committed_usd: float
     on_demand_usd: float
@@ -114,14 +111,14 @@ class HoursCost:
 
     @property
     def total_usd(self) -> float:
-        """Both parts together."""
+        """Committed and on-demand machines."""
         return self.committed_usd + self.on_demand_usd
 
 
 def cost_of_hours(
     needed: Sequence[float], price_usd_per_hour: float, *, discount: float, committed: float
 ) -> HoursCost:
-    """The cost of hours in which `needed` machines run each.
+    """The cost of hours with `needed` machines each.
 
     >>> cost_of_hours([1, 1, 2, 4], 10.0, discount=0.3, committed=2).total_usd
     76.0
@@ -135,12 +132,12 @@ def cost_of_hours(
 
 
 def break_even_utilisation(discount: float) -> float:
-    """Share of the hours for which a machine must be needed before committing to it pays."""
+    """Share of the hours above which committing to a machine pays."""
     return 1 - discount
 
 
 def best_commitment(needed: Sequence[float], *, discount: float) -> int:
-    """Machines to commit to: each that is needed for more than the break-even share of hours."""
+    """Machines that are needed for more than the break-even share of the hours."""
     least_share = break_even_utilisation(discount)
     committed = 0
     while sum(number > committed for number in needed) > least_share * len(needed):
@@ -148,8 +145,158 @@ def best_commitment(needed: Sequence[float], *, discount: float) -> int:
     return committed
 
 
+_BUDGETS = (
+    ("--max-usd-per-hour", "usd_per_hour", "an hour"),
+    ("--max-usd-per-month", "usd_per_month", "a month"),
+    ("--max-usd-per-1m", "usd_per_1m_output", "for 1M output"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Limits on the whole fleet; None is no limit.
+
+    min_throughput_tokens_per_s  output tokens each second that the fleet must be able to carry
+    max_usd_per_1m_output        at the user's load
+    regions                      of the prices that count; empty: any
+    """
+
+    min_throughput_tokens_per_s: float | None = None
+    max_usd_per_hour: float | None = None
+    max_usd_per_month: float | None = None
+    max_usd_per_1m_output: float | None = None
+    regions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        limits = {flag: getattr(self, f"max_{name}") for flag, name, _ in _BUDGETS}
+        limits = {"--min-throughput": self.min_throughput_tokens_per_s, **limits}
+        for flag, value in limits.items():
+            if value is not None and not value > 0:
+                raise InputError(f"{flag} must be above 0, got {value:g}")
+
+    def _budgets(
+        self, costs: Mapping[str, float | None]
+    ) -> Iterator[tuple[str, float, float | None, str]]:
+        """Flag, limit, cost and unit of each limit that is given."""
+        for flag, name, unit in _BUDGETS:
+            limit = getattr(self, f"max_{name}")
+            if limit is not None:
+                yield flag, limit, costs[name], unit
+
+    def over_budget(self, costs: Mapping[str, float | None]) -> str | None:
+        """The limit that a fleet exceeds, with both numbers; None within all limits.
+
+        costs  usd_per_hour, usd_per_month and usd_per_1m_output; None: not known
+        """
+        for flag, limit, cost, unit in self._budgets(costs):
+            if cost is None:
+                return f"no price is known, so {flag} {limit:g} cannot be checked"
+            if cost > limit:
+                return f"over the budget: USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
+        return None
+
+    def excess(self, costs: Mapping[str, float | None]) -> float:
+        """Largest cost / limit; infinite where a cost is not known, 0 without limits."""
+        return max(
+            (
+                float("inf") if cost is None else cost / limit
+                for _, limit, cost, _ in self._budgets(costs)
+            ),
+            default=0.0,
+        )
+
+    def split_by_region(
+        self, instances: Sequence[Instance]
+    ) -> tuple[list[Instance], list[Rejection]]:
+        """Machines with a price of these regions or without a price, and the others."""
+        kept, rejected = [], []
+        for instance in instances:
+            priced = instance.price_usd_per_hour is not None
+            if not self.regions or not priced or instance.price_region in self.regions:
+                kept.append(instance)
+                continue
+            reason = (
+                f"its price is of {instance.price_region or 'no stated region'}, not of "
+                f"{' or '.join(self.regions)}: give that price with --prices"
+            )
+            rejected.append(Rejection(instance.instance_type, None, None, reason))
+        if rejected and all(instance.price_usd_per_hour is None for instance in kept):
+            known = sorted({each.price_region for each in instances if each.price_region})
+            raise InputError(
+                f"no price is known in {' or '.join(self.regions)}; known are prices of "
+                f"{', '.join(known)}: give yours with --prices, or leave --region out"
+            )
+        return kept, rejected
+
+
+NO_REQUIREMENTS = Requirements()
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """The failure to survive: none, one machine, or one of `zones` zones."""
+
+    spare_machines: int = 0
+    zones: int = 1
+
+    def __post_init__(self) -> None:
+        if self.zones < 1 or self.spare_machines < 0:
+            raise InputError("availability needs at least 1 zone and 0 spare machines")
+
+    def machines(self, needed: int) -> int:
+        """Machines to rent so that `needed` of them survive the failure.
+
+        >>> [Availability(zones=3).machines(n) for n in (1, 2, 3, 5)]
+        [3, 3, 6, 9]
+        """
+        if self.zones > 1:
+            return self.zones * -(-needed // (self.zones - 1))
+        return needed + self.spare_machines
+
+    def surviving(self, machines: int) -> int:
+        """Machines that are left after the failure."""
+        if self.zones > 1:
+            return machines - machines // self.zones
+        return machines - self.spare_machines
+
+    def describe(self) -> str:
+        """The requirement as on the command line."""
+        if self.zones > 1:
+            return f"az:{self.zones}"
+        return "n+1" if self.spare_machines else "none"
+
+
+NO_SPARES = Availability()
+
+
+def parse_availability(text: str) -> Availability:
+    """Read `none`, `n+1` or `az:K`; raises InputError with the forms.
+
+    >>> parse_availability("az:3")
+    Availability(spare_machines=0, zones=3)
+    """
+    wanted = text.strip().lower()
+    if wanted == "none":
+        return NO_SPARES
+    if wanted == "n+1":
+        return Availability(spare_machines=1)
+    kind, _, zones = wanted.partition(":")
+    if kind == "az" and zones.isdigit() and int(zones) >= 2:
+        return Availability(zones=int(zones))
+    raise InputError(
+        f"--availability {text}: write none, n+1, or az:K with K zones of at least 2 (az:3)"
+    )
+
+
+def failure_unit(*, copies: int, tensor_parallel: int, instance_type: str) -> str:
+    """The unit that fails at once with this layout, for people."""
+    if copies == 1:
+        return f"one {instance_type}: its copy of the model"
+    return f"one {instance_type}: its {copies} copies at TP {tensor_parallel} fail together"
+
+
 _MILLION = 1e6
-_SAME_RATIO = 0.01  # how far input / output may be off the ratio that a blended price assumes
+_SAME_RATIO = 0.01  # tolerance for the input / output ratio of a blended price
 
 
 def usd_per_1m_tokens(fleet_usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
@@ -179,13 +326,12 @@ def blended_as_published(
     ratio: float = 3.0,
     discount: float = 0.0,
 ) -> tuple[float | None, str | None]:
-    """The blended price of the optimization-toolkit post, or None and why it does not apply.
+    """The blended price of the optimization-toolkit post, or None and the reason.
 
     blended = (1 - discount) * price / (throughput * 3600 / 1e6) / (ratio + 1)
     throughput = concurrency / p50 ITL
 
-    It counts `ratio` input tokens for each output token and takes every slot to be decoding, so
-    it is right only where input = ratio * output and concurrency <= slots.
+    Valid only where input = ratio * output and all requests decode (concurrency <= slots).
     """
     if price_usd_per_hour is None:
         return None, "no price is known"
@@ -203,11 +349,7 @@ def blended_as_published(
 
 @dataclass(frozen=True, slots=True)
 class FleetCost:
-    """USD per hour of a fleet, None where a price or a rate is not known.
-
-    needed, machines      that carry the load, and with the spare ones
-    availability_usd      of the fleet's price: what the spare machines add
-    """
+    """Cost of a fleet, None without a price or rate; `needed`: machines without spare ones."""
 
     layout: Layout
     purchase: Purchase
@@ -217,19 +359,19 @@ class FleetCost:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """The whole fleet."""
+        """Price of the whole fleet."""
         return self.purchase.usd_per_hour(self.layout.instance, self.machines)
 
     @property
     def availability_usd_per_hour(self) -> float | None:
-        """What the spare machines add."""
+        """Price of the spare machines."""
         without = self.purchase.usd_per_hour(self.layout.instance, self.needed)
         if self.usd_per_hour is None or without is None:
             return None
         return self.usd_per_hour - without
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file, the machine's price with its component, region and date."""
+        """The cost as plain values, with component, region and date of the machine's price."""
         instance, layout = self.layout.instance, self.layout
         discount = self.purchase.discount_for(instance)
         unpriced = instance.price_usd_per_hour is None
@@ -258,7 +400,7 @@ class FleetCost:
 
 
 def price_line(cost: Mapping[str, Any]) -> str:
-    """Component, region and date of a machine's price, for people."""
+    """A machine's price with its component, region and date, for people."""
     price = cost["machine_price_usd_per_hour"]
     if price is None:
         return "price unknown"

@@ -1,17 +1,14 @@
-"""How much one copy of a model carries within its limits: screened in closed form, then simulated.
+"""The capacity of one copy within its limits: screened in closed form, then simulated.
 
-A prediction's uncertainty is a factor on time: in a world slower by s every latency at rate r is
-s times what it is here at rate r * s. So limits are kept with confidence if they hold for s, and a
+A prediction's uncertainty is a factor s on time: if all steps take s times longer, the latency at
+rate r is s times the predicted one at rate r * s. So the plan holds each SLO below its limit, and a
 capacity's interval is the capacity divided and multiplied by s.
 
-Each SLO is held below its limit, so that it is kept in a world slower than predicted. A limit with
-room is held at limit / s, s the upper end of the interval of the times. The nearer it
-is to what a lone request takes, the less of it can be kept back:
-
     held = lone + (limit - lone) / slope        up to ROOM * s * lone
-    held = limit / s                            beyond
+    held = limit / s                            above
 
-so that a stricter limit never leaves more room than a looser one.
+where `lone` is the latency of a lone request. A stricter limit never leaves more room than a looser
+one.
 """
 
 from __future__ import annotations
@@ -24,15 +21,16 @@ import numpy as np
 
 from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.layouts import CopyPlan
-from lmi_bench.analysis.level.steady_state import QUANTILES, SteadyState
+from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 
 _SEARCH_STEPS = 30
-_CLOSE = 0.92  # ratio of neighbouring rates: finer than the prediction is not worth simulating
+_CLOSE = 0.92  # ratio of neighbouring rates: the prediction is no finer
 _LOWEST_STEP = 40  # 4 % of the highest rate
 _NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
@@ -40,7 +38,7 @@ _LARGEST_SIMULATED_BATCH = 128
 
 @dataclass(frozen=True, slots=True)
 class Operating:
-    """A load that a copy carries: requests each second and sequences running on average."""
+    """The load of a copy: requests each second and mean number of running sequences."""
 
     rate_per_s: float
     batch: float
@@ -55,13 +53,13 @@ def worst_ratio(latency_s: Callable[[str, str], float], slos: Sequence[Slo]) -> 
 
 
 def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo]) -> float:
-    """The same for a request that is alone."""
+    """`worst_ratio` of a lone request."""
     alone = alone_of(steady)
     return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos)
 
 
 def alone_of(steady: SteadyState) -> SteadyState:
-    """The copy with one user: a batch of 1 is then one request, not one on average."""
+    """The copy with one user: a batch of 1 is then exactly one request."""
     return SteadyState(
         steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
     )
@@ -78,22 +76,15 @@ def screen_batch(steady: SteadyState, slos: Sequence[Slo]) -> float:
         most = float(steady.slots)
     if keeps(most):
         return most
-    low, high = 0.0, most
-    for _ in range(_SEARCH_STEPS):
-        middle = (low + high) / 2
-        if keeps(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisect(keeps, 0.0, most, _SEARCH_STEPS)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class CopySimulation:
-    """Simulated levels of one copy, each load once; what was simulated is no part of its value.
+    """Simulated levels of one copy, each load once (a cache, not compared).
 
-    Batches of several hundred are left to the closed form: chance evens out in them, and a level
-    long enough to fill them would take seconds.
+    Batches above 128 are left to the closed form: they vary little, and a level that fills them
+    takes seconds to simulate.
     """
 
     plan: CopyPlan
@@ -104,13 +95,13 @@ class CopySimulation:
     )
 
     def at_rate(self, rate_per_s: float) -> Statistics | None:
-        """Latencies under Poisson arrivals, ramp left out; None for large batches."""
+        """Latencies under Poisson arrivals, without the ramp; None for large batches."""
         if rate_per_s not in self._seen:
             self._seen[rate_per_s] = self._run_rate(rate_per_s)
         return self._seen[rate_per_s]
 
     def at_concurrency(self, concurrency: int) -> Statistics | None:
-        """Latencies of waiting users that started one after the other; None for large batches."""
+        """Latencies of users with evenly spread starts; None for large batches."""
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
         steady = self.plan.steady
@@ -125,19 +116,18 @@ class CopySimulation:
     def sustained_rate(
         self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
     ) -> float:
-        """Highest rate that keeps the SLOs, on a grid of rates and a fixed draw of arrivals.
+        """Highest rate of a grid that keeps the SLOs under a fixed draw of arrivals; 0 if none.
 
-        most_share  of the saturated rate: how far is looked
+        most_share  limit of the grid, as a share of the saturated rate
 
-        Steps up or down from the closed form's guess until the next rate would not keep them, so
-        that of two limits the stricter one never gets the higher rate. Returns 0.0 if no rate of
-        the grid keeps them.
+        Steps up or down from the guess until the next rate misses them, so a stricter limit never
+        gets a higher rate.
         """
         if guess_per_s <= 0:
             return 0.0
         saturated = self.plan.steady.saturated_rate_per_s
         most = min(_NEAR_SATURATION, most_share) * saturated
-        # one grid for all limits, so that levels are shared, and the highest rate allowed on top
+        # one grid for all limits, to share levels, with the highest allowed rate on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
         step = min(range(len(rates)), key=lambda index: abs(math.log(rates[index] / guess_per_s)))
@@ -160,11 +150,7 @@ class CopySimulation:
         if observed is not None:
             return worst_ratio(observed.statistic_s, slos)
         batch = steady.batch_at(rate_per_s)
-
-        def expected_s(metric: str, statistic: str) -> float:
-            return steady.latency_s(metric, statistic, batch)
-
-        return worst_ratio(expected_s, slos)
+        return worst_ratio(lambda metric, stat: steady.latency_s(metric, stat, batch), slos)
 
     def _run_rate(self, rate_per_s: float) -> Statistics | None:
         steady = self.plan.steady
@@ -183,7 +169,7 @@ class CopySimulation:
 
 
 class Statistics:
-    """Statistics of simulated requests, by the definitions that measured ones have."""
+    """Statistics of simulated requests, with the definitions of measured ones."""
 
     def __init__(self, latencies: Sequence[RequestLatency]) -> None:
         def present(values: Sequence[float | None]) -> np.ndarray:
@@ -212,7 +198,7 @@ ROOM = 1.3
 
 
 def held_limit(limit: float, lone: float, factor: float) -> float:
-    """The limit to plan with: continuous and rising in `limit`, never above it.
+    """The limit to plan with: continuous and increasing in `limit`, never above it.
 
     >>> held_limit(30.0, 10.0, 1.5), held_limit(10.0, 10.0, 1.5), held_limit(9.0, 10.0, 1.5)
     (20.0, 10.0, 9.0)

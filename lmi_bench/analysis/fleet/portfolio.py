@@ -1,14 +1,12 @@
-"""Several models on shared machines: copies packed onto the devices that others leave free.
+"""Several models on shared machines: copies are packed onto free devices.
 
-Each model needs, at each tensor-parallel degree, as many copies as its load takes. On one kind of
-machine every model takes the degree that needs the fewest devices; copies are packed first-fit, the
-widest first, which is optimal where degrees divide each other. Then the models are divided into
-groups, each on the machine that holds it cheapest, so that no other division costs less:
+On one kind of machine every model takes the degree that needs the fewest devices for its load.
+Copies are packed first-fit, the widest first: optimal where degrees divide each other. The models
+are divided into groups, each on its cheapest machine, at the least total cost:
 
     cost(models) = min over groups with the first model of cost(group) + cost(the others)
 
-A device serves one model at a time here, and a host that launches for several is taken to be as
-fast as for one.
+A device serves one model; a host with several models is assumed to be as fast as with one.
 """
 
 from __future__ import annotations
@@ -19,10 +17,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from lmi_bench.analysis.fleet.money import Purchase
+from lmi_bench.analysis.fleet.money import Availability, Purchase
 from lmi_bench.analysis.fleet.recommender import prepare
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import Availability
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 
@@ -31,24 +28,20 @@ MOST_MODELS = 10
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Copies of one model at one degree that carry its load."""
+    """Copies of one model at one degree for its load."""
 
     tensor_parallel: int
     copies: int
 
     @property
     def devices(self) -> int:
-        """Devices of all copies."""
+        """Number of devices of all copies."""
         return self.tensor_parallel * self.copies
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One model of the portfolio.
-
-    needs  by instance type: what carries its load there, by degree; a type is absent where the
-           model cannot run
-    """
+    """One model of the portfolio; needs: by instance type, one for each possible degree."""
 
     name: str
     needs: Mapping[str, tuple[Need, ...]]
@@ -58,8 +51,8 @@ class Member:
 class SharedFleet:
     """Models that share machines of one kind.
 
-    placed    of each machine the copies on it, as (name, degree)
-    machines  with the spare ones; usd_per_hour: of all of them
+    placed    copies on each machine, as (name, degree)
+    machines  including spare ones; usd_per_hour: of all of them
     """
 
     instance: str
@@ -70,7 +63,7 @@ class SharedFleet:
     usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The fleet as plain values."""
         return {
             "instance": self.instance,
             "machines": self.machines,
@@ -88,23 +81,23 @@ class SharedFleet:
 
 @dataclass(frozen=True, slots=True)
 class Portfolio:
-    """The answer: the cheapest division into groups, beside an endpoint for each model."""
+    """The cheapest division into groups, and one endpoint for each model for comparison."""
 
     groups: tuple[SharedFleet, ...]
     separate: tuple[SharedFleet, ...]
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all groups."""
+        """Price of all groups."""
         return sum(group.usd_per_hour for group in self.groups)
 
     @property
     def separate_usd_per_hour(self) -> float:
-        """Of one endpoint each."""
+        """Price of one endpoint for each model."""
         return sum(group.usd_per_hour for group in self.separate)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The portfolio as plain values."""
         return {
             "schema_version": 1,
             "usd_per_hour": self.usd_per_hour,
@@ -115,10 +108,7 @@ class Portfolio:
 
 
 def member_of(name: str, request: RecommendRequest, tell: Callable[[str, float], None]) -> Member:
-    """What carries the request's rate, by machine and degree.
-
-    Raises InputError for a load that is no rate.
-    """
+    """Copies for the request's rate, by machine and degree; raises InputError without a rate."""
     if request.rate_per_s is None:
         raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
     layouts, _ = prepare(request, tell)
@@ -141,7 +131,7 @@ def share_machines(
 ) -> Portfolio:
     """The cheapest division of the models into groups that share machines.
 
-    Raises InputError for too many models, or one that no priced machine carries.
+    Raises InputError for too many models, or a model that no machine with a price can serve.
     """
     if not 1 <= len(members) <= MOST_MODELS:
         raise InputError(f"a portfolio holds 1 to {MOST_MODELS} models, got {len(members)}")
@@ -169,7 +159,7 @@ def _fleets(
     purchase: Purchase,
     availability: Availability,
 ) -> Iterator[SharedFleet]:
-    """All of the models together on each kind of machine."""
+    """All models together on each kind of machine."""
     for instance in instances:
         name = instance.instance_type
         if any(name not in member.needs for member in members):
@@ -194,7 +184,7 @@ def _fleets(
 def pack(
     copies: Sequence[tuple[str, int]], devices: int
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """The copies, each a name and a degree, on machines with that many devices, first-fit.
+    """The copies (name, degree) on machines with that many devices, first-fit.
 
     >>> pack([("a", 4), ("b", 2), ("c", 4), ("b", 2), ("d", 1)], 8)
     ((('a', 4), ('c', 4)), (('b', 2), ('b', 2), ('d', 1)))
@@ -204,16 +194,15 @@ def pack(
         room = (m for m in machines if sum(degree for _, degree in m) + copy[1] <= devices)
         machine = next(room, None)
         if machine is None:
-            machines.append([copy])
-        else:
-            machine.append(copy)
+            machines.append(machine := [])
+        machine.append(copy)
     return tuple(tuple(machine) for machine in machines)
 
 
 def _divided(
     count: int, cheapest: Mapping[frozenset[int], SharedFleet | None]
 ) -> tuple[SharedFleet, ...]:
-    """The division of least cost, by subsets from small to large."""
+    """The division of least cost, computed by subsets of growing size."""
     best: dict[frozenset[int], tuple[float, tuple[SharedFleet, ...]]] = {frozenset(): (0.0, ())}
     for size in range(1, count + 1):
         for chosen in combinations(range(count), size):

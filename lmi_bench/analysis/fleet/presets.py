@@ -1,8 +1,4 @@
-"""Measured serving configurations: each model's cheapest and its fastest.
-
-Low cost comes with high concurrency, low latency with one request at a time; both are choices
-among cells that were measured, nothing is predicted.
-"""
+"""Measured serving configurations: the cheapest and the fastest of each model."""
 
 from __future__ import annotations
 
@@ -17,10 +13,9 @@ LOWER_COST, LOWER_LATENCY = "lower cost", "lower latency"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A measured cell and what it is the best of.
+    """The best measured cell for a goal.
 
-    usd_per_1m_output  of all instances behind the endpoint; None where a price or the
-                       throughput is not known
+    usd_per_1m_output  of all instances of the endpoint; None without a price or throughput
     """
 
     goal: str
@@ -31,7 +26,7 @@ class Preset:
 def presets(
     cells: Iterable[PublishedCell], price_usd_per_hour: Mapping[str, float | None]
 ) -> list[Preset]:
-    """Two for each (model, input, output), in the order in which they are first met.
+    """Two for each (model, input, output), in order of first appearance.
 
     price_usd_per_hour  of one instance, by its type
     """
@@ -49,7 +44,7 @@ def presets(
             for cell in group
             if (latency := cell.latency_s_per_token) is not None
         ]
-        if timed:  # of equal ones the cheaper machine
+        if timed:  # if equal, the cheaper machine
             _, _, fastest = min(timed, key=lambda each: each[:2])
             found.append(Preset(LOWER_LATENCY, fastest, _usd(fastest, price_usd_per_hour)))
     return found

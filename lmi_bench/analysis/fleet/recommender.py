@@ -28,6 +28,7 @@ from lmi_bench.analysis.fleet.candidates import (
 )
 from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_probes
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
+from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.fleet.operating_point import (
     CopySimulation,
     alone_of,
@@ -44,7 +45,6 @@ from lmi_bench.analysis.fleet.ranking import (
     with_winning_prices,
 )
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.level.layouts import (
     CopyPlan,
     EngineKey,

@@ -1,4 +1,4 @@
-"""What a recommendation is asked for: a workload, a load, limits, an objective."""
+"""A recommendation's request: workload, load, limits and objective."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
-from lmi_bench.analysis.fleet.money import ON_DEMAND, Purchase
-from lmi_bench.analysis.fleet.requirements import (
+from lmi_bench.analysis.fleet.money import (
     NO_REQUIREMENTS,
     NO_SPARES,
+    ON_DEMAND,
     Availability,
+    Purchase,
     Requirements,
 )
 from lmi_bench.analysis.level.layouts import Layout, Workload
@@ -24,7 +25,6 @@ from lmi_bench.core.slo import Slo
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
 LoadKind = Literal["rate", "users", "saturation"]
 Routing = Literal["random", "round-robin", "least-outstanding"]
-ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,17 @@ class RecommendRequest:
     """A question to the planner.
 
     rate_per_s           requests each second of the whole fleet, random arrivals; or
-    users, think_time_s  people who read `think_time_s` seconds before they ask again; or
+    users, think_time_s  users with a pause between answer and next request; or
                          neither: one machine, as full as the limits allow
     degrees              tensor-parallel degrees to consider; None: powers of two
     settings             of the engine to choose from, beside machines and degrees
-    engine_version       the version that will serve, where it is not the profile's
+    engine_version       of the server, if it is not the profile's
     objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
                          a token at saturation; latency; throughput
-    look_long            simulate the best fleets for fifteen minutes (`attainment`), with this
-                         routing of requests to copies
+    look_long            simulate the best fleets for fifteen minutes (`attainment`) with `routing`
     blended_ratio, discount   of the blended price as published
-    measured             levels of random arrivals that one copy was given
-    calibrated           the profile was fitted to levels of the user's own
+    measured             measured levels of random arrivals at one copy
+    calibrated           the profile was fitted to the user's own levels
     """
 
     workload: Workload
@@ -88,30 +87,30 @@ class RecommendRequest:
             raise InputError(
                 f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
             )
-        if self.routing not in ROUTINGS:
-            raise InputError(f"--router {self.routing}: use {', '.join(ROUTINGS)}")
+        if self.routing not in get_args(Routing):
+            raise InputError(f"--router {self.routing}: use {', '.join(get_args(Routing))}")
         if not 0 <= self.discount < 1:
             raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
 
     @property
     def load_kind(self) -> LoadKind:
-        """Which of the three kinds of load is asked for."""
+        """The kind of load."""
         if self.rate_per_s is not None:
             return "rate"
         return "users" if self.users is not None else "saturation"
 
     @property
     def open_loop(self) -> bool:
-        """Whether requests arrive whether or not earlier ones are answered."""
+        """Whether requests arrive at a rate, independent of answers."""
         return self.rate_per_s is not None
 
     @property
     def considered(self) -> tuple[Instance, ...]:
-        """The machines to choose from: the given ones, or the whole catalog."""
+        """The machines to choose from: the given ones, else the whole catalog."""
         return all_instances() if self.instances is None else self.instances
 
     def fleet_usd_per_hour(self, layout: Layout, machines: int) -> float | None:
-        """USD for an hour of that many machines as they are bought; None: not known."""
+        """USD for an hour of that many machines by the purchase; None: not known."""
         return self.purchase.usd_per_hour(layout.instance, machines)
 
     def describe_load(self) -> str:

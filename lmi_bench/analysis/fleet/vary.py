@@ -1,28 +1,39 @@
-"""The winner at every load between two rates, and the loads at which it changes.
+"""Changes of the answer: the cheapest layout at every load, and other prices and SLO limits.
 
 A layout of planned capacity u (the lower end of its interval) needs ceil(rate / u) machines, so its
-cost is a staircase; between two stairs of any layout nothing changes. The winner is therefore
-found exactly: many cheap machines against one large one included. A crossover has the interval of
-the capacity whose stair it is.
+cost is a staircase and the winner changes only at stairs: it is found exactly. A crossover has the
+interval of the capacity whose stair it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, machines_needed, with_capacity
-from lmi_bench.analysis.fleet.recommender import Progress, best_copies, prepare, simulate_capacity
+from lmi_bench.analysis.fleet.ranking import cost_of
+from lmi_bench.analysis.fleet.recommender import (
+    Progress,
+    best_copies,
+    best_fleets,
+    prepare,
+    simulate_capacity,
+)
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout
+from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 
-_MOST_STAIRS = 2000  # of one layout; one that needs more machines is no candidate
+_MOST_STAIRS = 2000  # limit on a layout's machines
+_SPAN = 2.0  # the load is halved and doubled
+_MARGIN = 1.25
+_RIVALS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +51,19 @@ class LoadInterval:
     most_usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """The interval as plain values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Winners by load. crossovers: the rate at which each interval ends and the next begins; its
-    low end is planned with, its predicted value expected."""
+    """Winners by load. crossovers: the rates between intervals; their lower end is planned with."""
 
     intervals: tuple[LoadInterval, ...]
     crossovers: tuple[Estimate, ...]
 
-    def at(self, rate_per_s: float) -> LoadInterval:
-        """The interval of a load; raises InputError outside all of them."""
-        for interval in self.intervals:
-            if interval.from_per_s < rate_per_s <= interval.to_per_s:
-                return interval
-        raise InputError(f"{rate_per_s:g} req/s is outside the loads that were compared")
-
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The variation as plain values."""
         return {
             "intervals": [interval.to_json() for interval in self.intervals],
             "crossovers_per_s": [figure.to_json() for figure in self.crossovers],
@@ -69,10 +72,10 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Stairs:
-    """A layout as its staircase of cost.
+    """A layout's staircase of cost.
 
-    unit        requests each second that one machine carries: predicted, and the planned low end
-    usd_per_h   cost of the fleet that carries k units, k from 1
+    unit       capacity of one machine in requests each second; the lower end is planned with
+    usd_per_h  cost of the fleet for k units, k from 1
     """
 
     layout: Layout
@@ -97,10 +100,7 @@ def parse_range(text: str) -> tuple[float, float]:
 def vary_rate(
     request: RecommendRequest, low: float, high: float, *, progress: Progress | None = None
 ) -> Variation:
-    """The cheapest layout for each load between two rates.
-
-    Raises InputError where no priced layout can carry the lower one within its limits.
-    """
+    """The cheapest layout for each load between two rates; raises InputError if there is none."""
     tell = progress or (lambda _text, _share: None)
     lowest = replace(request, rate_per_s=low, users=None, think_time_s=None)
     layouts, _ = prepare(lowest, tell)
@@ -120,7 +120,7 @@ def vary_rate(
 def _stairs_of(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, most_per_s: float
 ) -> Stairs | None:
-    """The staircase up to a load; None for a layout that is unpriced or cannot carry any."""
+    """The staircase up to a load; None for a layout without a price or capacity."""
     least = machines_needed(replace(request, rate_per_s=1e-9), layout, copy)
     if least is None or request.fleet_usd_per_hour(layout, 1) is None:
         return None
@@ -136,10 +136,7 @@ def _stairs_of(
 
 
 def compare_stairs(stairs: Sequence[Stairs], low: float, high: float) -> Variation:
-    """Winners between two rates; on equal cost the layout with the larger machine.
-
-    Raises InputError without any staircase.
-    """
+    """Winners between two rates; on equal cost the larger machine. Raises InputError if none."""
     if not stairs:
         raise InputError("no priced layout carries this load within its limits")
     ordered = sorted(stairs, key=lambda each: -each.unit.low)
@@ -189,3 +186,99 @@ def compare_stairs(stairs: Sequence[Stairs], low: float, high: float) -> Variati
             )
         from_per_s = end
     return Variation(tuple(intervals), tuple(crossovers))
+
+
+def sensitivity(request: RecommendRequest, answer: Recommendation) -> list[dict[str, Any]]:
+    """The changes of price, load or SLO limit that change the answer: `what`, `change`, `text`.
+
+    Empty without a recommendation. Considers only machine types of the best candidates.
+    """
+    if answer.recommended is None:
+        return []
+    rivals = _rivals(request, answer)
+    return [
+        *_by_price(request, answer),
+        *_by_load(request, answer.recommended, rivals),
+        *_by_limits(request, answer.recommended, rivals),
+    ]
+
+
+def _rivals(request: RecommendRequest, answer: Recommendation) -> tuple[Instance, ...]:
+    names = list(dict.fromkeys(candidate.instance for candidate in answer.candidates))[:_RIVALS]
+    return tuple(each for each in request.considered if each.instance_type in names)
+
+
+def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[dict[str, Any]]:
+    best = answer.candidates[0]
+    cost = cost_of(request, best)
+    if not request.objective.startswith("cost") or cost is None:
+        return
+    for rival in answer.candidates[1:]:
+        other = cost_of(request, rival)
+        if rival.instance != best.instance and other is not None:
+            yield {
+                "what": "price",
+                "change": {"winner_up": other / cost - 1, "rival_down": 1 - cost / other},
+                "text": (
+                    f"price: {rival.instance} (TP {rival.tensor_parallel}) wins if "
+                    f"{best.instance} becomes {other / cost - 1:.0%} dearer, or itself "
+                    f"{1 - cost / other:.0%} cheaper"
+                ),
+            }
+            return
+
+
+def _by_load(
+    request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]
+) -> Iterator[dict[str, Any]]:
+    rate = request.rate_per_s
+    if rate is None or best.price_usd_per_hour is None or request.objective == "latency":
+        return
+    found = vary_rate(replace(request, instances=rivals), rate / _SPAN, rate * _SPAN)
+    index = next(i for i, each in enumerate(found.intervals) if rate <= each.to_per_s)
+    here = found.intervals[index]
+    text = f"load: {here.instance} (TP {here.tensor_parallel}) stays cheapest from "
+    text += f"{here.from_per_s:.3g} to {here.to_per_s:.3g} req/s"
+    if index + 1 < len(found.intervals):
+        after = found.intervals[index + 1]
+        crossover = found.crossovers[index]
+        text += f", then {after.fewest_machines} x {after.instance} (if the capacity is as "
+        text += f"predicted, from {crossover.value:.3g} req/s)"
+    if index:
+        text += f"; below, {found.intervals[index - 1].instance}"
+    yield {
+        "what": "load",
+        "change": {"from_per_s": here.from_per_s, "to_per_s": here.to_per_s},
+        "text": text,
+    }
+
+
+def _by_limits(
+    request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]
+) -> Iterator[dict[str, Any]]:
+    for index, slo in enumerate(request.slos):
+        for factor in (1 / _MARGIN, _MARGIN):
+            changed = replace(slo, limit_ms=slo.limit_ms * factor)
+            slos = (*request.slos[:index], changed, *request.slos[index + 1 :])
+            other = replace(request, slos=slos, instances=rivals)
+            layouts, _ = prepare(other, lambda _text, _share: None)
+            fleets = best_fleets(other, layouts, [])
+            if not fleets:
+                outcome = "nothing among the best candidates' machines keeps it"
+            else:
+                layout, _, machines = fleets[0]
+                name, degree = layout.instance.instance_type, layout.tensor_parallel
+                price = other.fleet_usd_per_hour(layout, machines)
+                cost = "" if price is None else f", USD {price:,.2f} per hour"
+                outcome = f"{machines} x {name}, TP {degree}{cost}"
+                if (name, degree, machines) == (
+                    best.instance,
+                    best.tensor_parallel,
+                    best.instances,
+                ):
+                    outcome = "the same answer"
+            yield {
+                "what": str(slo),
+                "change": {"limit_ms": changed.limit_ms},
+                "text": f"{slo.metric}_{slo.statistic}<={changed.limit_ms:.4g}ms: {outcome}",
+            }

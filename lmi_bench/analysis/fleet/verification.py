@@ -1,14 +1,14 @@
-"""A recommendation against what was measured under its planned load.
+"""A recommendation against a measurement under its planned load.
 
-Each predicted figure has an interval; a measured one lies inside or outside it. The SLOs are judged
-on the measured level alone.
+A measured figure is inside or outside the predicted interval. The SLOs are judged by the measured
+level alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
@@ -22,10 +22,7 @@ _THROUGHPUT = "throughput_tokens_per_s"
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One figure: predicted with its interval, and as measured.
-
-    verdict  inside, outside, or unknown where nothing was predicted or measured
-    """
+    """One figure: predicted with its interval, and measured."""
 
     name: str
     predicted: float | None
@@ -35,27 +32,20 @@ class Verified:
 
     @property
     def verdict(self) -> str:
-        """Where the measured value lies."""
+        """`inside` or `outside` the interval; `unknown` without a prediction or measurement."""
         if self.low is None or self.high is None or self.measured is None:
             return "unknown"
         return "inside" if self.low <= self.measured <= self.high else "outside"
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
-        return {
-            "name": self.name,
-            "predicted": self.predicted,
-            "low": self.low,
-            "high": self.high,
-            "measured": self.measured,
-            "verdict": self.verdict,
-        }
+        """The figure as plain values."""
+        return {**asdict(self), "verdict": self.verdict}
 
 
 def compare_figures(candidate: Candidate, line: Level, *, share: float) -> Iterator[Verified]:
     """The candidate's figures against a level's line.
 
-    share  of the planned load that the target carried, above 0 and at most 1
+    share  of the planned load on the target, above 0 and at most 1
     """
     yield _throughput(candidate.figures.get(_THROUGHPUT), line, share)
     for metric in METRICS:
@@ -73,7 +63,7 @@ def _verified(name: str, figure: Estimate | None, measured: float | None) -> Ver
 
 
 def _throughput(figure: Estimate | None, line: Level, share: float) -> Verified:
-    """In an open loop what arrives decides it, so its interval is that of a Poisson count."""
+    """In an open loop the arrivals decide it, so its interval is that of a Poisson count."""
     measured = line.steady.throughput_tokens_per_s or line.throughput_tokens_per_s
     if figure is not None and figure.low == figure.high and line.requests:
         half = Z80 * figure.value / math.sqrt(line.requests)

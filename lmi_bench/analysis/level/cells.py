@@ -26,6 +26,7 @@ from lmi_bench.analysis.level.fast import (
     trace_closed_loop,
 )
 from lmi_bench.analysis.level.layouts import slots_of
+from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.capacity import (
     kv_bytes_of,
     memory_plan_for,
@@ -37,7 +38,6 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.scheduling.step_shape import StepShape
 
 Metric = Literal[
     "throughput_tokens_per_s",
@@ -234,7 +234,7 @@ def predict_cell(
         tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
     else:  # no later token: the time that one would take
         users = cell.concurrency if cell.rate_per_s is None else 1
-        tpot_s = model.step_time_s(_decode_shape(cell, max(1, min(slots, users // cell.replicas))))
+        tpot_s = _steady(model, cell).decode_step_s(min(slots, users // cell.replicas))
     throughput = float(weights.sum()) * cell.output_tokens / wall_s
     if cell.throughput_by_latency and cell.rate_per_s is None:
         throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
@@ -340,27 +340,19 @@ def mean_batch(cell: MeasuredLevel, predicted: CellPrediction) -> float:
 
 def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     """Output tokens each second of all copies with every slot busy, in closed form."""
-    model = model_of(profile, cell)
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
-    found = cell.cached_tokens
-    new = cell.input_tokens - found
-    prompt_s = model.step_time_s(
-        StepShape(
-            prefill_sequences=1,
-            prefill_tokens=new,
-            prefill_context_pairs=new * found + new * (new + 1) // 2,
-            prefill_context_tokens=found,
-        )
-    )
-    decode_s = model.step_time_s(_decode_shape(cell, slots))
-    cycle_s = (cell.output_tokens - 1) * decode_s + slots * prompt_s
+    cycle_s = _steady(model_of(profile, cell), cell, slots).cycle_s(slots)
     return cell.replicas * slots * cell.output_tokens / cycle_s
 
 
-def _decode_shape(cell: MeasuredLevel, rows: int) -> StepShape:
-    context = rows * (cell.input_tokens + cell.output_tokens / 2)
-    return StepShape(
-        decode_sequences=rows, decode_tokens=rows, decode_context_tokens=round(context)
+def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadyState:
+    return SteadyState(
+        model,
+        cell.input_tokens,
+        cell.output_tokens,
+        slots,
+        open_loop=cell.rate_per_s is not None,
+        cached_tokens=cell.cached_tokens,
     )
 
 
@@ -377,4 +369,5 @@ def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPredic
     if waiting:
         return "kv_memory"
     rows = math.ceil(mean_batch(cell, predicted))
-    return model_of(profile, cell).explain(_decode_shape(cell, rows)).binding
+    model = model_of(profile, cell)
+    return model.explain(_steady(model, cell).decode_shape(rows)).binding

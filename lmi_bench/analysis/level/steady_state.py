@@ -14,17 +14,31 @@ Accurate to about 10 %; finalists are simulated.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from lmi_bench.analysis.model.step_time import PricedSteps
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
-QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 LATENCY_LOAD_LIMIT = 0.8
 """Share of the predicted capacity beyond which an open loop's latency is withheld: a capacity error
 of 10 % is a latency error of 100 % there."""
 _HALVINGS = 40
+
+
+def bisect(
+    rises: Callable[[float], bool], low: float, high: float, steps: int
+) -> tuple[float, float]:
+    """The interval after `steps` halvings; the middle becomes its lower end if `rises(middle)`."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if rises(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,7 @@ class SteadyState:
 
     slots          sequences that can run together; batch_limit: the engine's own limit on them
     open_loop      random arrivals (quantiles spread) or waiting users (the batch is fixed)
+    cached_tokens  of each prompt, found in the prefix cache
     prompt_step_s  time of the step that computes one prompt
     """
 
@@ -42,15 +57,18 @@ class SteadyState:
     slots: int
     open_loop: bool
     batch_limit: int | None = None
+    cached_tokens: int = 0
     prompt_step_s: float = field(init=False)
     _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        tokens = self.input_tokens
+        found = self.cached_tokens
+        new = self.input_tokens - found
         prompt = StepShape(
             prefill_sequences=1,
-            prefill_tokens=tokens,
-            prefill_context_pairs=tokens * (tokens + 1) // 2,
+            prefill_tokens=new,
+            prefill_context_pairs=new * found + new * (new + 1) // 2,
+            prefill_context_tokens=found,
         )
         object.__setattr__(self, "prompt_step_s", self.model.step_time_s(prompt))
 
@@ -96,14 +114,8 @@ class SteadyState:
         """Mean running sequences at that arrival rate; all slots at or above saturation."""
         if rate_per_s >= self.saturated_rate_per_s:
             return float(self.slots)
-        low, high = 0.0, float(self.slots)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.rate_per_s(middle) < rate_per_s:
-                low = middle
-            else:
-                high = middle
-        return high
+        slots = float(self.slots)
+        return bisect(lambda batch: self.rate_per_s(batch) < rate_per_s, 0.0, slots, _HALVINGS)[1]
 
     def latency_s(self, metric: str, statistic: str, batch: float) -> float:
         """One statistic of a latency metric with `batch` sequences running on average.

@@ -9,15 +9,21 @@ import math
 from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.model.engine_defaults import as_set
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_value
-from lmi_bench.analysis.model.memory import MemoryPlan, plan_memory
+from lmi_bench.analysis.model.memory import (
+    MemoryPlan,
+    kv_bytes_per_sequence,
+    kv_bytes_per_value,
+    plan_memory,
+    weight_bytes,
+    weight_format,
+    widening_ops_per_param,
+)
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import Stored
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
-from lmi_bench.analysis.model.weights import weight_bytes, weight_format, widening_ops_per_param
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.model.weights import checkpoint_format, weight_format
+from lmi_bench.analysis.model.memory import checkpoint_format, weight_format
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import is_model_folder, read_config

@@ -13,10 +13,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_value
+from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.speculation import Speculation
-from lmi_bench.analysis.model.weights import weight_format
 from lmi_bench.core.errors import InputError
 
 MOST_SETTINGS: Final = 64

@@ -1,4 +1,14 @@
-"""Memory fit of one rank: weights, reserve and KV cache, and the reason where they do not fit.
+"""Bytes of weights and KV cache on one rank, and whether they fit into a device's memory.
+
+Quantized checkpoints keep embedding and output head in 16 bits. Scales and zero points count:
+4-bit AWQ stores a 16-bit scale and a 4-bit zero for 128 weights, 4.16 bits a weight; MXFP4 stores
+an 8-bit scale for 32 weights, 4.25 bits, and covers only the experts.
+
+    cache of a token = 2 (key and value) * layers * KV heads on the rank * head size * bytes
+
+The cache of a layer with a sliding window stops growing at the window. Multi-head latent attention
+caches one vector for each token and layer, complete on every rank. Source: Kwon et al. 2023,
+arXiv:2309.06180, section 3; DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
 
@@ -9,13 +19,207 @@ through their output (input + output / 2).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_bytes_per_sequence
-from lmi_bench.analysis.model.weights import weight_bytes
-from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+
+BITS_PER_BYTE = 8
+_FULL_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """A number format of weights.
+
+    bits           stored bits a weight, scales included; nominal_bits: without them
+    covers         weights in this format; the others are in 16 bits
+    compute_dtype  type of the matrix products
+    widening_ops   vector operations that convert a stored weight to that type: convert, scale,
+                   subtract a zero point; 0 where the products read it as it is
+    """
+
+    name: str
+    bits: float
+    nominal_bits: float
+    covers: Literal["all", "linear", "experts"]
+    compute_dtype: str
+    widening_ops: int = 0
+
+
+_AWQ_GROUP = 128
+_FORMATS = {
+    each.name: each
+    for each in (
+        WeightFormat("float32", 32, 32, "all", "float32"),
+        WeightFormat("float16", 16, 16, "all", "float16"),
+        WeightFormat("bfloat16", 16, 16, "all", "bfloat16"),
+        WeightFormat("float8", 8, 8, "linear", "float8", 0),
+        WeightFormat("int8", 8, 8, "linear", "float16", 2),
+        WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16", 3),
+        WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16", 2),
+    )
+}
+FORMAT_ALIASES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8",
+    "awq": "int4",
+}
+
+
+def weight_format(dtype: str) -> WeightFormat:
+    """The format of a name such as fp16, bfloat16, fp8 or int4; raises InputError."""
+    key = dtype.strip().lower()
+    known = _FORMATS.get(FORMAT_ALIASES.get(key, key))
+    if known is None:
+        raise InputError(f"dtype {dtype!r} is not known; use one of {', '.join(_FORMATS)}")
+    return known
+
+
+def checkpoint_format(checkpoint_dtype: str) -> WeightFormat:
+    """The format that a catalog row's checkpoint dtype names, e.g. `mxfp4 experts, ...`."""
+    word = checkpoint_dtype.split(maxsplit=1)[0].lower()
+    return weight_format("float8" if word.startswith("float8") else word)
+
+
+def embedding_params(shape: ModelShape) -> int:
+    """Parameters of the input embedding and the output head, one table where they are tied."""
+    tables = 1 if shape.tied_embeddings else 2
+    return tables * shape.vocab_size * shape.hidden_size
+
+
+def expert_params(shape: ModelShape) -> int:
+    """Parameters of all routed experts; 0 if dense.
+
+    total - active = (1 - experts_per_token / experts) * expert parameters
+    """
+    if not shape.is_moe or shape.experts == shape.experts_per_token:
+        return 0
+    untouched = shape.params_total - shape.params_active
+    return untouched * shape.experts // (shape.experts - shape.experts_per_token)
+
+
+def _covered_params(shape: ModelShape, covers: str) -> int:
+    if covers == "all":
+        return shape.params_total
+    if covers == "experts":
+        return expert_params(shape)
+    return shape.params_total - embedding_params(shape)
+
+
+def weight_bytes(shape: ModelShape, dtype: str) -> int:
+    """Bytes of all weights as stored, over all devices; raises InputError on unknown dtypes.
+
+    Llama 3 70B as int4: 68.45e9 * 4.16 / 8 + 2.10e9 * 2 = 39.8e9 bytes.
+    """
+    fmt = weight_format(dtype)
+    covered = _covered_params(shape, fmt.covers)
+    rest = shape.params_total - covered
+    return round((covered * fmt.bits + rest * _FULL_BITS) / BITS_PER_BYTE)
+
+
+def widening_ops_per_param(shape: ModelShape, dtype: str) -> float:
+    """Vector operations to widen a weight, averaged over all parameters of the model.
+
+    FP8 counts like INT8, convert and scale, for devices without FP8 units.
+    """
+    fmt = weight_format(dtype)
+    ops = 2 if fmt.name == "float8" else fmt.widening_ops
+    return ops * _covered_params(shape, fmt.covers) / shape.params_total
+
+
+def streamed_params(shape: ModelShape) -> int:
+    """Parameters that a step of many rows reads: all but an untied input embedding."""
+    embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+    return shape.params_total - embedding
+
+
+KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here
+_WIDE_WEIGHTS = ("float32", "fp32")
+_KV_FORMATS: Final[Mapping[str, float]] = {
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "float8": 1.0,  # the scale of a tensor or head is negligible
+    "int8": 1.0,
+}
+_KV_ALIASES: Final[Mapping[str, str]] = {
+    **FORMAT_ALIASES,
+    "fp8_e4m3": "float8",
+    "fp8_e5m2": "float8",
+}
+
+
+def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
+    """Bytes of one cached value; raises InputError for an unknown cache format.
+
+    dtype     of the weights
+    kv_dtype  of the cache; None: 32 bits with 32-bit weights, else 16 bits
+    """
+    if kv_dtype is None:
+        return 4.0 if dtype.strip().lower() in _WIDE_WEIGHTS else KV_BYTES_PER_VALUE
+    word = kv_dtype.strip().lower()
+    found = _KV_FORMATS.get(_KV_ALIASES.get(word, word))
+    if found is None:
+        raise InputError(
+            f"KV cache dtype {kv_dtype!r} is not known; use one of {', '.join(_KV_FORMATS)}"
+        )
+    return found
+
+
+def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int) -> int:
+    """KV heads that one rank stores; ranks in excess of the heads hold replicas.
+
+    Raises CapacityError if the heads cannot be divided evenly.
+    """
+    heads = shape.num_kv_heads
+    if tensor_parallel < 1 or (heads % tensor_parallel and tensor_parallel % heads):
+        raise CapacityError(
+            f"{heads} KV heads of {shape.name} cannot be shared out over {tensor_parallel} "
+            f"devices: --tp must divide {heads} or be a multiple of it"
+        )
+    return max(1, heads // tensor_parallel)
+
+
+def kv_values_per_layer(shape: ModelShape, tensor_parallel: int) -> int:
+    """Cached values of one token in one layer on each rank."""
+    if shape.latent_kv_dim:
+        return shape.latent_kv_dim
+    return 2 * kv_heads_per_rank(shape, tensor_parallel) * shape.head_dim
+
+
+def kv_bytes_per_token(
+    shape: ModelShape, *, bytes_per_value: float = KV_BYTES_PER_VALUE, tensor_parallel: int = 1
+) -> float:
+    """Bytes that a token adds on each rank while the context is inside every window.
+
+    Raises CapacityError if the KV heads cannot be divided evenly.
+    """
+    return shape.num_layers * kv_values_per_layer(shape, tensor_parallel) * bytes_per_value
+
+
+def kv_bytes_per_sequence(
+    shape: ModelShape,
+    context_tokens: float,
+    *,
+    bytes_per_value: float = KV_BYTES_PER_VALUE,
+    tensor_parallel: int = 1,
+) -> float:
+    """Bytes of a sequence of `context_tokens` on each rank.
+
+    Llama 2 7B at 4096 tokens in FP16: 0.5 MiB * 4096 = 2 GiB.
+    """
+    values = kv_values_per_layer(shape, tensor_parallel)
+    growing = shape.growing_layers
+    sliding = shape.num_layers - growing
+    window = min(context_tokens, shape.sliding_window or context_tokens)
+    return values * bytes_per_value * (growing * context_tokens + sliding * window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lmi_bench.analysis.model.kv_cache import KV_BYTES_PER_VALUE, kv_values_per_layer
+from lmi_bench.analysis.model.memory import (
+    KV_BYTES_PER_VALUE,
+    embedding_params,
+    expert_params,
+    kv_values_per_layer,
+    streamed_params,
+)
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
-from lmi_bench.analysis.model.weights import embedding_params, expert_params, streamed_params
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
-from lmi_bench.analysis.model.weights import BITS_PER_BYTE, embedding_params, weight_bytes
+from lmi_bench.analysis.model.memory import (
+    BITS_PER_BYTE,
+    embedding_params,
+    kv_bytes_per_token,
+    weight_bytes,
+)
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fleet.money import ON_DEMAND
+from lmi_bench.analysis.fleet.money import NO_SPARES, ON_DEMAND, parse_availability
 from lmi_bench.analysis.fleet.portfolio import Member, Need, member_of, pack, share_machines
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import NO_SPARES, parse_availability
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance

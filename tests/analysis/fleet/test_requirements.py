@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fleet.money import Purchase
-from lmi_bench.analysis.fleet.recommender import recommend
-from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.fleet.requirements import (
+from lmi_bench.analysis.fleet.money import (
     Availability,
+    Purchase,
     Requirements,
     failure_unit,
     parse_availability,
 )
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import all_instances, find_instance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.model.kv_cache import (
+from lmi_bench.analysis.model.memory import (
     kv_bytes_per_sequence,
     kv_bytes_per_token,
     kv_heads_per_rank,

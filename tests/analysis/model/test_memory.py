@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.model.memory import min_devices, plan_memory
-from lmi_bench.analysis.model.weights import (
+from lmi_bench.analysis.model.memory import (
     checkpoint_format,
     expert_params,
+    min_devices,
+    plan_memory,
     weight_bytes,
     weight_format,
 )

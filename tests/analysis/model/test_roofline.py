@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.model.kv_cache import kv_bytes_per_token
+from lmi_bench.analysis.model.memory import kv_bytes_per_token, weight_bytes
 from lmi_bench.analysis.model.roofline import (
     critical_batch_size,
     critical_batch_size_without_cache,
     ops_per_byte,
     standard_attention_intensity,
 )
-from lmi_bench.analysis.model.weights import weight_bytes
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.models import find_model
 
