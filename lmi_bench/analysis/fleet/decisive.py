@@ -21,9 +21,7 @@ _LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
 
 
 def decisive_probes(
-    request: RecommendRequest,
-    layouts: Sequence[Planned],
-    best: Fleet | None,
+    request: RecommendRequest, layouts: Sequence[Planned], best: Fleet | None
 ) -> list[Probe]:
     """Levels worth measuring, the most informative first; best: the recommended fleet, if any.
 

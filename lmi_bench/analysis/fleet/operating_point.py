@@ -47,8 +47,7 @@ class Operating:
 def worst_ratio(latency_s: Callable[[str, str], float], slos: Sequence[Slo]) -> float:
     """Largest predicted / limit over the SLOs; above 1 one of them is missed. 0 without SLOs."""
     return max(
-        (s_to_ms(latency_s(slo.metric, slo.statistic)) / slo.limit_ms for slo in slos),
-        default=0.0,
+        (s_to_ms(latency_s(slo.metric, slo.statistic)) / slo.limit_ms for slo in slos), default=0.0
     )
 
 

@@ -45,13 +45,7 @@ from lmi_bench.analysis.fleet.ranking import (
     with_winning_prices,
 )
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import (
-    CopyPlan,
-    EngineKey,
-    Layout,
-    Rejection,
-    split_layouts,
-)
+from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Rejection, split_layouts
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED
@@ -69,10 +63,7 @@ _MOST_LOOKS = 4
 
 
 def recommend(
-    request: RecommendRequest,
-    *,
-    progress: Progress | None = None,
-    prepared: Prepared | None = None,
+    request: RecommendRequest, *, progress: Progress | None = None, prepared: Prepared | None = None
 ) -> Recommendation:
     """The recommendation for a request; raises InputError.
 
@@ -240,8 +231,7 @@ def _screened(
         limited_by=limited_by,
         warnings=(
             *request.profile.warnings_for(
-                accelerator=layout.instance.accelerator.name,
-                engine_version=request.engine_version,
+                accelerator=layout.instance.accelerator.name, engine_version=request.engine_version
             ),
             *layout.setting.caveats(),
         ),
@@ -294,9 +284,7 @@ def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapa
 
 
 def best_fleets(
-    request: RecommendRequest,
-    layouts: Sequence[Planned],
-    rejected: list[Rejection],
+    request: RecommendRequest, layouts: Sequence[Planned], rejected: list[Rejection]
 ) -> list[Fleet]:
     """Layouts with the machines for the load, the best first; the others go to `rejected`."""
     fleets = []

@@ -287,11 +287,7 @@ def run_open(
 
 
 def run_users(
-    price: Pricer,
-    users: int,
-    num_requests: int,
-    limits: CopyLimits,
-    chance: Chance = NO_CHANCE,
+    price: Pricer, users: int, num_requests: int, limits: CopyLimits, chance: Chance = NO_CHANCE
 ) -> EqualRun:
     """A closed loop: users send again when answered, `num_requests` in all."""
     delays = iter(chance.delays(num_requests))

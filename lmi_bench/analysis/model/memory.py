@@ -330,10 +330,7 @@ def min_devices(
         if tensor_parallel_problem(shape, devices) is not None:
             continue
         cache = batch * kv_bytes_per_sequence(
-            shape,
-            tokens_per_sequence,
-            bytes_per_value=kv_bytes_per_value,
-            tensor_parallel=devices,
+            shape, tokens_per_sequence, bytes_per_value=kv_bytes_per_value, tensor_parallel=devices
         )
         if weights / devices + reserve_bytes + cache <= memory_bytes:
             return devices
