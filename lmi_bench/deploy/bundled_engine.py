@@ -11,41 +11,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.environment import Setting
 from lmi_bench.deploy.option_table import all_options
 
-_DIRECT: Final = {
-    "option.max_rolling_batch_size": "max_rolling_batch_size",
-    "option.max_num_seqs": "max_rolling_batch_size",
-    "option.max_rolling_batch_prefill_tokens": "max_rolling_batch_prefill_tokens",
-    "option.max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
-    "option.max_model_len": "max_model_len",
-    "option.max_tokens": "max_model_len",
-    "option.n_positions": "max_model_len",
-    "option.max_input_len": "max_input_tokens",
-    "option.enable_chunked_prefill": "chunked_prefill",
-    "option.enable_prefix_caching": "prefix_caching",
-    "option.enable_kv_cache_reuse": "prefix_caching",
-    "option.block_size": "block_size",
-    "option.enforce_eager": "enforce_eager",
-    "option.tokens_per_block": "block_size",
-    "option.gpu_memory_utilization": "memory_share",
-    "option.kv_cache_free_gpu_mem_fraction": "memory_share",
-    "option.speculative_draft_model": "draft",
-    "option.speculative_length": "draft_tokens",
-    "option.tensor_parallel_degree": "tensor_parallel",
-    "option.tensor_parallel_size": "tensor_parallel",
-    "option.smoothquant_alpha": "smoothquant_alpha",
-    "option.smoothquant_per_token": "smoothquant_per_token",
-    "option.smoothquant_per_channel": "smoothquant_per_channel",
-    "max_batch_delay": "max_batch_delay_ms",
-}
 _QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_READ_ELSEWHERE: Final = (
-    *("engine", "option.model_id", "option.rolling_batch", "batch_size", "job_queue_size"),
-    *("option.dtype", "option.paged_attention", "option.model_loading_timeout"),
-    *("option.async_mode", "option.trust_remote_code", "option.speculative_config"),
-    *("option.entryPoint", "option.quantize", "option.quantization", "option.load_in_8bit"),
-    *("option.rotary_scaling_type", "option.rotary_scaling_factor"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +54,10 @@ def bundled_settings(
     if "option.rotary_scaling_type" in values:
         kind, factor = (values[f"option.rotary_scaling_{part}"] for part in ("type", "factor"))
         engine["rope_scaling"] = f"{kind.lower()}:{factor}"
-    for name, field in _DIRECT.items():
-        if name in values:
-            engine[field] = _converted(name, values[name])
+    options = all_options()
+    for name, option in options.items():
+        if name in values and option.engine_setting.strip("*"):
+            engine[option.engine_setting] = _converted(option.kind, values[name])
     batching, policy = _batching(values)
     engine |= policy
     stated = values.get("option.dtype", "auto").lower()
@@ -110,7 +78,7 @@ def bundled_settings(
         engine=engine,
         loading_timeout_s=None if timeout is None else int(timeout),
         ignored=tuple(
-            name for name in values if name not in _DIRECT and name not in _READ_ELSEWHERE
+            name for name in values if name not in options or not options[name].engine_setting
         ),
         batching=batching,
     )
@@ -160,8 +128,8 @@ def _speculation(text: str) -> dict[str, Any]:
     return found
 
 
-def _converted(name: str, value: str) -> Any:
-    match all_options()[name].kind:
+def _converted(kind: str, value: str) -> Any:
+    match kind:
         case "bool":
             return value.lower() == "true"
         case "float":

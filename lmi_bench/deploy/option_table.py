@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,16 @@ PREFIX: Final = "option."
 ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
 
 
+_FORMS: Final = {
+    "int": (r"-?\d+", "a whole number"),
+    "int_or_max": (r"max|0*[1-9]\d*", "a whole number of at least 1, or max"),
+    "float": (r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", "a number"),
+    "bool": (r"(?i:true|false)", "true or false"),
+    "json": (r"[{\[].*", "JSON in one line"),
+}
+"""Pattern of a valid value of each kind, and its description."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One key of serving.properties.
@@ -31,6 +42,8 @@ class Option:
     backends     backends that read it; ("all",) for every one
     eras         letters of `ERAS` in which it has an effect
     environment  a short environment variable besides the regular one; empty: none
+    engine_setting  the bundled engine's setting of the same meaning; `*`: derived from several
+                 options; empty: no effect on the bundled engine
     """
 
     name: str
@@ -40,6 +53,7 @@ class Option:
     backends: tuple[str, ...]
     eras: str
     environment: str
+    engine_setting: str
     meaning: str
 
     @property
@@ -49,23 +63,11 @@ class Option:
 
     def problem(self, value: str) -> str | None:
         """Why a value is invalid for this option, or None."""
-        match self.kind:
-            case "int":
-                return None if _is_int(value) else "expected a whole number"
-            case "int_or_max":
-                good = value == "max" or (_is_int(value) and int(value) >= 1)
-                return None if good else "expected a whole number of at least 1, or max"
-            case "float":
-                return None if _is_float(value) else "expected a number"
-            case "bool":
-                good = value.lower() in ("true", "false")
-                return None if good else "expected true or false"
-            case "enum":
-                good = value.lower() in (choice.lower() for choice in self.choices)
-                return None if good else f"expected one of {', '.join(self.choices)}"
-            case "json":
-                return None if value[:1] in ("{", "[") else "expected JSON in one line"
-        return None
+        if self.kind == "enum":
+            good = value.lower() in (choice.lower() for choice in self.choices)
+            return None if good else f"expected one of {', '.join(self.choices)}"
+        pattern, expected = _FORMS.get(self.kind, (r".*", "text"))
+        return None if re.fullmatch(pattern, value, re.DOTALL) else f"expected {expected}"
 
 
 @cache
@@ -104,15 +106,3 @@ def nearest(name: str, known: Iterable[str] | None = None) -> str:
     names = {n.removeprefix(PREFIX): n for n in (all_options() if known is None else known)}
     close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.6)
     return f"; did you mean {names[close[0]]}?" if close else ""
-
-
-def _is_int(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
