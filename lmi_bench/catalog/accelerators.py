@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
+from lmi_bench.catalog.names import Index
 from lmi_bench.catalog.tables import Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
@@ -116,19 +115,14 @@ def all_accelerators() -> tuple[Accelerator, ...]:
     return tuple(_from_row(row) for row in read_rows("accelerators.csv"))
 
 
-@cache
-def _by_key() -> Mapping[str, Accelerator]:
-    return index_by_key(
-        (plain_key(name), accelerator)
-        for accelerator in all_accelerators()
-        for name in (accelerator.name, *accelerator.aliases)
-    )
+_INDEX = Index(
+    "accelerator",
+    "Give one of the catalog's names.",
+    all_accelerators,
+    names=lambda accelerator: (accelerator.name, *accelerator.aliases),
+)
 
 
 def find_accelerator(name: str) -> Accelerator:
     """Find an accelerator by name or alias; raises InputError with the nearest names."""
-    found = _by_key().get(plain_key(name))
-    if found is None:
-        known = [accelerator.name for accelerator in all_accelerators()]
-        raise unknown_name_error("accelerator", name, known, "Give one of the catalog's names.")
-    return found
+    return _INDEX.find(name)

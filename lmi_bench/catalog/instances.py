@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
-from lmi_bench.catalog.names import index_by_key, plain_key, unknown_name_error
+from lmi_bench.catalog.names import Index
 from lmi_bench.catalog.tables import Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
@@ -132,19 +131,14 @@ def all_instances() -> tuple[Instance, ...]:
     return tuple(_from_row(row) for row in read_rows("instances.csv"))
 
 
-@cache
-def _by_key() -> Mapping[str, Instance]:
-    return index_by_key(
-        (plain_key(name), instance)
-        for instance in all_instances()
-        for name in (instance.instance_type, instance.instance_type.removeprefix("ml."))
-    )
+_INDEX = Index(
+    "instance",
+    "Give a type such as ml.g5.2xlarge.",
+    all_instances,
+    names=lambda row: (row.instance_type, row.instance_type.removeprefix("ml.")),
+)
 
 
 def find_instance(name: str) -> Instance:
     """Find an instance type, with or without `ml.`; raises InputError with the nearest names."""
-    found = _by_key().get(plain_key(name))
-    if found is None:
-        known = [instance.instance_type for instance in all_instances()]
-        raise unknown_name_error("instance", name, known, "Give a type such as ml.g5.2xlarge.")
-    return found
+    return _INDEX.find(name)

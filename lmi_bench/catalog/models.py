@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lmi_bench.catalog.names import index_by_key, model_key, unknown_name_error
+from lmi_bench.catalog.names import Index, model_key
 from lmi_bench.catalog.tables import Row, count_or_zero, read_rows
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
@@ -62,14 +61,14 @@ def all_models() -> tuple[ModelShape, ...]:
     return tuple(entry.shape for entry in all_model_entries())
 
 
-@cache
-def _by_key() -> Mapping[str, CatalogModel]:
-    return index_by_key(
-        (model_key(name), entry)
-        for entry in all_model_entries()
-        for name in (entry.shape.name, entry.hf_id, *entry.shape.aliases)
-        if name
-    )
+_INDEX = Index(
+    "model",
+    "Give a catalog name, or a folder with a config.json.",
+    all_model_entries,
+    names=lambda entry: (entry.shape.name, entry.hf_id, *entry.shape.aliases),
+    shown=2,
+    key=model_key,
+)
 
 
 def find_model_entry(name: str) -> CatalogModel:
@@ -77,18 +76,7 @@ def find_model_entry(name: str) -> CatalogModel:
 
     Raises InputError with the nearest names.
     """
-    found = _by_key().get(model_key(name))
-    if found is None:
-        known = [
-            known_name
-            for entry in all_model_entries()
-            for known_name in (entry.shape.name, entry.hf_id)
-            if known_name
-        ]
-        raise unknown_name_error(
-            "model", name, known, "Give a catalog name, or a folder with a config.json."
-        )
-    return found
+    return _INDEX.find(name)
 
 
 def find_model(name: str) -> ModelShape:

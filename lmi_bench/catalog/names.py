@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
 
 from lmi_bench.core.errors import InputError
 
@@ -34,7 +36,7 @@ def model_key(name: str) -> str:
     >>> model_key("meta-llama/Llama-2-7b-chat-hf"), model_key("Llama 2 7B")
     ('llama27b', 'llama27b')
     """
-    words = re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
+    words = _words(name)
     return re.sub(r"[^a-z0-9]", "", "".join(w for w in words if not _VARIANT_WORD.fullmatch(w)))
 
 
@@ -44,29 +46,49 @@ def variant_words(name: str) -> frozenset[str]:
     >>> sorted(variant_words("meta-llama/Llama-3.1-8B-Instruct"))
     ['instruct']
     """
-    words = re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
-    variant = frozenset(word for word in words if word and _VARIANT_WORD.fullmatch(word))
+    variant = frozenset(word for word in _words(name) if word and _VARIANT_WORD.fullmatch(word))
     return variant - {"hf", "base", "meta"}
 
 
-def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three known names most similar to `name`, best first."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=_NEAREST_SHOWN, cutoff=0.3)
-    return [by_lower[candidate] for candidate in close]
+def _words(name: str) -> list[str]:
+    return re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
 
 
-def unknown_name_error(what: str, name: str, known: Iterable[str], advice: str) -> InputError:
-    """The error for a name without a row, with the nearest names."""
-    nearest = nearest_names(name, known)
-    hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
-    return InputError(f"{what} {name!r} is not in the catalog{hint}. {advice}")
+@dataclass(frozen=True)
+class Index(Generic[T]):
+    """Finds a catalog row by any of its names.
 
+    what, advice  the kind of row and a hint, for the error about an unknown name
+    rows          all rows of the table
+    names         a row's names; the first `shown` of them are suggested for unknown names
+    key           normalises a name
+    """
 
-def index_by_key(entries: Iterable[tuple[str, T]]) -> Mapping[str, T]:
-    """Map keys to values; raises ValueError if two different rows have the same key."""
-    index: dict[str, T] = {}
-    for key, value in entries:
-        if index.setdefault(key, value) != value:
-            raise ValueError(f"two catalog rows have the key {key!r}")
-    return index
+    what: str
+    advice: str
+    rows: Callable[[], Iterable[T]]
+    names: Callable[[T], Sequence[str]]
+    shown: int = 1
+    key: Callable[[str], str] = plain_key
+
+    @cached_property
+    def _by_key(self) -> Mapping[str, T]:
+        """Rows by key; raises ValueError if two different rows have the same key."""
+        index: dict[str, T] = {}
+        for row in self.rows():
+            for name in filter(None, self.names(row)):
+                if index.setdefault(self.key(name), row) != row:
+                    raise ValueError(f"two catalog rows have the key {self.key(name)!r}")
+        return index
+
+    def find(self, name: str) -> T:
+        """The row with this name; raises InputError with the nearest names."""
+        found = self._by_key.get(self.key(name))
+        if found is not None:
+            return found
+        known = (n for row in self.rows() for n in self.names(row)[: self.shown] if n)
+        by_lower = {candidate.lower(): candidate for candidate in known}
+        close = difflib.get_close_matches(name.lower(), by_lower, n=_NEAREST_SHOWN, cutoff=0.3)
+        nearest = ", ".join(by_lower[candidate] for candidate in close)
+        hint = f"; nearest: {nearest}" if nearest else ""
+        raise InputError(f"{self.what} {name!r} is not in the catalog{hint}. {self.advice}")
