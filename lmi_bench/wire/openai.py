@@ -155,19 +155,17 @@ def _error_kind(error: dict[str, Any]) -> str:
 
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
-    usage = chunk.get("usage")
-    input_tokens = output_tokens = cached_tokens = None
-    if usage is not None:
-        cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        input_tokens = usage.get("prompt_tokens")
-        output_tokens = usage.get("completion_tokens")
+    usage = chunk.get("usage") or {}
+    counts: dict[str, Any] = {
+        "input_tokens": usage.get("prompt_tokens"),
+        "output_tokens": usage.get("completion_tokens"),
+        "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+    }
     choices = chunk["choices"]
-    if choices is None and usage is None:
+    if choices is None and chunk.get("usage") is None:
         raise TypeError("neither choices nor usage")
     if not choices:
-        return WireEvent(
-            input_tokens=input_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens
-        )
+        return WireEvent(**counts)
     choice = choices[0]
     unstreamed = "message" in choice or (
         chunk.get("object") == "text_completion" and choice.get("finish_reason") and usage
@@ -181,9 +179,7 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
         token_ids=tuple(token_ids or ()),
         token_count=None if token_ids is None else len(token_ids),
         finish_reason=choice.get("finish_reason"),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
+        **counts,
         reasoning=bool(thought) and not text,
         end=bool(unstreamed),
     )

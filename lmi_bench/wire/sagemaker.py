@@ -20,23 +20,16 @@ from lmi_bench.wire.failure import describe_status, load_object, status_kind
 from lmi_bench.wire.framing import EitherSplitter
 
 _ERROR_TYPE = b"x-amzn-errortype"
-_KINDS: Mapping[str, TargetErrorKind] = {
-    "ThrottlingException": "throttled",
-    "Throttling": "throttled",
-    "TooManyRequestsException": "throttled",
-    "ServiceUnavailable": "overloaded",
-    "ServiceUnavailableException": "overloaded",
-    # Resources are still being provisioned; a later retry succeeds.
-    "ModelNotReadyException": "overloaded",
-    "ValidationError": "client_error",
-    "ValidationException": "client_error",
-    "AccessDeniedException": "client_error",
-    "InternalFailure": "server_error",
-    "InternalDependencyException": "server_error",
-    "InternalStreamFailure": "server_error",
-    "ModelInvocationTimeExceeded": "timeout",
-    "StreamBroken": "broken_stream",
+_NAMES: Mapping[TargetErrorKind, str] = {
+    "throttled": "ThrottlingException Throttling TooManyRequestsException",
+    # ModelNotReadyException: resources are still being provisioned; a later retry succeeds
+    "overloaded": "ServiceUnavailable ServiceUnavailableException ModelNotReadyException",
+    "client_error": "ValidationError ValidationException AccessDeniedException",
+    "server_error": "InternalFailure InternalDependencyException InternalStreamFailure",
+    "timeout": "ModelInvocationTimeExceeded",
+    "broken_stream": "StreamBroken",
 }
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)
