@@ -144,8 +144,8 @@ async def _scores(
     parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]
 ) -> list[list[float]]:
     """Log-probabilities of the tokens of each choice behind the text."""
-    score = parts.score
-    assert score is not None  # a torch engine scores
+    assert parts.loaded is not None  # a torch engine scores
+    score = parts.loaded.score
     prompt_ids = tokenizer.encode(text)
     scores = []
     for choice in choices:

@@ -39,8 +39,8 @@ def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> Com
 
 
 async def _compare(parts: EngineParts) -> list[StepDifference]:
-    assert parts.compare is not None  # a torch engine with compiled steps has it
+    assert parts.loaded is not None  # a torch engine with compiled steps has it
     try:
-        return await parts.compare()
+        return await parts.loaded.compare_prepared()
     finally:
         await close_all(parts.executors)

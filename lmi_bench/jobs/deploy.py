@@ -28,8 +28,8 @@ from lmi_bench.jobs.saved_recommendation import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.jobs.settings.deploy import DeploySettings
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
-from lmi_bench.targets.sagemaker_draft import refuse_sagemaker_draft
 
 _GATED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0

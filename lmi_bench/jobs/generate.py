@@ -21,8 +21,8 @@ from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.jobs.settings.generate import GenerateSettings
 from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.bundled import open_torch_engine
-from lmi_bench.targets.launching import follow_launcher
 from lmi_bench.targets.parts import EngineParts
+from lmi_bench.targets.process import follow_launcher
 from lmi_bench.targets.quantizing import quantize_notes
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from lmi_bench.models.folder import shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling
 from lmi_bench.targets.bundled import model_folder, open_torch_engine
 from lmi_bench.targets.parts import close_all
-from lmi_bench.targets.tokenizers import find_tokenizer
+from lmi_bench.targets.prompts import find_tokenizer
 
 AS_TRAINED: Final = "as it is"
 _MOST_LENGTH: Final = 131_072
@@ -119,8 +119,8 @@ def _score_lengths(
     listener: Listener,
 ) -> dict[int, Score]:
     parts = open_torch_engine(model, engine, listener)
-    score = parts.score
-    assert score is not None  # a torch engine scores
+    assert parts.loaded is not None  # a torch engine scores
+    score = parts.loaded.score
     usable = [
         length for length in wanted if length <= min(parts.config.max_model_len, len(token_ids))
     ]

@@ -1,4 +1,4 @@
-"""What a person gives to be let in: used, and never written down."""
+"""Credentials for an endpoint: used, but never written to a file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _LONG_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A bearer token, and headers of every request."""
+    """A bearer token, and headers for every request."""
 
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def all_headers(self) -> dict[str, str]:
-        """Headers to send; one given by name wins over the key."""
+        """Headers to send; an Authorization header overrides the key."""
         named = {name.lower() for name in self.headers}
         if self.api_key is None or "authorization" in named:
             return dict(self.headers)
         return {"Authorization": f"Bearer {self.api_key}", **self.headers}
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must reach no file: the key, and what looks like one among the headers.
+        """Values that must reach no file: the key, and header values that look like one.
 
-        A short value under a harmless name is none: it would be cut out of every number.
+        A short value under a harmless name does not count: it would be redacted in every number.
         """
         found = [] if self.api_key is None else [self.api_key]
         for name, value in self.headers.items():
@@ -41,7 +41,7 @@ NO_ACCESS = Access()
 
 
 def read_headers(lines: Sequence[str]) -> dict[str, str]:
-    """Headers from 'Name: value'; raises InputError where one is not understood.
+    """Headers from 'Name: value' lines; raises InputError for any other line.
 
     >>> read_headers(["X-Team: a: b"])
     {'X-Team': 'a: b'}

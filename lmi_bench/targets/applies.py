@@ -1,8 +1,8 @@
-"""Which setting has an effect on which kind of target: one table for refusing and for noting.
+"""Which setting has an effect on which kind of target: a table of rules to refuse or to note.
 
-An option of the command line that cannot have an effect is refused. A scenario file may hold
-settings for several kinds of target: there a setting without effect is noted, or refused where
-the figures would be those of another engine than the file describes.
+An option of the command line without effect is refused. A scenario file may hold settings for
+several kinds of target: a setting without effect is noted there, or refused if the figures would
+be those of another engine than the file describes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ENDPOINTS: Final = ("url", "sagemaker")
 _ANY: Final = (*_IN_PROCESS, *_ENDPOINTS)
 _ENGINE: Final = "engine."
 _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
-_SMOOTHQUANT: Final = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel")
+_SMOOTHQUANT: Final = "smoothquant_alpha smoothquant_per_token smoothquant_per_channel"
 _RECORDED: Final = ("tensor_parallel", "dtype")
-"""Of any server: the run records them, and a calibration on the run reads them."""
+"""Accepted for any server: the run records them for a later calibration."""
 _OPTIONS: Final = {
     "engine.tensor_parallel": "--tp",
     "engine.enforce_eager": "--graphs",
@@ -43,12 +43,13 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Settings that have an effect on some kinds of target only, or beside another setting only.
+    """Settings that have an effect only on some kinds of target, or only with another setting.
 
     purpose  ends the sentence "NAME is for ..."
-    on       kinds of target; needs: what the engine's other settings must be
+    on       kinds of target
+    needs    condition on the engine's other settings
     mend     what to do about an option that is refused
-    always   refused in a scenario file too: the engine would be another than the file says
+    always   refused in a scenario file, too: the engine would be another than the file describes
     """
 
     names: tuple[str, ...]
@@ -59,110 +60,89 @@ class Rule:
     always: bool = False
 
 
-def _engine(*names: str) -> tuple[str, ...]:
-    return tuple(_ENGINE + name for name in names)
+def _engine(names: str) -> tuple[str, ...]:
+    return tuple(_ENGINE + name for name in names.split())
 
 
-def _on_gpu(engine: EngineSection) -> bool:
+def _bundled(
+    names: str, difference: str, *, mend: str = "leave it out", always: bool = True
+) -> Rule:
+    purpose = f"the bundled engine: a simulated engine {difference}"
+    return Rule(_engine(names), purpose, ("bundled",), mend=mend, always=always)
+
+
+def _with(
+    names: str, purpose: str, needs: Callable[[EngineSection], bool], add: str | None = None
+) -> Rule:
+    """Settings that have an effect only with another one. add: the option that states that one."""
+    mend = "leave it out" if add is None else f"add {add}, or leave it out"
+    return Rule(_engine(names), purpose, needs=needs, mend=mend)
+
+
+def runs_on_gpu(engine: EngineSection) -> bool:
+    """True if the settings put the engine on a GPU."""
     return engine.device == "cuda" or engine.backend == "triton"
 
 
 def _prepares_steps(engine: EngineSection) -> bool:
-    graphs = _on_gpu(engine) and not engine.enforce_eager
+    graphs = runs_on_gpu(engine) and not engine.enforce_eager
     return engine.compile or engine.artefact is not None or graphs
 
 
-_COMPUTING: Final = "the bundled engine: a simulated engine computes nothing"
+_NOTHING: Final = "computes nothing"
 RULES: Final = (
     Rule(
-        _engine(*(name for name in EngineSection.model_fields if name not in _RECORDED)),
+        _engine(" ".join(name for name in EngineSection.model_fields if name not in _RECORDED)),
         "an engine in this process: an endpoint keeps its own engine settings",
         _IN_PROCESS,
         mend="leave it out, or give it to the server when that is started",
     ),
-    Rule(_engine("backend", "threads", "enforce_eager"), _COMPUTING, ("bundled",)),
-    Rule(_engine("compile_shapes", "calibration", *_SMOOTHQUANT), _COMPUTING, ("bundled",)),
-    Rule(_engine("compile", "artefact", "device"), _COMPUTING, ("bundled",), always=True),
-    Rule(
-        _engine("follow_memory"),
-        "the bundled engine: a simulated engine takes no memory",
-        ("bundled",),
-        always=True,
-    ),
-    Rule(
-        _engine("kv_dtype"),
-        "the bundled engine: a simulated engine's cache has the format of its weights",
-        ("bundled",),
+    _bundled("backend threads enforce_eager compile_shapes calibration", _NOTHING, always=False),
+    _bundled(_SMOOTHQUANT, _NOTHING, always=False),
+    _bundled("compile artefact device", _NOTHING),
+    _bundled("follow_memory", "takes no memory"),
+    _bundled(
+        "kv_dtype",
+        "has a cache in the format of its weights",
         mend="choose both with --dtype, or ask `lmi-bench predict --kv-dtype`",
-        always=True,
     ),
-    Rule(
-        _engine("rope_scaling"),
-        "the bundled engine: a simulated engine reads no positions",
-        ("bundled",),
-        mend="state the length with --max-model-len",
-        always=True,
-    ),
-    Rule(
-        _engine("quantize"),
-        "the bundled engine: a simulated engine has no weights to round",
-        ("bundled",),
-        mend="choose its format with --dtype",
-        always=True,
-    ),
+    _bundled("rope_scaling", "reads no positions", mend="state the length with --max-model-len"),
+    _bundled("quantize", "has no weights to round", mend="choose its format with --dtype"),
     Rule(_engine("profile"), "a simulated engine", ("simulated",)),
     Rule(
         _engine("draft_acceptance"),
-        "a simulated engine: the bundled one measures how many drafted tokens are accepted",
+        "a simulated engine: the bundled one measures how many draft tokens are accepted",
         ("simulated",),
         always=True,
     ),
-    Rule(
-        _engine("draft_tokens", "draft_adaptive", "draft_acceptance"),
+    _with(
+        "draft_tokens draft_adaptive draft_acceptance",
         "speculative decoding",
-        needs=lambda engine: engine.draft is not None,
-        mend="add --draft, or leave it out",
+        lambda engine: engine.draft is not None,
+        "--draft",
     ),
-    Rule(
-        _engine("batch_size", "max_batch_delay_ms"),
+    _with(
+        "batch_size max_batch_delay_ms",
         "dynamic batching",
-        needs=lambda engine: engine.policy == "dynamic",
-        mend="add --policy dynamic, or leave it out",
+        lambda engine: engine.policy == "dynamic",
+        "--policy dynamic",
     ),
-    Rule(
-        _engine("max_rolling_batch_size", "chunked_prefill", "recompute_on_join"),
+    _with(
+        "max_rolling_batch_size chunked_prefill recompute_on_join",
         "rolling batching",
-        needs=lambda engine: engine.policy == "rolling",
-        mend="add --policy rolling, or leave it out",
+        lambda engine: engine.policy == "rolling",
+        "--policy rolling",
     ),
-    Rule(
-        _engine("router"),
-        "several replicas",
-        needs=lambda engine: engine.replicas > 1,
-        mend="add --replicas, or leave it out",
-    ),
-    Rule(
-        _engine("memory_share"),
+    _with("router", "several replicas", lambda engine: engine.replicas > 1, "--replicas"),
+    _with(
+        "memory_share",
         "a cache whose size follows from memory, not from num_blocks",
-        needs=lambda engine: engine.num_blocks is None,
+        lambda engine: engine.num_blocks is None,
     ),
-    Rule(
-        _engine(*_SMOOTHQUANT),
-        "quantize smoothquant",
-        needs=lambda engine: engine.quantize == "smoothquant",
-    ),
-    Rule(
-        _engine("calibration"),
-        "awq and smoothquant",
-        needs=lambda engine: engine.quantize in _CALIBRATED,
-    ),
-    Rule(
-        _engine("compile_shapes"),
-        "compiled or captured steps",
-        needs=_prepares_steps,
-        mend="add --compile, or leave it out",
-    ),
-    Rule(_engine("enforce_eager"), "a GPU", needs=_on_gpu),
+    _with(_SMOOTHQUANT, "quantize smoothquant", lambda engine: engine.quantize == "smoothquant"),
+    _with("calibration", "awq and smoothquant", lambda engine: engine.quantize in _CALIBRATED),
+    _with("compile_shapes", "compiled or captured steps", _prepares_steps, "--compile"),
+    _with("enforce_eager", "a GPU", runs_on_gpu),
     Rule(
         (
             *("protocol", "stream", "header", "workers"),
@@ -188,7 +168,7 @@ RULES: Final = (
 
 
 def kind_of(target: str) -> Kind:
-    """What a scenario's target is; a name that is not understood counts as the bundled engine."""
+    """The kind of a scenario's target; an unknown name counts as the bundled engine."""
     if target.startswith(SIMULATED_PREFIX):
         return "simulated"
     if target.startswith(SAGEMAKER_PREFIX):
@@ -199,26 +179,26 @@ def kind_of(target: str) -> Kind:
 def refuse_idle(kind: Kind, stated: Iterable[str], engine: EngineSection) -> None:
     """Raise InputError for the first option that has no effect.
 
-    stated  dotted names, as in a scenario, of the settings that were given as options
+    stated  settings that were given as options: dotted names, as in a scenario
     """
     for name, rule in _idle(kind, stated, engine):
         raise _refusal(name, rule)
 
 
 def refuse_impossible(kind: Kind, engine: EngineSection) -> None:
-    """Raise InputError for a setting of the engine that makes it another than it can be."""
+    """Raise InputError for a setting that this kind of engine cannot have."""
     for name, rule in _idle(kind, _differing(engine, _ENGINE), engine):
         if rule.always:
             raise _refusal(name, rule)
 
 
 def idle_in_engine(kind: Kind, engine: EngineSection) -> tuple[str, ...]:
-    """A line that names the engine's settings without effect; none where all have one."""
+    """A line that names the engine's settings without effect; none if all have one."""
     return _line("engine settings", _idle(kind, _differing(engine, _ENGINE), engine))
 
 
 def idle_beside_engine(scenario: Scenario) -> tuple[str, ...]:
-    """As `idle_in_engine`, for what a scenario says of connections and of SageMaker."""
+    """Like `idle_in_engine`, for a scenario's settings of connections and of SageMaker."""
     names = [
         *(name for name in ("protocol", "stream") if _differs(scenario, name)),
         *_differing(scenario.client, "client."),
@@ -228,12 +208,12 @@ def idle_beside_engine(scenario: Scenario) -> tuple[str, ...]:
 
 
 def option_of(name: str) -> str:
-    """The option that states a setting of a dotted name."""
+    """The command-line option of a setting, given its dotted name."""
     return _OPTIONS.get(name) or "--" + name.rpartition(".")[2].replace("_", "-")
 
 
 def _idle(kind: Kind, names: Iterable[str], engine: EngineSection) -> Iterator[tuple[str, Rule]]:
-    """Those of the names that have no effect, each with the first rule that says so."""
+    """The names without effect, each with the first rule that says so."""
     for name in names:
         for rule in RULES:
             if name in rule.names and not (kind in rule.on and rule.needs(engine)):
@@ -258,12 +238,12 @@ def _differing(section: Any, prefix: str) -> list[str]:
 
 
 def _differs(section: Any, name: str) -> bool:
-    """Whether a setting has another value than the one that it has by default."""
+    """True if a setting does not have its default value."""
     return bool(getattr(section, name) != type(section).model_fields[name].default)
 
 
 def stated_names(overrides: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that options gave; a stream, which is the default, counts as none."""
+    """Names of the settings that were given as options; streaming, the default, does not count."""
     return [
         name
         for name, value in overrides.items()

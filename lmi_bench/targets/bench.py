@@ -20,16 +20,20 @@ Main = Callable[[Target], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A target that is ready to be measured, and everything that depends on its kind.
+    """A target that is ready to be measured, with everything that depends on its kind.
 
-    scenario    as it will run: nothing in it is left to be found
-    run         runs a coroutine over the target on the clock that the target needs
-    knee_facts  what is known of the server, for the levels given
-    usd_per_hour, count_instances  price of all its instances, and how many answer now, if known
-    secrets     values that must never reach a file
-    open_target, metrics_url, metrics_headers  of a server elsewhere: a connection of one's own to
-                it, for worker processes, and where it may keep its metrics
-    cloudwatch  what CloudWatch says of an endpoint in each of these spans
+    scenario         as it will run: protocol, model and lengths are known
+    prompts          the prompts with a salt
+    run              runs a coroutine with the target, on the clock that the target needs
+    knee_facts       known limits of the server, for the given levels
+    secrets          values that must never reach a file
+    spacing_s        time between the starts of two users
+    salted           True if each run's prompts must differ from those of every other run
+    usd_per_hour     price of all instances, if known
+    count_instances  counts the instances that answer now
+    open_target      opens a further connection to a remote server, for worker processes
+    metrics_url      where a remote server may publish its metrics
+    cloudwatch       reads CloudWatch's metrics of an endpoint, for each of the given spans
     """
 
     scenario: Scenario
@@ -50,5 +54,5 @@ class Bench:
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:
-        """What makes this run's prompts unlike those of every other run."""
+        """Text that makes this run's prompts differ from those of every other run."""
         return secrets.token_hex(4) if self.salted else ""

@@ -1,7 +1,7 @@
-"""Puts the bundled engine together: model, executor, scheduler settings, tokenizer.
+"""Assembles the bundled engine: model, executor, scheduler settings, tokenizer.
 
-Like `loading`, `back_ends`, `prepared_steps` and `launching` it reaches the step back ends, inside
-the functions that need them.
+Like `loading`, `back_ends`, `prepared_steps` and `process` it imports the step back ends inside the
+functions that need them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,45 +26,42 @@ from lmi_bench.loadgen.prompts.prompts import TokenIds
 from lmi_bench.models.folder import folder_name, shape_of_folder
 from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
-from lmi_bench.targets.back_ends import BackEnd, choose_back_end
+from lmi_bench.targets.back_ends import choose_back_end
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import (
     NGRAM_DRAFT,
     check_same_vocabulary,
     drafter_for,
-    speculation_facts,
+    refuse_sagemaker_draft,
     speculation_notes,
 )
-from lmi_bench.targets.launching import launched_degree, refuse_to_follow
-from lmi_bench.targets.limits import limits_of_all, scheduler_limits
+from lmi_bench.targets.limits import scheduler_limits
 from lmi_bench.targets.loading import (
-    TorchCopy,
-    TorchNumbers,
+    LoadPlan,
     check_memory,
+    copies_a_device,
+    gpu_count,
     memory_budget,
     start_ranks_early,
 )
 from lmi_bench.targets.parts import (
     EngineParts,
+    TorchNumbers,
     close_all,
-    config_facts,
+    common_facts,
     degree_of,
-    replica_facts,
     replica_note,
     scheduler_config,
 )
-from lmi_bench.targets.placement import copies_a_device, gpu_count
 from lmi_bench.targets.prepared_steps import step_facts, step_notes, step_settings
-from lmi_bench.targets.prompts import make_prompts
+from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
+from lmi_bench.targets.prompts import DEMO_NAMES, make_prompts
 from lmi_bench.targets.quantizing import (
     quantize_facts,
     quantize_notes,
     quantize_settings,
     refuse_emulated,
 )
-from lmi_bench.targets.sagemaker_draft import refuse_sagemaker_draft
-from lmi_bench.targets.tokenizers import DEMO_NAMES
-from lmi_bench.targets.torch_threads import wait_briefly
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
@@ -82,7 +79,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
         asyncio.run(close_all(parts.executors))
         raise
     tokenizer = parts.tokenizer
-    assert tokenizer is not None  # a torch engine has read its folder's
+    assert tokenizer is not None  # a torch engine has read it from its folder
     special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))
     ids = TokenIds(tokenizer.vocab_size, first_id=special if special < 1000 else 0)
     eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
@@ -97,7 +94,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
         facts=parts.facts,
         prompts=lambda salt: make_prompts(scenario, ids, tokenizer, salt),
         run=lambda main: asyncio.run(run_in(main)),
-        knee_facts=lambda _levels: limits_of_all(scheduler_limits(parts.config, scenario), parts),
+        knee_facts=lambda _levels: scheduler_limits(parts, scenario),
         notes=parts.notes,
         salted=not scenario.workload.reuse_prompts,
     )
@@ -126,15 +123,13 @@ def open_torch_engine(
     plan = _plan(model, settings, listener)
     load_settings = _load_settings(plan, settings, compile_into)
     if load_settings.quantize == NOT_QUANTIZED:
-        on_gpus = plan.gpus is not None
-        check_memory(plan.folder, load_settings.dtype, plan.degree if on_gpus else 1, plan.gpus)
-    copy = TorchCopy(
-        plan.folder, plan.draft_folder, plan.degree, plan.back_end, load_settings, plan.gpus
-    )
-    executors, loaded, draft = copy.load(plan.copies, listener)
+        check_memory(plan, load_settings.dtype)
+    executors, loaded, draft = plan.load(load_settings, listener)
     config = _config(plan, settings, loaded, draft)
     shape = replace(loaded.model_shape, name=plan.name)
-    follows = settings.follow_memory
+    budget = None
+    if settings.follow_memory:
+        budget = memory_budget(settings, (loaded, draft), plan.copies, listener.note)
     return EngineParts(
         executors=executors,
         config=config,
@@ -146,36 +141,9 @@ def open_torch_engine(
         facts=_facts(plan, settings, loaded, config),
         notes=_notes(plan, settings, loaded, draft, config),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
-        score=loaded.score,
-        quantized=loaded.quantized,
-        compare=loaded.compare_prepared,
-        time_products=loaded.time_products,
-        memory_budget=(
-            memory_budget(settings, (loaded, draft), plan.copies, listener.note)
-            if follows
-            else None
-        ),
+        loaded=loaded,
+        memory_budget=budget,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is loaded and where.
-
-    name    of the model, as reports show it
-    degree  devices of a copy; gpus: of this machine, None for an engine on the CPU
-    cores   of this machine that the engine may use
-    """
-
-    name: str
-    folder: Path
-    draft_folder: Path | None
-    copies: int
-    degree: int
-    cores: int
-    gpus: int | None
-    block_size: int
-    back_end: BackEnd
 
 
 def _check_torch() -> None:
@@ -188,14 +156,12 @@ def _check_torch() -> None:
         ) from exc
 
 
-def _plan(model: str, settings: EngineSection, listener: Listener) -> _Plan:
+def _plan(model: str, settings: EngineSection, listener: Listener) -> LoadPlan:
     from lmi_bench.engine.torch_backend.load_settings import DEFAULT_BLOCK_SIZE
 
     folder = model_folder(model, settings.rope_scaling)
-    copies, cores = settings.replicas, settings.threads or usable_cores()
-    gpus = gpu_count(settings)
-    devices = cores if gpus is None else gpus
-    degree = launched_degree(settings) or degree_of(settings, most=max(1, devices // copies))
+    gpus, cores = gpu_count(settings), settings.threads or usable_cores()
+    degree = launched_degree(settings) or degree_of(settings, cores if gpus is None else gpus)
     draft_folder = None
     if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft_folder = model_folder(settings.draft)
@@ -209,10 +175,14 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> _Plan:
         listener=listener,
     )
     named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder_name(folder)
-    return _Plan(named, folder, draft_folder, copies, degree, cores, gpus, block_size, back_end)
+    return LoadPlan(
+        *(named, folder, draft_folder, settings.replicas, degree, cores, gpus, block_size, back_end)
+    )
 
 
-def _load_settings(plan: _Plan, settings: EngineSection, compile_into: Path | None) -> LoadSettings:
+def _load_settings(
+    plan: LoadPlan, settings: EngineSection, compile_into: Path | None
+) -> LoadSettings:
     from lmi_bench.engine.torch_backend.load_settings import (
         DEFAULT_MEMORY_SHARE,
         DEFAULT_MOST_CACHE_TOKENS,
@@ -221,7 +191,7 @@ def _load_settings(plan: _Plan, settings: EngineSection, compile_into: Path | No
 
     crowd = copies_a_device(plan.copies, plan.degree, plan.gpus)
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / crowd
-    if plan.draft_folder is not None:  # each caches the same tokens
+    if plan.draft_folder is not None:  # both cache the same tokens
         own, drafts = (
             kv_bytes_per_token(shape_of_folder(place)) for place in (plan.folder, plan.draft_folder)
         )
@@ -234,7 +204,7 @@ def _load_settings(plan: _Plan, settings: EngineSection, compile_into: Path | No
         memory_share=share,
         most_cache_tokens=settings.max_batch_total_tokens or DEFAULT_MOST_CACHE_TOKENS,
         threads=max(1, plan.cores // plan.copies),
-        # a draft has to draw as the model does, and a request alike on every copy
+        # a draft must sample as the model does, and every copy alike
         sampling_seed=secrets.randbits(62),
         quantize=quantize_settings(settings),
         device=plan.back_end.device,
@@ -243,9 +213,9 @@ def _load_settings(plan: _Plan, settings: EngineSection, compile_into: Path | No
 
 
 def _config(
-    plan: _Plan, settings: EngineSection, loaded: TorchNumbers, draft: TorchNumbers | None
+    plan: LoadPlan, settings: EngineSection, loaded: TorchNumbers, draft: TorchNumbers | None
 ) -> SchedulerConfig:
-    """The scheduler's configuration; InputError for lengths that the model has no positions for."""
+    """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
     longest = loaded.model_shape.max_positions
     if draft is not None:
         longest = min(longest, draft.model_shape.max_positions)
@@ -255,7 +225,7 @@ def _config(
             num_blocks=loaded.num_blocks,
             block_size=plan.block_size,
             max_model_len=min(longest, loaded.num_blocks * plan.block_size),
-            # a draft model reads the same blocks, and may see further back
+            # a draft model reads the same blocks, and may have a longer window
             attention_window=None if draft else loaded.model_shape.attention_window,
         ),
     )
@@ -269,39 +239,39 @@ def _config(
 
 
 def _facts(
-    plan: _Plan, settings: EngineSection, loaded: TorchNumbers, config: SchedulerConfig
+    plan: LoadPlan, settings: EngineSection, loaded: TorchNumbers, config: SchedulerConfig
 ) -> dict[str, Any]:
     return {
         "kind": "engine",
         "model": plan.name,
         **plan.back_end.facts(),
         "tensor_parallel": plan.degree,
-        **replica_facts(settings),
         "weights": loaded.weights_description,
         "free_memory_bytes": loaded.free_memory_bytes,
         "kv_dtype": loaded.kv_dtype,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
         **step_facts(loaded.prepared),
-        "scheduler": config_facts(config),
-        **speculation_facts(settings),
+        **common_facts(settings, config),
     }
 
 
 def _notes(
-    plan: _Plan,
+    plan: LoadPlan,
     settings: EngineSection,
     loaded: TorchNumbers,
     draft: TorchNumbers | None,
     config: SchedulerConfig,
 ) -> tuple[str, ...]:
-    extra = [_layout_note(plan, settings.router, loaded)]
-    if draft is not None:
-        extra.append(
+    draft_note = (
+        ""
+        if draft is None
+        else (
             f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
             f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
         )
-    return (
+    )
+    notes = (
         f"{plan.name}: {loaded.model_shape.params_total:,} parameters, "
         f"{loaded.weights_description}",
         plan.back_end.note,
@@ -311,48 +281,43 @@ def _notes(
         + (" a replica" if plan.copies > 1 else ""),
         *quantize_notes(loaded.quantized),
         *step_notes(settings, loaded.prepared),
-        *(line for line in extra if line),
+        _layout_note(plan, settings, loaded),
+        draft_note,
         *speculation_notes(settings),
         *idle_in_engine("bundled", settings),
     )
+    return tuple(filter(None, notes))
 
 
-def _layout_note(plan: _Plan, router: str, loaded: TorchNumbers) -> str:
-    """How many processes compute, and over what; empty for one."""
+def _layout_note(plan: LoadPlan, settings: EngineSection, loaded: TorchNumbers) -> str:
+    """Number of processes and how they communicate; empty for one process."""
     copies, degree = plan.copies, plan.degree
-    parts = []
-    if copies > 1:
-        parts.append(replica_note(copies, router))
+    parts = [replica_note(settings)]
     if degree > 1:
         transport = str(getattr(loaded, "transport", "")).replace("_", " ")
         parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")
-    note = "; ".join(parts)
-    if parts and copies * degree > plan.cores:
+    note = "; ".join(filter(None, parts))
+    if note and copies * degree > plan.cores:
         note += f" (warning: {copies * degree} processes share {plan.cores} cores)"
     return note
 
 
 def model_folder(model: str, rope_scaling: str | None = None) -> Path:
-    """A model's folder, or one like it with stretched positions.
+    """The folder of a model, with rope scaling if stated; a demo model is created if missing.
 
-    A demo model is made first where it is not there yet. Raises InputError for a model that is
-    neither.
+    Raises InputError if the model is neither a folder nor a demo model.
     """
     from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 
-    folder = None
-    if model in DEMO_MODELS:
-        folder = ensure_demo_model(model)
-    elif Path(model).is_dir():
-        folder = Path(model)
-    if folder is not None:
-        if rope_scaling is None:
-            return folder
-        return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
-    raise InputError(
-        f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
-        "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
-    )
+    if model not in DEMO_MODELS and not Path(model).is_dir():
+        raise InputError(
+            f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
+            "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
+        )
+    folder = ensure_demo_model(model) if model in DEMO_MODELS else Path(model)
+    if rope_scaling is None:
+        return folder
+    return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
 
 
 def measure_layer_errors(
@@ -372,7 +337,7 @@ def measure_layer_errors(
 def save_quantized(
     model: str, settings: EngineSection, out: Path, listener: Listener = SILENT
 ) -> int:
-    """Write a model with rounded weights as a folder of its own; returns bytes of its tensors."""
+    """Write a model with quantized weights as a new folder; returns the bytes of its tensors."""
     from lmi_bench.engine.torch_backend.quantization.export import export_quantized
 
     return export_quantized(
@@ -387,9 +352,9 @@ def save_quantized(
 def time_all_reduces(
     ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
 ) -> list[float]:
-    """Seconds of one all-reduce over processes of this machine, for each size of the array.
+    """Seconds of one all-reduce over processes of this machine, for each array size.
 
-    Raises InputError where torch is not installed or the transport does not work here.
+    Raises InputError if torch is not installed or the transport does not work on this machine.
     """
     start_ranks_early()
     try:

@@ -1,7 +1,8 @@
-"""Speculative decoding as the settings state it: the drafter, facts for the manifest, notes."""
+"""Speculative decoding: the drafter that the settings choose, facts for the manifest, notes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +14,11 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.models.shape import ModelShape
 
 NGRAM_DRAFT: Final = "ngram"
+_SAGEMAKER_DRAFT: Final = "sagemaker"
 
 
 def check_same_vocabulary(folder: Path, draft_folder: Path) -> None:
-    """Refuse a draft whose token ids mean something else than the model's."""
+    """Raise InputError if the draft's token ids differ from the model's."""
     model, draft = Tokenizer.from_folder(folder), Tokenizer.from_folder(draft_folder)
     if not model.same_vocabulary(draft):
         raise InputError(
@@ -33,17 +35,14 @@ def drafter_for(
     *,
     simulated: bool = False,
 ) -> Drafter | None:
-    """What guesses; a simulated engine has no text to look anything up in.
+    """The drafter; a simulated engine has no text in which to look up n-grams.
 
-    draft  of a draft model: each of its guesses takes its share of the model's time
+    draft  shape of the draft model; the time of a draft step follows from its size
     """
     if settings.draft is None:
         return None
-    drafter: Drafter
-    if settings.draft == NGRAM_DRAFT and not simulated:
-        drafter = NgramDrafter(settings.draft_tokens)
-    else:
-        drafter = ExecutorDrafter(settings.draft_tokens)
+    looks_up = settings.draft == NGRAM_DRAFT and not simulated
+    drafter: Drafter = (NgramDrafter if looks_up else ExecutorDrafter)(settings.draft_tokens)
     if not settings.draft_adaptive:
         return drafter
     own_frac = 0.0 if draft is None else draft.params_active / shape.params_active
@@ -53,7 +52,7 @@ def drafter_for(
 
 
 def speculation_facts(settings: EngineSection) -> dict[str, Any]:
-    """What a run's manifest says of it; nothing where it is off."""
+    """Facts for a run's manifest; empty without speculative decoding."""
     if settings.draft is None:
         return {}
     facts: dict[str, Any] = {
@@ -71,9 +70,25 @@ def speculation_notes(settings: EngineSection) -> tuple[str, ...]:
     if settings.draft is None:
         return ()
     stated = settings.draft_acceptance
-    source = "" if stated is None else f", each holds with a stated chance of {stated:g}"
+    source = "" if stated is None else f", each accepted with a stated probability of {stated:g}"
     count = settings.draft_tokens
-    fewer = ", fewer where few hold" if settings.draft_adaptive else ""
+    fewer = ", fewer if few are accepted" if settings.draft_adaptive else ""
     return (
         f"speculative decoding: up to {count} tokens a step by {settings.draft}{fewer}{source}",
+    )
+
+
+def refuse_sagemaker_draft(draft: str | None, obstacles: Sequence[str]) -> None:
+    """Raise InputError for SageMaker's own draft model; the requested `obstacles` exclude it.
+
+    SageMaker's inference optimization adds the model, but only to an unchanged JumpStart model: not
+    with fine-tuned weights, an inference script or inference components, nor on another machine.
+    """
+    if draft != _SAGEMAKER_DRAFT:
+        return
+    also = f"; it is not available with {', '.join(obstacles)}" if obstacles else ""
+    raise InputError(
+        f"--draft {_SAGEMAKER_DRAFT}: SageMaker adds its own draft model by an optimization job "
+        f"over an unchanged JumpStart model{also}; use --draft ngram, or name a smaller model "
+        "with the same vocabulary"
     )

@@ -1,4 +1,4 @@
-"""A server at a URL: what it speaks and serves is found by asking, then it is opened."""
+"""Opens a server at a URL: its protocol and model are found by asking it if not stated."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import socket
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
@@ -16,7 +17,6 @@ from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import ReceiveChoice, choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -26,9 +26,8 @@ from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.targets.access import Access
 from lmi_bench.targets.applies import idle_in_engine, kind_of
 from lmi_bench.targets.bench import Bench, Main
-from lmi_bench.targets.prompts import longest_request, make_prompts
-from lmi_bench.targets.tokenizers import find_tokenizer
-from lmi_bench.wire.format import find_format
+from lmi_bench.targets.prompts import find_tokenizer, longest_request, make_prompts
+from lmi_bench.wire.format import WireFormat, find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
 
 _NOT_FORCED = (
@@ -38,23 +37,16 @@ _NOT_FORCED = (
 
 
 def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
-    """A URL; whatever the scenario leaves open is found by asking the server.
+    """A URL; what the scenario leaves open is found by asking the server.
 
-    Raises InputError where nothing that is known here answers, or the workload does not fit.
+    Raises InputError if no known protocol is answered, or the workload does not fit.
     """
-    found = None
-    if AUTO in (scenario.protocol, scenario.model):
-        found = _discover(scenario, access, listener)
-        scenario, notes = _resolved(scenario, found)
-        stated_format = found.wire_format
-    else:
-        taken = _accepted(scenario, access, listener)
-        scenario, notes = _with_lengths_as_taken(scenario, taken)
-        stated_format = taken.wire_format
-    tokenizers = (scenario.model, found.tokenizer if found else None)
-    tokenizer = _first_tokenizer(tokenizers)
-    wire_format = stated_format or find_format(scenario.protocol, stream=scenario.stream)
     headers = access.all_headers()
+    scenario, asked = _ask(scenario, headers, listener)
+    tokenizers = (scenario.model, asked.found.tokenizer if asked.found else None)
+    tokenizer = _first_tokenizer(tokenizers)
+    notes = asked.notes
+    wire_format = asked.wire_format or find_format(scenario.protocol, stream=scenario.stream)
     if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
         wire_format, more = _with_token_ids(scenario, headers, listener)
         notes += more
@@ -67,13 +59,13 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         "headers": sorted(headers),
         "receiver": receive.note,
     }
-    if found is not None:
+    if asked.found is not None:
         facts |= {
-            "server": found.server,
-            "max_model_len": found.max_model_len,
-            "token_counts": found.token_source(tokenizer=tokenizer is not None),
+            "server": asked.found.server,
+            "max_model_len": asked.found.max_model_len,
+            "token_counts": asked.found.token_source(tokenizer=tokenizer is not None),
         }
-    return endpoint_bench(
+    bench = endpoint_bench(
         scenario,
         functools.partial(
             HttpTarget,
@@ -93,15 +85,74 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         tokenizers=tokenizers,
         notes=(*notes, *several_addresses(scenario.target)),
         secrets=access.secrets(),
-        metrics_url=_metrics_page(scenario.target),
-        metrics_headers=headers,
     )
+    return replace(bench, metrics_url=_metrics_url(scenario.target), metrics_headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the server's answers showed. found: only if a protocol or model was to be found."""
+
+    notes: tuple[str, ...]
+    wire_format: WireFormat | None
+    found: Discovery | None = None
+
+
+def _ask(
+    scenario: Scenario, headers: Mapping[str, str], listener: Listener
+) -> tuple[Scenario, _Asked]:
+    """The scenario with the server's protocol, model and control of lengths."""
+    url, protocol, model = scenario.target, scenario.protocol, scenario.model
+    overrides: dict[str, Any] = {}
+    answer: Accepted | Discovery
+    if AUTO in (protocol, model):
+        answer = found = discover(
+            url,
+            protocol=None if protocol == AUTO else protocol,
+            model=None if model == AUTO else model,
+            stream=scenario.stream,
+            headers=headers,
+            tell=listener.note,
+        )
+        overrides = {"protocol": found.protocol, "model": found.model}
+        has_tokenizer = _first_tokenizer((found.model, found.tokenizer)) is not None
+        notes = (found.describe(tokenizer=has_tokenizer), *found.notes)
+        asked = _Asked(notes, found.wire_format, found)
+        _check_lengths(scenario, found.max_model_len)
+    else:
+        answer = accepts(
+            url,
+            protocol=protocol,
+            model=model,
+            stream=scenario.stream,
+            ignore_eos=scenario.workload.ignore_eos,
+            headers=headers,
+            tell=listener.note,
+        )
+        asked = _Asked(answer.notes, answer.wire_format)
+    if scenario.workload.ignore_eos and not answer.forces_length:
+        overrides["workload.ignore_eos"] = False
+        asked = replace(asked, notes=(*asked.notes, _NOT_FORCED))
+    return scenario.with_overrides(overrides) if overrides else scenario, asked
+
+
+def _check_lengths(scenario: Scenario, max_model_len: int | None) -> None:
+    """Raise InputError if the workload has a longer request than the server accepts."""
+    if max_model_len is None or scenario.workload.dataset is not None:
+        return
+    longest = longest_request(scenario)
+    if longest > max_model_len:
+        raise InputError(
+            f"{redact_text(scenario.target)} takes {max_model_len:,} tokens a request, but the "
+            f"workload has up to {longest:,}, input and output: lower --input-tokens or "
+            "--output-tokens"
+        )
 
 
 def _with_token_ids(
     scenario: Scenario, headers: Mapping[str, str], listener: Listener
 ) -> tuple[OpenAiCompletionsFormat, tuple[str, ...]]:
-    """The wire format with prompts as token ids where the server takes them, and a note if not."""
+    """The wire format with prompts as token ids if the server accepts them, or a note."""
     token_ids = takes_token_ids(
         scenario.target,
         model=scenario.model,
@@ -114,7 +165,7 @@ def _with_token_ids(
 
 
 def choose_receiver(scenario: Scenario, url: str, listener: Listener) -> ReceiveChoice:
-    """What reads this endpoint's sockets, with a note where a compiler is missing."""
+    """The receiver that reads this endpoint's sockets; notes why it is not the native one."""
     tls = url.lower().startswith("https:")
     choice = choose_receive(scenario.client.receive, tls=tls, tell=listener.note)
     if choice.why is not None and not tls:
@@ -123,7 +174,7 @@ def choose_receiver(scenario: Scenario, url: str, listener: Listener) -> Receive
 
 
 def several_addresses(url: str) -> tuple[str, ...]:
-    """A note where the host name has several addresses."""
+    """A note if the host name has several addresses."""
     at = parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
     try:
         found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
@@ -132,58 +183,7 @@ def several_addresses(url: str) -> tuple[str, ...]:
     most = max(len({place[0] for kind, *_, place in found if kind == one}) for one, *_ in found)
     if most < 2:
         return ()
-    return (f"{at.host} has {most} addresses: connections are shared out among those that answer",)
-
-
-def _discover(scenario: Scenario, access: Access, listener: Listener) -> Discovery:
-    return discover(
-        scenario.target,
-        protocol=None if scenario.protocol == AUTO else scenario.protocol,
-        model=None if scenario.model == AUTO else scenario.model,
-        stream=scenario.stream,
-        headers=access.all_headers(),
-        tell=listener.note,
-    )
-
-
-def _accepted(scenario: Scenario, access: Access, listener: Listener) -> Accepted:
-    """How the server takes a request of the stated protocol and model."""
-    return accepts(
-        scenario.target,
-        protocol=scenario.protocol,
-        model=scenario.model,
-        stream=scenario.stream,
-        ignore_eos=scenario.workload.ignore_eos,
-        headers=access.all_headers(),
-        tell=listener.note,
-    )
-
-
-def _with_lengths_as_taken(scenario: Scenario, taken: Accepted) -> tuple[Scenario, tuple[str, ...]]:
-    """The scenario with lengths that are forced only where the server does so, and what to tell."""
-    if not scenario.workload.ignore_eos or taken.forces_length:
-        return scenario, taken.notes
-    plain = scenario.with_overrides({"workload.ignore_eos": False})
-    return plain, (*taken.notes, _NOT_FORCED)
-
-
-def _resolved(scenario: Scenario, found: Discovery) -> tuple[Scenario, tuple[str, ...]]:
-    """The scenario with what was found, and notes about it."""
-    at_hand = _first_tokenizer((found.model, found.tokenizer)) is not None
-    notes = [found.describe(tokenizer=at_hand), *found.notes]
-    overrides: dict[str, Any] = {"protocol": found.protocol, "model": found.model}
-    if scenario.workload.ignore_eos and not found.forces_length:
-        overrides["workload.ignore_eos"] = False
-        notes.append(_NOT_FORCED)
-    if found.max_model_len is not None and scenario.workload.dataset is None:
-        longest = longest_request(scenario)
-        if longest > found.max_model_len:
-            raise InputError(
-                f"{redact_text(scenario.target)} takes {found.max_model_len:,} tokens a request, "
-                f"but the workload has up to {longest:,}, input and output: lower --input-tokens "
-                "or --output-tokens"
-            )
-    return scenario.with_overrides(overrides), tuple(notes)
+    return (f"{at.host} has {most} addresses: connections are spread over those that answer",)
 
 
 def endpoint_bench(
@@ -195,19 +195,15 @@ def endpoint_bench(
     tokenizers: tuple[str | None, ...],
     notes: tuple[str, ...],
     secrets: tuple[str, ...],
-    usd_per_hour: float | None = None,
-    count_instances: Callable[[], int | None] | None = None,
-    cloudwatch: Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None = None,
-    metrics_url: str | None = None,
-    metrics_headers: Mapping[str, str] | None = None,
 ) -> Bench:
+    """A server elsewhere, with retries if the scenario asks for them."""
     tokenizer = _first_tokenizer(tokenizers)
     text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
-    words = (
-        f"no tokenizer of {scenario.model} at hand: prompts are words, about one token each; "
-        "the server's own counts are recorded where it states them"
-    )
-
+    if tokenizer is None:
+        notes += (
+            f"no tokenizer of {scenario.model} on this machine: prompts are words, about one token "
+            "each; the server's own counts are recorded if it states them",
+        )
     opened: Callable[[], HttpTarget | RetryingTarget] = open_target
     if scenario.client.retries is not None:
         opened = functools.partial(_retrying, open_target)
@@ -223,20 +219,11 @@ def endpoint_bench(
         prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
         run=lambda main: run_on_sockets(run_in(main)),
         knee_facts=lambda _levels: KneeFacts(),
-        notes=(
-            *notes,
-            *(() if tokenizer is not None else (words,)),
-            *idle_in_engine(kind_of(scenario.target), scenario.engine),
-        ),
+        notes=(*notes, *idle_in_engine(kind_of(scenario.target), scenario.engine)),
         secrets=secrets,
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,
-        usd_per_hour=usd_per_hour,
-        count_instances=count_instances,
-        cloudwatch=cloudwatch,
         open_target=opened,
-        metrics_url=metrics_url,
-        metrics_headers=metrics_headers or {},
     )
 
 
@@ -248,8 +235,8 @@ def _retrying(open_target: Callable[[], HttpTarget]) -> RetryingTarget:
     return RetryingTarget(open_target())
 
 
-def _metrics_page(url: str) -> str:
-    """Where a server of this URL keeps its metrics, if it does."""
+def _metrics_url(url: str) -> str:
+    """Where a server at this URL may publish its metrics."""
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))

@@ -1,13 +1,13 @@
-"""Loads the copies of a model into memory, each with its draft, and bounds their caches."""
+"""Loads the copies of a model onto their devices, each with its draft, and limits their caches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
@@ -16,70 +16,42 @@ from lmi_bench.core.units import MIB
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.memory_budget import MemoryBudget
-from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes
+from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.models.folder import read_config, shape_of_folder
-from lmi_bench.models.shape import ModelShape
+from lmi_bench.targets.applies import runs_on_gpu
 from lmi_bench.targets.back_ends import BackEnd
-from lmi_bench.targets.parts import close_all
-from lmi_bench.targets.placement import first_device
+from lmi_bench.targets.parts import TorchNumbers, close_all
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-    from lmi_bench.engine.torch_backend.static.build import PreparedSteps
-    from lmi_bench.engine.torch_backend.static.check import StepDifference
 
-_KEPT_MEMORY_FRAC: Final = 0.05  # of the machine's, which a cache that follows it leaves to others
+_KEPT_MEMORY_FRAC: Final = 0.05  # share of the memory that a cache which follows it leaves free
 
 Progress = Callable[[str, float, float | None], None]
 
 
-class TorchNumbers(Executor, Protocol):
-    """An executor of the torch back end with what it says of itself, over one rank or several."""
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Which model the bundled engine loads, and onto which devices.
 
-    model_shape: ModelShape
-    num_blocks: int
-    free_memory_bytes: int
-    kv_cache_bytes: int
-    kv_dtype: str
-    weights_description: str
-    weight_bytes: int
-    quantized: QuantizedBytes | None
-    prepared: PreparedSteps | None
+    name        of the model, as reports show it
+    degree      devices of a copy
+    cores       of this machine that the engine may use
+    gpus        of this machine; None for an engine on the CPU
+    """
 
-    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Log-probabilities of given tokens behind others."""
-        ...
-
-    async def compare_prepared(self) -> list[StepDifference]:
-        """Prepared decode steps against eager ones."""
-        ...
-
-    async def time_products(self, rows: int) -> float | None:
-        """Seconds of a decode step's matrix products."""
-        ...
-
-
-class TorchCopy:
-    """How one copy of the model is loaded: on one device or over ranks, with a draft or without."""
-
-    def __init__(
-        self,
-        folder: Path,
-        draft_folder: Path | None,
-        degree: int,
-        back_end: BackEnd,
-        settings: LoadSettings,
-        gpus: int | None,
-    ) -> None:
-        self._folder = folder
-        self._draft_folder = draft_folder
-        self._degree = degree
-        self._compiled = back_end.compiled
-        self._settings = settings
-        self._gpus = gpus
+    name: str
+    folder: Path
+    draft_folder: Path | None
+    copies: int
+    degree: int
+    cores: int
+    gpus: int | None
+    block_size: int
+    back_end: BackEnd
 
     def load(
-        self, copies: int, listener: Listener
+        self, settings: LoadSettings, listener: Listener
     ) -> tuple[tuple[Executor, ...], TorchNumbers, TorchNumbers | None]:
         """Every copy's executor, all with as many blocks as the first; the first copy's numbers
         and those of its draft."""
@@ -87,15 +59,14 @@ class TorchCopy:
         first: TorchNumbers | None = None
         first_draft: TorchNumbers | None = None
         try:
-            for number in range(copies):
-                title = "weights, MiB" + (f" (copy {number + 1})" if copies > 1 else "")
-                settings = replace(
-                    self._settings, first_device=first_device(number, self._degree, self._gpus)
-                )
+            for number in range(self.copies):
+                title = "weights, MiB" + (f" (copy {number + 1})" if self.copies > 1 else "")
+                device = first_device(number, self.degree, self.gpus)
+                settings = replace(settings, first_device=device)
                 if first is not None:
                     settings = replace(settings, num_blocks=first.num_blocks)
-                report = partial(_tell_bytes, listener, title)
-                loaded, draft = self._load_one(settings, report, listener.progress)
+                report = partial(_report_bytes, listener, title)
+                loaded, draft = self._load_copy(settings, report, listener.progress)
                 executors.append(loaded if draft is None else DraftingExecutor(loaded, draft))
                 if first is None:
                     first, first_draft = loaded, draft
@@ -105,37 +76,33 @@ class TorchCopy:
         assert first is not None
         return tuple(executors), first, first_draft
 
-    def _load_one(
+    def _load_copy(
         self, settings: LoadSettings, report: Callable[[int, int], None], told: Progress
     ) -> tuple[TorchNumbers, TorchNumbers | None]:
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
         from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 
         loaded: TorchNumbers
-        if self._degree > 1:
+        if self.degree > 1:
             loaded = ParallelExecutor.load(
-                self._folder,
-                settings,
-                tensor_parallel=self._degree,
-                progress=report,
-                told=told,
+                self.folder, settings, tensor_parallel=self.degree, progress=report, told=told
             )
         else:
-            loaded = self._on_one_device(self._folder, settings, progress=report, told=told)
-        if self._draft_folder is None:
+            loaded = self._on_one_device(self.folder, settings, progress=report, told=told)
+        if self.draft_folder is None:
             return loaded, None
         of_draft = replace(
             settings,
             num_blocks=loaded.num_blocks,
             quantize=NOT_QUANTIZED,
-            steps=replace(  # a draft's steps run as they are
+            steps=replace(  # a draft's steps are not prepared
                 settings.steps, compiled=False, artefact=None, captured=False, kernels=None
             ),
         )
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
             draft = self._on_one_device(
-                self._draft_folder, of_draft, beside=beside, progress=report, told=told
+                self.draft_folder, of_draft, beside=beside, progress=report, told=told
             )
         except BaseException:
             asyncio.run(loaded.close())
@@ -143,35 +110,39 @@ class TorchCopy:
         return loaded, draft
 
     def _on_one_device(self, folder: Path, settings: LoadSettings, **watched: Any) -> TorchNumbers:
-        if self._compiled is not None:
+        compiled = self.back_end.compiled
+        if compiled is not None:
             from lmi_bench.engine.native_backend.executor import NativeExecutor
 
-            return NativeExecutor.load(folder, settings, compiled=self._compiled, **watched)
+            return NativeExecutor.load(folder, settings, compiled=compiled, **watched)
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
 
         return TorchExecutor.load(folder, settings, **watched)
 
 
-def _tell_bytes(listener: Listener, title: str, done_bytes: int, total_bytes: int) -> None:
+def _report_bytes(listener: Listener, title: str, done_bytes: int, total_bytes: int) -> None:
     listener.progress(title, done_bytes / MIB, total_bytes / MIB)
 
 
-def check_memory(folder: Path, dtype: str, devices: int, gpus: int | None) -> None:
-    """CapacityError where the weights are larger than the memory of the devices that share them.
+def check_memory(plan: LoadPlan, dtype: str) -> None:
+    """Raise CapacityError if the weights exceed the memory of the devices that share them.
 
-    A folder that holds them rounded is let pass.
+    A folder with quantized weights is not checked.
     """
     import torch
 
     from lmi_bench.engine.torch_backend.memory import check_weights_fit
     from lmi_bench.engine.torch_backend.precision import torch_dtype
 
-    if "quantization_config" in read_config(folder):
+    if "quantization_config" in read_config(plan.folder):
         return
-    shape = shape_of_folder(folder)
-    place = torch.device("cpu") if gpus is None else torch.device("cuda", 0)
-    each = shape.params_total * torch_dtype(dtype).itemsize // devices
-    check_weights_fit(folder.name, each, place)
+    on_cpu = plan.gpus is None
+    weight_bytes = shape_of_folder(plan.folder).params_total * torch_dtype(dtype).itemsize
+    check_weights_fit(
+        plan.folder.name,
+        weight_bytes // (1 if on_cpu else plan.degree),
+        torch.device("cpu") if on_cpu else torch.device("cuda", 0),
+    )
 
 
 def memory_budget(
@@ -180,19 +151,19 @@ def memory_budget(
     copies: int,
     tell: Callable[[str], None],
 ) -> MemoryBudget:
-    """Of each copy: a share of what is free, and none of the last twentieth of the machine's.
+    """Each copy's memory budget: a share of the free memory, less a twentieth of the machine's.
 
-    models  that keep the same tokens in caches of their own
+    models  the model and its draft, which each cache the same tokens
     """
     import torch
 
     from lmi_bench.engine.torch_backend.memory import free_memory_bytes, memory_bytes
 
-    if settings.device == "cuda" or settings.backend == "triton":
-        raise InputError("--follow-memory: a GPU's cache is taken whole at the start")
+    if runs_on_gpu(settings):
+        raise InputError("--follow-memory: a GPU's cache is allocated whole at the start")
     if settings.prefix_caching:
         raise InputError(
-            "--follow-memory goes without --prefix-caching, whose idle blocks keep their memory"
+            "--follow-memory excludes --prefix-caching, whose idle blocks keep their memory"
         )
     place = torch.device("cpu")
     return MemoryBudget(
@@ -206,7 +177,33 @@ def memory_budget(
 
 
 def start_ranks_early() -> None:
-    """Let the ranks' server import torch while this process does."""
+    """Start the ranks' fork server, so that it imports torch while this process does."""
     from lmi_bench.engine.torch_backend.fork_server import fork_context
 
     fork_context()
+
+
+def gpu_count(settings: EngineSection) -> int | None:
+    """GPUs of this machine if the settings ask for one; None for an engine on the CPU."""
+    if not runs_on_gpu(settings):
+        return None
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def copies_a_device(copies: int, degree: int, gpus: int | None) -> int:
+    """Maximum number of copies that share a device and its memory.
+
+    degree  devices of a copy; gpus: None on a CPU
+    """
+    return copies if gpus is None else -(-copies // _places(degree, gpus))
+
+
+def first_device(copy: int, degree: int, gpus: int | None) -> int:
+    """Index of a copy's first device: side by side, then from the start again."""
+    return 0 if gpus is None else copy % _places(degree, gpus) * degree
+
+
+def _places(degree: int, gpus: int) -> int:
+    return max(1, gpus // degree)

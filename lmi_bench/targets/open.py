@@ -1,6 +1,6 @@
-"""The target that a scenario names, opened.
+"""Opens the target that a scenario names.
 
-Engines and the planner are loaded where a target is one: a URL's first request waits for none.
+Engines and the planner are imported only for targets that need them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.scenario import ENGINE_TARGET, SAGEMAKER_PREFIX, SIMULATED_PREFIX, Scenario
+from lmi_bench.core.scenario import ENGINE_TARGET, Scenario
 from lmi_bench.targets.access import NO_ACCESS, Access
 from lmi_bench.targets.applies import idle_beside_engine, kind_of, refuse_idle
 from lmi_bench.targets.bench import Bench
@@ -26,10 +26,10 @@ def open_bench(
     *,
     trace: ChromeTrace | None = None,
 ) -> Bench:
-    """The scenario's target, checked and loaded; raises InputError where it cannot be.
+    """The scenario's target, checked and loaded; raises InputError if that fails.
 
-    access  what an endpoint wants to see before it answers
-    trace   written by the engine, where it runs in this process
+    access  credentials for an endpoint
+    trace   filled by an engine in this process
     """
     refuse_idle(kind_of(scenario.target), ["step_trace"] if trace else [], scenario.engine)
     bench = _open(scenario, access, listener, trace)
@@ -39,24 +39,24 @@ def open_bench(
 def _open(
     scenario: Scenario, access: Access, listener: Listener, trace: ChromeTrace | None
 ) -> Bench:
-    target = scenario.target
-    if target == ENGINE_TARGET:
-        from lmi_bench.targets.bundled import engine_bench
+    match kind_of(scenario.target):
+        case "simulated":
+            from lmi_bench.targets.simulated import simulated_bench
 
-        return engine_bench(scenario, listener, trace)
-    if target.startswith(SIMULATED_PREFIX):
-        from lmi_bench.targets.simulated import simulated_bench
+            return simulated_bench(scenario, trace)
+        case "sagemaker":
+            from lmi_bench.targets.sagemaker import sagemaker_bench
 
-        return simulated_bench(scenario, trace)
-    if target.startswith(SAGEMAKER_PREFIX):
-        from lmi_bench.targets.sagemaker import sagemaker_bench
+            return sagemaker_bench(scenario, access, listener)
+        case "url":
+            from lmi_bench.targets.http import http_bench
 
-        return sagemaker_bench(scenario, access, listener)
-    if "://" in target:
-        from lmi_bench.targets.http import http_bench
+            return http_bench(scenario, access, listener)
+    if scenario.target != ENGINE_TARGET:
+        raise InputError(
+            f"target {scenario.target!r} is unknown; write engine, sim:INSTANCE "
+            "(such as sim:ml.g5.2xlarge), a URL (http://host:port) or sagemaker:NAME"
+        )
+    from lmi_bench.targets.bundled import engine_bench
 
-        return http_bench(scenario, access, listener)
-    raise InputError(
-        f"target {target!r} is not understood; write engine, sim:INSTANCE "
-        "(such as sim:ml.g5.2xlarge), a URL (http://host:port) or sagemaker:NAME"
-    )
+    return engine_bench(scenario, listener, trace)

@@ -1,13 +1,14 @@
-"""An engine that is ready to be entered, whatever computes its steps, and what all kinds share."""
+"""An engine that is loaded but not started, and the settings that engines of both kinds share."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import ms_to_s
@@ -23,26 +24,52 @@ from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.models.shape import ModelShape
+from lmi_bench.targets.drafting import speculation_facts
 
 if TYPE_CHECKING:
+    from lmi_bench.engine.torch_backend.static.build import PreparedSteps
     from lmi_bench.engine.torch_backend.static.check import StepDifference as StepDifference
+
+
+class TorchNumbers(Executor, Protocol):
+    """An executor of the torch back end, over one rank or several, with its own figures."""
+
+    model_shape: ModelShape
+    num_blocks: int
+    free_memory_bytes: int
+    kv_cache_bytes: int
+    kv_dtype: str
+    weights_description: str
+    weight_bytes: int
+    quantized: QuantizedBytes | None
+    prepared: PreparedSteps | None
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Log-probabilities of a continuation after given tokens."""
+        ...
+
+    async def compare_prepared(self) -> list[StepDifference]:
+        """Compare prepared decode steps with eager ones."""
+        ...
+
+    async def time_products(self, rows: int) -> float | None:
+        """Seconds of a decode step's matrix products."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An engine that is ready to be entered: its executor holds the model already.
+    """An engine that is loaded but not started.
 
-    facts    for a run's manifest; notes: shown at the start of a run
-    executors  one a replica
-    profile    of a simulated engine
-    drafter    of speculative decoding
-    router     which replica answers a request, where there are several
-    quantized  what quantizing did to the model's matrices; None where nothing was
-    score      log-probabilities of given tokens behind others; before the engine is entered
-    back_end_note  what runs the steps of a bundled engine, and why
-    compare    prepared decode steps against eager ones; before the engine is entered
-    memory_budget  of each replica's cache, where it follows the free memory
-    time_products  seconds of a decode step's matrix products for so many sequences, likewise
+    executors       one per replica
+    facts           for a run's manifest
+    setup, profile  of a simulated engine
+    notes           shown at the start of a run
+    drafter         of speculative decoding
+    router          policy that chooses the replica for a request
+    back_end_note   what runs the steps of a bundled engine, and why
+    loaded          first replica of a bundled engine; its methods are for use before the start
+    memory_budget   of each replica's cache if it follows the free memory
     """
 
     executors: tuple[Executor, ...]
@@ -50,17 +77,20 @@ class EngineParts:
     shape: ModelShape
     tokenizer: Tokenizer | None
     facts: dict[str, Any]
+    setup: Setup | None = None
     profile: EngineProfile | None = None
     notes: tuple[str, ...] = ()
     drafter: Drafter | None = None
     tensor_parallel: int = 1
     router: str = "round_robin"
     back_end_note: str = ""
-    score: Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]] | None = None
-    quantized: QuantizedBytes | None = None
-    compare: Callable[[], Awaitable[list[StepDifference]]] | None = None
-    time_products: Callable[[int], Awaitable[float | None]] | None = None
+    loaded: TorchNumbers | None = None
     memory_budget: MemoryBudget | None = None
+
+    @property
+    def quantized(self) -> QuantizedBytes | None:
+        """Result of quantizing the model's matrices; None without quantization."""
+        return None if self.loaded is None else self.loaded.quantized
 
     def engine(self, trace: ChromeTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.
@@ -92,46 +122,42 @@ async def close_all(executors: Sequence[Executor]) -> None:
         await executor.close()
 
 
-def degree_of(settings: EngineSection, *, most: int) -> int:
-    """The tensor-parallel degree; `max` is as many as there are devices or cores for one copy."""
+def degree_of(settings: EngineSection, devices: int) -> int:
+    """The tensor-parallel degree; `max` uses all devices or cores, shared by the replicas."""
     degree = settings.tensor_parallel
-    return degree if isinstance(degree, int) else most
+    return degree if isinstance(degree, int) else max(1, devices // settings.replicas)
 
 
-def replica_note(copies: int, router: str) -> str:
-    return f"{copies} replicas behind a {router.replace('_', '-')} router"
-
-
-def replica_facts(settings: EngineSection) -> dict[str, Any]:
+def replica_note(settings: EngineSection) -> str:
+    """The number of replicas and their router, for display; empty for one replica."""
     if settings.replicas == 1:
-        return {}
-    return {"replicas": settings.replicas, "router": settings.router}
+        return ""
+    return f"{settings.replicas} replicas behind a {settings.router.replace('_', '-')} router"
+
+
+def common_facts(settings: EngineSection, config: SchedulerConfig) -> dict[str, Any]:
+    """Facts for a run's manifest that engines of both kinds have."""
+    facts: dict[str, Any] = {}
+    if settings.replicas > 1:
+        facts = {"replicas": settings.replicas, "router": settings.router}
+    scheduler = {key: getattr(value, "value", value) for key, value in asdict(config).items()}
+    return {**facts, "scheduler": scheduler, **speculation_facts(settings)}
 
 
 def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> SchedulerConfig:
-    """The engine's own configuration with the settings that were stated laid over it."""
-    stated: dict[str, Any] = {
-        "policy": BatchingPolicy(settings.policy),
-        "batch_size": settings.batch_size,
-        "max_batch_delay_s": ms_to_s(settings.max_batch_delay_ms),
-        "kv_layout": None if settings.kv_layout is None else KvLayout(settings.kv_layout),
-        "max_rolling_batch_size": settings.max_rolling_batch_size,
-        "max_rolling_batch_prefill_tokens": settings.max_rolling_batch_prefill_tokens,
-        "chunked_prefill": settings.chunked_prefill,
-        "max_concurrent_requests": settings.max_concurrent_requests,
-        "prefix_caching": settings.prefix_caching,
-        "recompute_on_join": settings.recompute_on_join,
-        "max_input_tokens": settings.max_input_tokens,
-        "num_blocks": settings.num_blocks,
-        "max_model_len": settings.max_model_len,
-    }
+    """The engine's own configuration, overridden by the settings that were stated."""
+    shared = {field.name for field in fields(SchedulerConfig)} & {*EngineSection.model_fields}
+    stated: dict[str, Any] = {name: getattr(settings, name) for name in shared}
+    stated["policy"] = BatchingPolicy(settings.policy)
+    stated["kv_layout"] = None if settings.kv_layout is None else KvLayout(settings.kv_layout)
+    stated["max_batch_delay_s"] = ms_to_s(settings.max_batch_delay_ms)
     budget = settings.max_batch_total_tokens
     if budget is not None:
-        blocks = settings.num_blocks or derived.num_blocks
-        if budget > blocks * derived.block_size:
+        tokens = (settings.num_blocks or derived.num_blocks) * derived.block_size
+        if budget > tokens:
             raise CapacityError(
-                f"max_batch_total_tokens {budget:,}: the KV cache holds "
-                f"{blocks * derived.block_size:,} tokens; lower it, or give the cache more memory"
+                f"max_batch_total_tokens {budget:,}: the KV cache holds {tokens:,} tokens; lower "
+                "it, or give the cache more memory"
             )
         if budget < derived.block_size:
             raise CapacityError(
@@ -140,7 +166,3 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
             )
         stated["num_blocks"] = budget // derived.block_size
     return replace(derived, **{key: value for key, value in stated.items() if value is not None})
-
-
-def config_facts(config: SchedulerConfig) -> dict[str, Any]:
-    return {key: getattr(value, "value", value) for key, value in asdict(config).items()}

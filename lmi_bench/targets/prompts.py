@@ -1,10 +1,10 @@
-"""A scenario's workload as a source of requests, and how long they are."""
+"""A scenario's workload as a source of requests: their text, their tokenizer, their lengths."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lmi_bench.core.conversations import RecordedConversation, read_conversations
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
@@ -27,6 +27,8 @@ from lmi_bench.loadgen.prompts.shaped_prompts import (
     distributions,
     mean_lengths,
 )
+
+DEMO_NAMES: Final = ("demo-15m", "demo-110m")
 
 
 def lengths_of(scenario: Scenario) -> list[Lengths]:
@@ -141,3 +143,18 @@ def _dialogues(
         seed=scenario.seed,
         tokenizer=tokenizer,
     )
+
+
+def find_tokenizer(model: str) -> Tokenizer | None:
+    """The tokenizer of a model folder or a demo model; None if there is none. Loads no torch."""
+    folder = Path(model)
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_folder(folder)
+    if model in DEMO_NAMES:
+        from lmi_bench.engine.torch_backend.demo_vocabulary import (
+            EOS_TOKEN_ID,
+            demo_tokenizer_json,
+        )
+
+        return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
+    return None

@@ -1,10 +1,11 @@
-"""A SageMaker endpoint: its container's settings say what it speaks, then it is opened."""
+"""Opens a SageMaker endpoint; its container's settings state the protocol and the model."""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lmi_bench.core.listener import Listener
@@ -20,9 +21,9 @@ from lmi_bench.wire.format import find_format
 
 
 def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
-    """A SageMaker endpoint; its container's settings say what it speaks and which model it has.
+    """A SageMaker endpoint.
 
-    Raises InputError without AWS credentials, or where there is no such endpoint in service.
+    Raises InputError without AWS credentials, or if no such endpoint is in service.
     """
     settings = scenario.sagemaker
     invocation = Invocation(
@@ -50,7 +51,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
     receive = choose_receiver(scenario, aws.runtime_url, listener)
     facts["receiver"] = receive.note
     keys = aws.credentials.get_frozen_credentials()
-    return endpoint_bench(
+    bench = endpoint_bench(
         scenario,
         lambda: SageMakerTarget(
             aws,
@@ -68,15 +69,18 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         facts=facts,
         tokenizers=(model,),
         notes=(*found.notes, *several_addresses(aws.runtime_url)),
+        secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
+    )
+    return replace(
+        bench,
         usd_per_hour=found.price_usd_per_hour,
         count_instances=found.count_instances,
         cloudwatch=_cloudwatch(aws, invocation, found),
-        secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
 
 
 def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
-    """What SageMaker says of the endpoint, where its control plane can be asked."""
+    """SageMaker's description of the endpoint, if its control plane can be reached."""
     if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
         return read_endpoint_facts(
             aws,
@@ -93,7 +97,7 @@ def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
 def _cloudwatch(
     aws: AwsAccess, invocation: Invocation, found: EndpointFacts
 ) -> Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None:
-    """What reads the endpoint's metrics of given spans; None without CloudWatch."""
+    """A function that reads the endpoint's metrics for given spans; None without CloudWatch."""
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None
     variant = invocation.target_variant or str(found.facts.get("variant", "AllTraffic"))

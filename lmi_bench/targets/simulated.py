@@ -1,4 +1,4 @@
-"""Puts a simulated engine together: a model on an instance, each step taking its predicted time."""
+"""Assembles a simulated engine: a model on an instance, each step taking its predicted time."""
 
 from __future__ import annotations
 
@@ -17,25 +17,17 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import SIMULATED_PREFIX, EngineSection, Scenario
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
-from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.engine.scheduling.step_shape import StepTime
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import NoText, PromptText, TokenIds
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench, Main
-from lmi_bench.targets.drafting import (
-    NGRAM_DRAFT,
-    drafter_for,
-    speculation_facts,
-    speculation_notes,
-)
+from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
 from lmi_bench.targets.limits import simulated_limits
 from lmi_bench.targets.parts import (
     EngineParts,
-    config_facts,
+    common_facts,
     degree_of,
-    replica_facts,
     replica_note,
     scheduler_config,
 )
@@ -45,34 +37,30 @@ from lmi_bench.targets.prompts import longest_request, make_prompts
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
 
-_FIRST_MADE_UP_ID: Final = 2_000
-_MADE_UP_IDS: Final = 32_000
+_FIRST_ID: Final = 2_000
+"""First token id of prompts, above those that the executor makes up."""
+_PROMPT_IDS: Final = 32_000
 
 
 def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
-    """A model on an instance, each step in its predicted time, in virtual time."""
+    """A model on an instance, ready to be measured in virtual time."""
     from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 
     instance_type = scenario.target.removeprefix(SIMULATED_PREFIX)
-    if scenario.workload.dataset is not None:
+    workload = scenario.workload
+    if workload.dataset is not None or workload.conversations is not None:
         raise InputError(
             "a simulated instance needs lengths, not text: give --input-tokens and "
-            "--output-tokens, or a mix, instead of a data set"
+            "--output-tokens (with --turns for conversations), or a mix, instead of "
+            + ("a data set" if workload.conversations is None else "recorded conversations")
         )
-    if scenario.workload.conversations is not None:
-        raise InputError(
-            "a simulated instance needs lengths, not text: give --turns with --input-tokens and "
-            "--output-tokens instead of recorded conversations"
-        )
-    cached = bool(scenario.engine.prefix_caching)
-    # only a prefix cache looks at what is asked; ids above those that the executor makes up
-    words: PromptText = TokenIds(_MADE_UP_IDS, first_id=_FIRST_MADE_UP_ID) if cached else NoText()
-    total = longest_request(scenario)
+    cached = bool(scenario.engine.prefix_caching)  # only a prefix cache reads the prompts
+    words: PromptText = TokenIds(_PROMPT_IDS, first_id=_FIRST_ID) if cached else NoText()
     parts = open_simulated_engine(
         scenario.model,
         instance_type,
         scenario.engine,
-        max_total_tokens=total,
+        max_total_tokens=longest_request(scenario),
     )
 
     async def run_in(main: Main) -> Any:
@@ -85,7 +73,7 @@ def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
         facts=parts.facts,
         prompts=lambda salt: make_prompts(scenario, words, None, salt),
         run=lambda main: run_virtual(run_in(main)),
-        knee_facts=lambda levels: simulated_limits(scenario, instance_type, parts, levels),
+        knee_facts=lambda levels: simulated_limits(scenario, parts, levels),
         notes=parts.notes,
         salted=False,
     )
@@ -101,24 +89,33 @@ def open_simulated_engine(
 ) -> EngineParts:
     """An engine that takes the predicted time of each step of a model on an instance.
 
-    max_total_tokens  most tokens, input and output, of one request
-    profile           instead of the one that the settings name
+    max_total_tokens  maximum tokens, input and output, of one request
+    profile           None: the one that the settings name
+
+    Raises InputError and CapacityError if the settings do not fit the model and the instance.
     """
     refuse_impossible("simulated", settings)
-    profile = profile or find_profile(settings.profile)
-    setup, profile = _planned(model, instance_type, settings, profile)
+    profile = _with_stated_memory(profile or find_profile(settings.profile), settings)
+    setup = _setup(model, instance_type, settings)
     total_tokens = settings.max_model_len or max_total_tokens
     config = scheduler_config(settings, scheduler_config_for(setup, profile, total_tokens))
-    step_time = step_time_model_for(setup, profile)
     draft = None if setup.speculation is None else setup.speculation.draft
-    draft_time = None
-    if draft is not None:
-        draft_time = step_time_model_for(replace(setup, shape=draft), profile)
-    return EngineParts(
-        executors=tuple(
-            _simulated_executor(step_time, draft_time, settings, config.block_size)
-            for _ in range(settings.replicas)
+    notes = (
+        f"{setup.shape.name} on {setup.instance.instance_type} "
+        f"({setup.instance.accelerator.name}), TP {setup.tensor_parallel}, {setup.dtype}: "
+        f"predicted step times, {profile.provenance}",
+        f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
+        f"sequences at once{' a replica' if settings.replicas > 1 else ''}",
+        replica_note(settings),
+        *speculation_notes(settings),
+        *idle_in_engine("simulated", settings),
+        *(
+            f"warning: {text}"
+            for text in profile.warnings_for(accelerator=setup.instance.accelerator.name)
         ),
+    )
+    return EngineParts(
+        executors=_executors(setup, profile, settings, config.block_size),
         config=config,
         shape=setup.shape,
         tokenizer=None,
@@ -128,43 +125,38 @@ def open_simulated_engine(
             "instance": setup.instance.instance_type,
             "accelerator": setup.instance.accelerator.name,
             "tensor_parallel": setup.tensor_parallel,
-            **replica_facts(settings),
             "dtype": setup.dtype,
             "profile": profile.label,
             "profile_provenance": profile.provenance,
-            "scheduler": config_facts(config),
-            **speculation_facts(settings),
+            **common_facts(settings, config),
         },
+        setup=setup,
         profile=profile,
-        notes=_notes(setup, profile, settings, config),
+        notes=tuple(filter(None, notes)),
         drafter=drafter_for(settings, setup.shape, draft, simulated=True),
         tensor_parallel=setup.tensor_parallel,
         router=settings.router,
     )
 
 
-def _planned(
-    model: str, instance_type: str, settings: EngineSection, profile: EngineProfile
-) -> tuple[Setup, EngineProfile]:
-    """One copy, and the profile with the stated memory.
+def _with_stated_memory(profile: EngineProfile, settings: EngineSection) -> EngineProfile:
+    stated = {"memory_share": settings.memory_share, "block_size": settings.block_size}
+    given: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+    return replace(profile, **given)
 
-    Raises InputError and CapacityError where the settings do not fit model and instance.
-    """
-    if settings.memory_share is not None:
-        profile = replace(profile, memory_share=settings.memory_share)
-    if settings.block_size is not None:
-        profile = replace(profile, block_size=settings.block_size)
+
+def _setup(model: str, instance_type: str, settings: EngineSection) -> Setup:
+    """One copy, if the instance has enough devices for all replicas."""
     shape, instance = find_model(model), find_instance(instance_type)
     copies, devices = settings.replicas, instance.num_accelerators
-    degree = degree_of(settings, most=max(1, devices // copies))
+    degree = degree_of(settings, devices)
     if copies * degree > devices:
         raise CapacityError(
             f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
             f"has {devices}: lower --replicas or --tp"
         )
     dtype = planned_dtype(model, settings.dtype)
-    spoken = _speculation(settings, shape)
-    return Setup(shape, instance, degree, dtype, speculation=spoken), profile
+    return Setup(shape, instance, degree, dtype, speculation=_speculation(settings, shape))
 
 
 def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | None:
@@ -172,8 +164,9 @@ def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | No
         return None
     if settings.draft_acceptance is None:
         raise InputError(
-            f"--draft {settings.draft}: a simulated engine cannot tell how many drafted tokens "
-            "hold; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine measures it)"
+            f"--draft {settings.draft}: a simulated engine cannot measure how many draft tokens "
+            "are accepted; give --draft-acceptance, from 0 to 1 (a sweep of the bundled engine "
+            "measures it)"
         )
     draft = None if settings.draft == NGRAM_DRAFT else find_model(settings.draft)
     if draft is not None and draft.vocab_size != shape.vocab_size:
@@ -184,29 +177,21 @@ def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | No
     return Speculation(settings.draft_tokens, settings.draft_acceptance, draft)
 
 
-def _notes(
-    setup: Setup, profile: EngineProfile, settings: EngineSection, config: SchedulerConfig
-) -> tuple[str, ...]:
-    copies = settings.replicas
-    accelerator = setup.instance.accelerator.name
-    return (
-        f"{setup.shape.name} on {setup.instance.instance_type} ({accelerator}), TP "
-        f"{setup.tensor_parallel}, {setup.dtype}: predicted step times, {profile.provenance}",
-        f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
-        f"sequences at once{' a replica' if copies > 1 else ''}",
-        *((replica_note(copies, settings.router),) if copies > 1 else ()),
-        *speculation_notes(settings),
-        *idle_in_engine("simulated", settings),
-        *(f"warning: {text}" for text in profile.warnings_for(accelerator=accelerator)),
+def _executors(
+    setup: Setup, profile: EngineProfile, settings: EngineSection, block_size: int
+) -> tuple[Executor, ...]:
+    """One executor per replica, with its draft model's if there is one."""
+    step_time = step_time_model_for(setup, profile)
+    acceptance = settings.draft_acceptance or 0.0
+    executors: list[Executor] = [
+        SimulatedExecutor(step_time, block_size=block_size, draft_acceptance=acceptance)
+        for _ in range(settings.replicas)
+    ]
+    draft = None if setup.speculation is None else setup.speculation.draft
+    if draft is None:
+        return tuple(executors)
+    draft_time = step_time_model_for(replace(setup, shape=draft), profile)
+    return tuple(
+        DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size))
+        for executor in executors
     )
-
-
-def _simulated_executor(
-    step_time: StepTime, draft_time: StepTime | None, settings: EngineSection, block_size: int
-) -> Executor:
-    executor: Executor = SimulatedExecutor(
-        step_time, block_size=block_size, draft_acceptance=settings.draft_acceptance or 0.0
-    )
-    if draft_time is None:
-        return executor
-    return DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size))

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.targets.launching import launched_degree, refuse_to_follow
+from lmi_bench.targets.process import launched_degree, refuse_to_follow
 
 TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.targets.back_ends import BackEnd
-from lmi_bench.targets.placement import copies_a_device, first_device, gpu_count
+from lmi_bench.targets.loading import copies_a_device, first_device, gpu_count
 from lmi_bench.targets.prepared_steps import step_settings
 
 

@@ -53,9 +53,9 @@ def measure_quality(
 def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
     """Seconds of a decode step's matrix products, by the number of sequences; none where they
     cannot be told. Before `measure_quality`."""
-    time_products = parts.time_products
-    if time_products is None:
+    if parts.loaded is None:
         return {}
+    time_products = parts.loaded.time_products
 
     async def measure() -> dict[int, float]:
         times = {
@@ -67,8 +67,8 @@ def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int
 
 
 async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
-    score = parts.score
-    assert score is not None  # a torch engine scores
+    assert parts.loaded is not None  # a torch engine scores
+    score = parts.loaded.score
     room = parts.config.num_blocks * parts.config.block_size
     length = min(_WINDOW_TOKENS, parts.config.max_model_len, room)
     scores: list[float] = []

@@ -42,7 +42,7 @@ from lmi_bench.targets.bundled import (
     save_quantized,
 )
 from lmi_bench.targets.parts import EngineParts
-from lmi_bench.targets.tokenizers import find_tokenizer
+from lmi_bench.targets.prompts import find_tokenizer
 
 TECHNIQUES: Final = (
     ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),
