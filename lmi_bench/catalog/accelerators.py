@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from lmi_bench.catalog.names import Index
-from lmi_bench.catalog.tables import Row, number_or_none, read_rows
+from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 

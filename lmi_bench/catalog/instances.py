@@ -7,8 +7,7 @@ from functools import cache
 from typing import Final
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
-from lmi_bench.catalog.names import Index
-from lmi_bench.catalog.tables import Row, number_or_none, read_rows
+from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lmi_bench.catalog.names import Index, model_key
-from lmi_bench.catalog.tables import Row, count_or_zero, read_rows
+from lmi_bench.catalog.tables import Index, Row, count_or_zero, model_key, read_rows
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
 

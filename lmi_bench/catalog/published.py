@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from lmi_bench.catalog.tables import number_or_none, read_rows
+from lmi_bench.catalog.tables import Row, number_or_none, read_rows
 from lmi_bench.core.units import ms_to_s
 
 JUMPSTART_REQUESTS_PER_USER = 3
@@ -36,25 +36,24 @@ class PublishedCell:
     latency_s_per_token: float | None
 
 
+def _cell(row: Row) -> PublishedCell:
+    latency_ms = number_or_none(row.get("latency_ms_per_token", ""))
+    return PublishedCell(
+        table=row["table"],
+        model=row["model"],
+        instance_type=row["instance"],
+        tensor_parallel=int(row["tp"]),
+        replicas=int(row.get("instance_count") or 1),
+        input_tokens=int(row["input_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+        concurrency=int(row["concurrency"]),
+        throughput_tokens_per_s=number_or_none(row.get("throughput_tokens_per_s", "")),
+        latency_s_per_token=None if latency_ms is None else ms_to_s(latency_ms),
+    )
+
+
 def _cells(name: str) -> tuple[PublishedCell, ...]:
-    cells = []
-    for row in read_rows(f"published/{name}"):
-        latency_ms = number_or_none(row.get("latency_ms_per_token", ""))
-        cells.append(
-            PublishedCell(
-                table=row["table"],
-                model=row["model"],
-                instance_type=row["instance"],
-                tensor_parallel=int(row["tp"]),
-                replicas=int(row.get("instance_count") or 1),
-                input_tokens=int(row["input_tokens"]),
-                output_tokens=int(row["output_tokens"]),
-                concurrency=int(row["concurrency"]),
-                throughput_tokens_per_s=number_or_none(row.get("throughput_tokens_per_s", "")),
-                latency_s_per_token=None if latency_ms is None else ms_to_s(latency_ms),
-            )
-        )
-    return tuple(cells)
+    return tuple(map(_cell, read_rows(f"published/{name}")))
 
 
 def published_table(name: str) -> Path:

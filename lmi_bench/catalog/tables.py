@@ -1,9 +1,21 @@
-"""Reads the catalog's CSV files; every row names its source."""
+"""Reads the catalog's CSV files, and finds rows by name, ignoring case, separators and variant.
+
+Every row names its source. `meta-llama/Llama-2-7b-chat-hf`, `Llama 2 7B Chat` and `llama2-7b` are
+one architecture: chat, instruct and quantized variants have their base model's shape.
+"""
 
 from __future__ import annotations
 
 import csv
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
+from typing import Generic, TypeVar
+
+from lmi_bench.core.errors import InputError
 
 Row = dict[str, str]
 
@@ -22,3 +34,82 @@ def number_or_none(text: str) -> float | None:
 def count_or_zero(text: str) -> int:
     """A cell as a count; 0 if it is empty, such as the experts of a dense model."""
     return int(text) if text.strip() else 0
+
+
+T = TypeVar("T")
+
+# Words in a model's name that do not change its shape.
+_VARIANT_WORD = re.compile(
+    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|fp\d+|bf16|int\d|\dbit|kv"
+    r"|(quantized\.?)?(w\d+a\d+)?"
+)
+_NEAREST_SHOWN = 3
+
+
+def plain_key(name: str) -> str:
+    """A name without case and separators: `NVIDIA A10G 24GB` -> `nvidiaa10g24gb`."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+def model_key(name: str) -> str:
+    """A model's name without publisher, case, separators and variant words.
+
+    >>> model_key("meta-llama/Llama-2-7b-chat-hf"), model_key("Llama 2 7B")
+    ('llama27b', 'llama27b')
+    """
+    words = _words(name)
+    return re.sub(r"[^a-z0-9]", "", "".join(w for w in words if not _VARIANT_WORD.fullmatch(w)))
+
+
+def variant_words(name: str) -> frozenset[str]:
+    """Words in a model's name that distinguish variants of the same shape.
+
+    >>> sorted(variant_words("meta-llama/Llama-3.1-8B-Instruct"))
+    ['instruct']
+    """
+    variant = frozenset(word for word in _words(name) if word and _VARIANT_WORD.fullmatch(word))
+    return variant - {"hf", "base", "meta"}
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
+
+
+@dataclass(frozen=True)
+class Index(Generic[T]):
+    """Finds a catalog row by any of its names.
+
+    what, advice  the kind of row and a hint, for the error about an unknown name
+    rows          all rows of the table
+    names         a row's names; the first `shown` of them are suggested for unknown names
+    key           normalises a name
+    """
+
+    what: str
+    advice: str
+    rows: Callable[[], Iterable[T]]
+    names: Callable[[T], Sequence[str]]
+    shown: int = 1
+    key: Callable[[str], str] = plain_key
+
+    @cached_property
+    def _by_key(self) -> Mapping[str, T]:
+        """Rows by key; raises ValueError if two different rows have the same key."""
+        index: dict[str, T] = {}
+        for row in self.rows():
+            for name in filter(None, self.names(row)):
+                if index.setdefault(self.key(name), row) != row:
+                    raise ValueError(f"two catalog rows have the key {self.key(name)!r}")
+        return index
+
+    def find(self, name: str) -> T:
+        """The row with this name; raises InputError with the nearest names."""
+        found = self._by_key.get(self.key(name))
+        if found is not None:
+            return found
+        known = (n for row in self.rows() for n in self.names(row)[: self.shown] if n)
+        by_lower = {candidate.lower(): candidate for candidate in known}
+        close = difflib.get_close_matches(name.lower(), by_lower, n=_NEAREST_SHOWN, cutoff=0.3)
+        nearest = ", ".join(by_lower[candidate] for candidate in close)
+        hint = f"; nearest: {nearest}" if nearest else ""
+        raise InputError(f"{self.what} {name!r} is not in the catalog{hint}. {self.advice}")

@@ -14,12 +14,11 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.cloudformation import template
-from lmi_bench.deploy.environment import environment_of
 from lmi_bench.deploy.images import ACCOUNT, find_image
+from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
-from lmi_bench.deploy.sagemaker import Container, EndpointSettings, endpoint_requests
+from lmi_bench.deploy.sagemaker import Container, EndpointSettings, endpoint_requests, template
 from lmi_bench.deploy.server_settings import (
     lmi_settings,
     tgi_environment,

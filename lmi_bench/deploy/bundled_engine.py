@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.environment import Setting
-from lmi_bench.deploy.option_table import all_options
+from lmi_bench.deploy.option_table import Setting, all_options
 
 _QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -7,7 +7,7 @@ djl-serving 0.26 to 0.36.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,13 +39,11 @@ class Verdict:
 
     def raise_mistakes(self, source: str) -> None:
         """Raise InputError with every mistake, if there are any."""
-        if not self.mistakes:
-            return
-        noun = "mistake" if len(self.mistakes) == 1 else "mistakes"
         if len(self.mistakes) == 1:
             raise InputError(f"{source}: {self.mistakes[0]}")
-        lines = "\n".join(f"  {line}" for line in self.mistakes)
-        raise InputError(f"{source}: {len(self.mistakes)} {noun}\n{lines}")
+        if self.mistakes:
+            lines = "\n".join(f"  {line}" for line in self.mistakes)
+            raise InputError(f"{source}: {len(self.mistakes)} mistakes\n{lines}")
 
 
 def era_of(djl_version: str) -> str:
@@ -86,76 +84,70 @@ def check_settings(
     return Verdict(tuple(mistakes), tuple(traps))
 
 
-def _conflicts(settings: Mapping[str, str], era: str) -> list[str]:
+def _conflicts(settings: Mapping[str, str], era: str) -> Iterator[str]:
     """Settings that a container's validator rejects."""
-    found = []
     rolling = settings.get("option.rolling_batch", "auto").lower()
     engine = settings.get("engine", "Python")
     batch_size = settings.get("batch_size", "1")
     if rolling not in _ROLLING_OF_ERA[era]:
         names = ", ".join(_ROLLING_OF_ERA[era])
-        found.append(f"option.rolling_batch={rolling} does not exist {ERAS[era]}; there is {names}")
+        yield f"option.rolling_batch={rolling} does not exist {ERAS[era]}; there is {names}"
     if era == "A":
         if engine == "Python" and rolling in _ROLLING_UNDER_MPI:
-            found.append(
-                f"engine=Python has no rolling batch {rolling}: up to 0.26 it needs engine=MPI"
-            )
+            yield (f"engine=Python has no rolling batch {rolling}: up to 0.26 it needs engine=MPI")
         if engine == "MPI" and rolling == "vllm":
-            found.append("engine=MPI has no rolling batch vllm: it needs engine=Python")
+            yield "engine=MPI has no rolling batch vllm: it needs engine=Python"
     if batch_size.isdecimal() and int(batch_size) > 1 and rolling not in ("auto", "disable"):
-        found.append(
+        yield (
             f"batch_size={batch_size} is dynamic batching and option.rolling_batch={rolling} is "
             "not: remove one of the two"
         )
     if settings.get("option.async_mode") == "true" and rolling not in ("auto", "disable"):
-        found.append("option.async_mode=true excludes a rolling batch: set it to disable")
+        yield "option.async_mode=true excludes a rolling batch: set it to disable"
     for alias, name in (
         ("option.max_num_seqs", "option.max_rolling_batch_size"),
         ("option.tensor_parallel_size", "option.tensor_parallel_degree"),
     ):
         if alias in settings and settings[alias] != settings.get(name, settings[alias]):
-            found.append(f"{alias}={settings[alias]} and {name}={settings[name]} must be equal")
+            yield f"{alias}={settings[alias]} and {name}={settings[name]} must be equal"
     rotary = ("option.rotary_scaling_type", "option.rotary_scaling_factor")
     if sum(name in settings for name in rotary) == 1:
-        found.append(f"{rotary[0]} and {rotary[1]} must be set together: give both or neither")
-    return found
+        yield f"{rotary[0]} and {rotary[1]} must be set together: give both or neither"
 
 
-def _traps(settings: Mapping[str, str], era: str) -> list[str]:
+def _traps(settings: Mapping[str, str], era: str) -> Iterator[str]:
     """Settings that do not do what they seem to."""
-    found = []
     rolling = settings.get("option.rolling_batch", "auto").lower()
     seconds = settings.get("option.model_loading_timeout", "")
     if seconds.isdecimal() and int(seconds) > _SAGEMAKER_LONGEST_S:
-        found.append(
+        yield (
             f"option.model_loading_timeout={seconds}: SageMaker waits at most "
             f"{_SAGEMAKER_LONGEST_S} s for a container to become healthy"
         )
     if settings.get("option.trust_remote_code", "false").lower() == "true":
-        found.append(
+        yield (
             "option.trust_remote_code=true runs Python code that comes with the weights: read it, "
             "and pin option.revision"
         )
     if "option.max_rolling_batch_size" not in settings and era == "C" and rolling == "auto":
-        found.append(
+        yield (
             "option.max_rolling_batch_size is not set: with rolling_batch=auto it is 32 since "
             "0.35, although the documentation says 256"
         )
     if era == "C":
         if settings.get("engine") == "MPI" and rolling != "trtllm":
-            found.append("engine=MPI: since 0.35 Python is right for every backend except trtllm")
+            yield "engine=MPI: since 0.35 Python is right for every backend except trtllm"
         if rolling == "lmi-dist":
-            found.append("option.rolling_batch=lmi-dist is silently vLLM since 0.33")
+            yield "option.rolling_batch=lmi-dist is silently vLLM since 0.33"
         if "option.output_formatter" in settings and rolling in ("auto", "disable"):
-            found.append("option.output_formatter has no effect in async mode (auto since 0.35)")
+            yield "option.output_formatter has no effect in async mode (auto since 0.35)"
     if era == "A" and "option.output_formatter" not in settings:
-        found.append(
+        yield (
             "option.output_formatter is not set: 0.26 then streams one JSON object in pieces; a "
             "client that reads lines needs jsonlines"
         )
     if settings.get("option.quantize", "") in ("awq", "gptq") and era == "C":
-        found.append(
+        yield (
             f"option.quantize={settings['option.quantize']}: vLLM reads it from the checkpoint; "
             "setting it disables the faster Marlin kernels"
         )
-    return found

@@ -14,7 +14,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
-from lmi_bench.catalog.names import variant_words
+from lmi_bench.catalog.tables import variant_words
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.models.shape import possible_degrees, tensor_parallel_problem
 

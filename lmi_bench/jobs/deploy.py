@@ -20,7 +20,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.deploy.bundle import Bundle, Server, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.environment import Setting, effective_settings, untranslated_variables
+from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.sagemaker import EndpointSettings
 from lmi_bench.deploy.server_settings import SERVERS

@@ -14,8 +14,7 @@ from lmi_bench.core.scenario_sections import EngineSection
 from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.jobs.settings.perplexity import PerplexitySettings
-from lmi_bench.models.folder import shape_of_folder
-from lmi_bench.models.rope_scaling import parse_rope_scaling
+from lmi_bench.models.folder import parse_rope_scaling, shape_of_folder
 from lmi_bench.targets.bundled import model_folder, open_torch_engine
 from lmi_bench.targets.parts import close_all
 from lmi_bench.targets.prompts import find_tokenizer

@@ -30,9 +30,9 @@ from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_se
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.jobs.settings.serve import ServeSettings
 from lmi_bench.targets.applies import refuse_idle
+from lmi_bench.targets.back_ends import count_notes
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts
-from lmi_bench.targets.prepared_steps import count_notes
 from lmi_bench.targets.process import follow_launcher, loading_deadline
 from lmi_bench.targets.simulated import open_simulated_engine
 from lmi_bench.targets.tgi_env import limits_from_environment

@@ -10,7 +10,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
 from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.environment import effective_settings, untranslated_variables
+from lmi_bench.deploy.option_table import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.models.folder import is_model_folder
 

@@ -1,9 +1,17 @@
-"""Checks a model folder and reads its config.json; code in the folder is never run."""
+"""Checks and reads model folders, and makes folders with a longer context; runs no code from them.
+
+Rope scaling extends a model's context without training: a new folder has links to the model's files
+and a config.json with another rope scaling.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +19,7 @@ from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 
-_ONCE_OF_ITS_OWN: Final = ("FalconForCausalLM", "RWForCausalLM")
+_ONCE_CUSTOM: Final = ("FalconForCausalLM", "RWForCausalLM")
 """Published with custom code, which transformers and this engine no longer need."""
 
 
@@ -59,7 +67,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise InputError if the model needs custom code."""
     named = config.get("architectures") or [""]
-    needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_OF_ITS_OWN
+    needs_code = bool(config.get("auto_map")) and named[0] not in _ONCE_CUSTOM
     if needs_code or config.get("trust_remote_code"):
         raise InputError(
             f"{folder / 'config.json'} needs custom code (auto_map, trust_remote_code), and "
@@ -70,3 +78,89 @@ def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
 def shape_of_folder(folder: Path) -> ModelShape:
     """The shape of the model in a folder, named after the folder; may raise InputError."""
     return shape_from_hf_config(folder.resolve().name, read_config(folder))
+
+
+KINDS: Final = ("linear", "dynamic", "yarn")
+_TRAINED: Final = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """factor  wanted context length / trained context length, above 1"""
+
+    kind: str
+    factor: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.factor:g}"
+
+
+def parse_rope_scaling(text: str) -> RopeScaling:
+    """Parse text such as `linear:2`; InputError for anything else."""
+    kind, _, factor_text = text.partition(":")
+    try:
+        factor = float(factor_text)
+    except ValueError:
+        factor = 0.0
+    if kind not in KINDS or not 1 < factor <= 1024:
+        raise InputError(
+            f"rope scaling {text!r}: give {', '.join(KINDS[:-1])} or {KINDS[-1]}, a colon and a "
+            "factor above 1, as in linear:2"
+        )
+    return RopeScaling(kind, factor)
+
+
+def with_rope_scaling(config: Mapping[str, Any], scaling: RopeScaling) -> dict[str, Any]:
+    """The config with this scaling instead of its own; by transformers' convention
+    max_position_embeddings is then the trained length."""
+    changed = dict(config)
+    own = dict(changed.pop("rope_parameters", None) or changed.pop("rope_scaling", None) or {})
+    changed.pop("rope_scaling", None)
+    trained = own.get(_TRAINED) or changed.get("max_position_embeddings")
+    if not isinstance(trained, int):
+        raise InputError("config.json has no max_position_embeddings: no length to scale")
+    rope = {"rope_type": scaling.kind, "factor": scaling.factor, _TRAINED: trained}
+    theta = own.get("rope_theta") or changed.get("rope_theta")
+    if theta is not None:
+        rope["rope_theta"] = changed["rope_theta"] = theta
+    changed["rope_scaling"] = rope
+    changed["max_position_embeddings"] = trained
+    return changed
+
+
+def rope_scaled_folder(folder: Path, scaling: RopeScaling, cache_dir: Path | None = None) -> Path:
+    """Make a folder `NAME-linear-2` that any back end loads like an ordinary model folder.
+
+    cache_dir  None: $XDG_CACHE_HOME/lmi-bench/rope, or ~/.cache/lmi-bench/rope
+    """
+    config = json.dumps(with_rope_scaling(read_config(folder), scaling), indent=2)
+    source = folder.resolve()
+    digest = hashlib.sha256(f"{source}\n{config}".encode()).hexdigest()[:16]
+    parent = (_default_cache_dir() if cache_dir is None else cache_dir) / digest
+    made = parent / f"{folder.name}-{scaling}"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent) as draft_name:
+        draft = Path(draft_name) / made.name
+        draft.mkdir()
+        (draft / "config.json").write_text(config + "\n", encoding="utf-8")
+        for entry in source.iterdir():
+            if entry.name != "config.json":
+                (draft / entry.name).symlink_to(entry)
+        try:
+            draft.rename(made)
+        except OSError:  # it exists already, and its links may be outdated
+            _replace_links(draft, made)
+    return made
+
+
+def _replace_links(draft: Path, made: Path) -> None:
+    for entry in draft.iterdir():
+        entry.replace(made / entry.name)
+    for entry in made.iterdir():
+        if entry.is_symlink() and not entry.exists():
+            entry.unlink()
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "rope"

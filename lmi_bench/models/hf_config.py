@@ -46,15 +46,18 @@ class _Reader:
 
     def need(self, *keys: str) -> int:
         """The integer under the first of these keys that is present."""
-        value = self.get(*keys)
-        if value is None:
+        if self.get(*keys) is None:
             raise InputError(f"{self._where} has none of {', '.join(keys)}")
-        return self._whole(keys[0], value)
+        return self.count(0, *keys)
 
     def count(self, default: int, *keys: str) -> int:
         """Like `need`, with a default if no key is present."""
         value = self.get(*keys)
-        return default if value is None else self._whole(keys[0], value)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InputError(f"{self._where}: {keys[0]} must be a whole number, got {value!r}")
+        return value
 
     def get(self, *keys: str) -> Any:
         """The value under the first of these keys that is present and not null."""
@@ -85,18 +88,16 @@ class _Reader:
         self.refuse(partial != 1.0, f"partial_rotary_factor {partial} is not supported")
         return rope
 
-    def _whole(self, key: str, value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise InputError(f"{self._where}: {key} must be a whole number, got {value!r}")
-        return value
+    def need_activation(self, key: str, wanted: str, family: str) -> None:
+        """Raise InputError if the activation under this key is not the family's."""
+        activation = self.get(key) or wanted
+        problem = f"activation {activation!r} is not supported; {family} needs {wanted}"
+        self.refuse(activation != wanted, problem)
 
 
 def _llama_like(read: _Reader, family: str, **facts: Any) -> DecoderSpec:
     """The structure that Llama-like families share; `facts` override it per family."""
-    activation = read.get("hidden_act") or "silu"
-    read.refuse(
-        activation != "silu", f"activation {activation!r} is not supported; {family} needs silu"
-    )
+    read.need_activation("hidden_act", "silu", family)
     hidden, num_heads = read.need("hidden_size"), read.need("num_attention_heads")
     positions = read.need("max_position_embeddings")
     rope = read.rope(positions)
@@ -171,11 +172,10 @@ def _qwen3_moe(read: _Reader) -> DecoderSpec:
     dense = read.get("mlp_only_layers") or read.count(1, "decoder_sparse_step") != 1
     read.refuse(bool(dense), "mixing dense and expert layers is not supported")
     hidden, num_heads = read.need("hidden_size"), read.need("num_attention_heads")
-    slides = read.flag("use_sliding_window", default=False)
     return _qwen3(
         read,
         "qwen3_moe",
-        windows=(read.get("sliding_window") if slides else None,) * read.need("num_hidden_layers"),
+        windows=(_qwen_window(read),) * read.need("num_hidden_layers"),
         head_dim=read.count(hidden // num_heads, "head_dim"),
         ffn_size=read.need("moe_intermediate_size"),
         experts=read.count(128, "num_experts", "num_local_experts"),
@@ -184,10 +184,15 @@ def _qwen3_moe(read: _Reader) -> DecoderSpec:
     )
 
 
+def _qwen_window(read: _Reader) -> int | None:
+    window: int | None = read.get("sliding_window")
+    return window if read.flag("use_sliding_window", default=False) else None
+
+
 def _qwen_windows(read: _Reader) -> tuple[int | None, ...]:
     """Qwen's sliding windows are off by default; when on, they start at max_window_layers."""
     num_layers = read.need("num_hidden_layers")
-    window = read.get("sliding_window") if read.flag("use_sliding_window", default=False) else None
+    window = _qwen_window(read)
     kinds = read.get("layer_types")
     if window is None or not kinds:
         first = read.count(28, "max_window_layers")
@@ -206,10 +211,7 @@ def _falcon(read: _Reader) -> DecoderSpec:
         read.flag("apply_residual_connection_post_layernorm", default=False),
         "apply_residual_connection_post_layernorm is not supported",
     )
-    activation = read.get("activation") or "gelu"
-    read.refuse(
-        activation != "gelu", f"activation {activation!r} is not supported; falcon needs gelu"
-    )
+    read.need_activation("activation", "gelu", "falcon")
     hidden = read.need("hidden_size", "n_embed")
     num_heads = read.need("num_attention_heads", "n_head")
     newer = read.flag("new_decoder_architecture", default=read.get("n_head_kv") is not None)

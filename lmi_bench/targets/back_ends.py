@@ -1,7 +1,8 @@
-"""Chooses the step back end of the bundled engine, with the reason against a faster one."""
+"""Chooses the step back end of the bundled engine, and its compiled and captured decode steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,14 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.quantization import NOT_QUANTIZED
+from lmi_bench.engine.scheduling.config import DEFAULT_ROLLING_BATCH_SIZE
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.targets.quantizing import quantize_settings
 
 if TYPE_CHECKING:
     from lmi_bench.engine.native_backend.binding import StepLibrary
+    from lmi_bench.engine.torch_backend.static.build import PreparedSteps, StepSettings
 
+TRUST: Final = (
+    "warning: {folder} holds compiled code, which runs with your rights: use only what you, or "
+    "people you trust, have made"
+)
 _SPLIT: Final = "a model split over ranks runs in torch"
 _QUANTIZED: Final = "quantized weights run in torch"
 
@@ -139,3 +147,107 @@ def _check_gpu(option: str) -> None:
 
     if not torch.cuda.is_available():
         raise InputError(f"{option} needs a GPU that torch can use; there is none here")
+
+
+def step_settings(
+    settings: EngineSection, back_end: BackEnd, *, out: Path | None = None
+) -> StepSettings:
+    """The engine's settings for prepared steps.
+
+    out  folder to compile into; None: the user's cache
+
+    Raises InputError for settings that exclude each other, and for a folder that cannot be written.
+    """
+    from lmi_bench.engine.torch_backend.static.artefact import check_writable
+    from lmi_bench.engine.torch_backend.static.build import StepSettings
+    from lmi_bench.engine.torch_backend.static.shapes import parse_shapes
+
+    if settings.compile and settings.artefact is not None:
+        raise InputError(
+            f"--compile and --artefact {settings.artefact}: an artefact is compiled already; "
+            "leave one of the two out"
+        )
+    if settings.artefact is not None and settings.compile_shapes is not None:
+        raise InputError("--compile-shapes: an artefact has its own shapes; leave it out")
+    compiled = settings.compile or settings.artefact is not None
+    if compiled and back_end.name != "torch":
+        raise InputError(
+            f"compiled steps are torch's; --backend {back_end.name} has its own: leave --compile "
+            "and --artefact out, or take --backend torch"
+        )
+    if out is not None:
+        check_writable(out)  # before the weights are loaded and minutes are spent on compiling
+    kernels = None
+    if back_end.name == "triton":
+        from lmi_bench.engine.triton_backend.step import TritonStep
+
+        kernels = TritonStep
+    shapes = settings.compile_shapes
+    return StepSettings(
+        compiled=settings.compile,
+        artefact=None if settings.artefact is None else Path(settings.artefact),
+        out=out,
+        captured=back_end.device == "cuda" and not settings.enforce_eager,
+        shapes=() if shapes is None else parse_shapes(shapes),
+        max_tokens=settings.max_model_len,
+        most_sequences=_most_sequences(settings),
+        kernels=kernels,
+    )
+
+
+def _most_sequences(settings: EngineSection) -> int:
+    """Maximum number of sequences in a decode step under the batching policy."""
+    rolling = settings.max_rolling_batch_size or DEFAULT_ROLLING_BATCH_SIZE
+    return {"none": 1, "dynamic": settings.batch_size or 1}.get(settings.policy, rolling)
+
+
+def step_notes(settings: EngineSection, prepared: PreparedSteps | None) -> tuple[str, ...]:
+    """Notes for the start of a run."""
+    if prepared is None:
+        return ()
+    shapes = ", ".join(map(str, prepared.shapes)) or "none that this engine can fill"
+    lines = []
+    if prepared.folder is not None:
+        how = (
+            f"found in {prepared.folder}, ready in {prepared.ready_s:.1f} s (compiling took "
+            f"{prepared.compile_s:.1f} s)"
+            if prepared.found
+            else f"compiled in {prepared.compile_s:.1f} s into {prepared.folder}"
+        )
+        lines.append(f"compiled decode steps {shapes}: {how}")
+    if prepared.graph_bytes is not None:
+        lines.append(
+            f"CUDA graphs of decode steps {shapes}: {bytes_to_gib(prepared.graph_bytes):.2f} GiB, "
+            f"ready in {prepared.ready_s:.1f} s"
+        )
+    if not lines:
+        lines.append(f"decode steps {shapes} without CUDA graphs")
+    if settings.artefact is not None:
+        lines.append(TRUST.format(folder=settings.artefact))
+    return tuple(lines)
+
+
+def step_facts(prepared: PreparedSteps | None) -> dict[str, Any]:
+    """Facts for a run's manifest."""
+    if prepared is None:
+        return {}
+    facts: dict[str, Any] = {
+        "shapes": [str(shape) for shape in prepared.shapes],
+        "compiled": prepared.folder is not None,
+        "found": prepared.found,
+        "compile_s": prepared.compile_s,
+        "ready_s": prepared.ready_s,
+    }
+    if prepared.graph_bytes is not None:
+        facts["graph_bytes"] = prepared.graph_bytes
+    return {"prepared_steps": facts}
+
+
+def count_notes(executors: Sequence[object]) -> tuple[str, ...]:
+    """Note for the end of a run: how many steps ran prepared; empty if none were prepared."""
+    counts = [getattr(executor, "step_counts", None) for executor in executors]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return ()
+    prepared, others = (sum(count[i] for count in known) for i in (0, 1))
+    return (f"{prepared:,} steps ran prepared, {others:,} with prompts or beyond every shape",)

@@ -23,10 +23,14 @@ from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts.prompts import TokenIds
-from lmi_bench.models.folder import folder_name, shape_of_folder
-from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder
+from lmi_bench.models.folder import (
+    folder_name,
+    parse_rope_scaling,
+    rope_scaled_folder,
+    shape_of_folder,
+)
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
-from lmi_bench.targets.back_ends import choose_back_end
+from lmi_bench.targets.back_ends import choose_back_end, step_facts, step_notes, step_settings
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import (
     NGRAM_DRAFT,
@@ -35,7 +39,6 @@ from lmi_bench.targets.drafting import (
     refuse_sagemaker_draft,
     speculation_notes,
 )
-from lmi_bench.targets.limits import scheduler_limits
 from lmi_bench.targets.loading import (
     LoadPlan,
     check_memory,
@@ -52,8 +55,8 @@ from lmi_bench.targets.parts import (
     degree_of,
     replica_note,
     scheduler_config,
+    scheduler_limits,
 )
-from lmi_bench.targets.prepared_steps import step_facts, step_notes, step_settings
 from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
 from lmi_bench.targets.prompts import DEMO_NAMES, make_prompts
 from lmi_bench.targets.quantizing import (
@@ -111,7 +114,7 @@ def open_torch_engine(
 
     compile_into  folder for compiled steps; None: the user's cache
 
-    Raises InputError where the model or a setting cannot be used, or torch is not installed.
+    Raises InputError if the model or a setting cannot be used, or torch is not installed.
     """
     refuse_impossible("bundled", settings)
     refuse_to_follow()
@@ -121,15 +124,15 @@ def open_torch_engine(
     _check_torch()
     refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])
     plan = _plan(model, settings, listener)
-    load_settings = _load_settings(plan, settings, compile_into)
+    load_settings = _load_settings(plan, compile_into)
     if load_settings.quantize == NOT_QUANTIZED:
         check_memory(plan, load_settings.dtype)
     executors, loaded, draft = plan.load(load_settings, listener)
-    config = _config(plan, settings, loaded, draft)
+    config = _config(plan, loaded, draft)
     shape = replace(loaded.model_shape, name=plan.name)
     budget = None
     if settings.follow_memory:
-        budget = memory_budget(settings, (loaded, draft), plan.copies, listener.note)
+        budget = memory_budget(settings, (loaded, draft), listener.note)
     return EngineParts(
         executors=executors,
         config=config,
@@ -138,8 +141,8 @@ def open_torch_engine(
         tensor_parallel=plan.degree,
         router=settings.router,
         back_end_note=plan.back_end.note,
-        facts=_facts(plan, settings, loaded, config),
-        notes=_notes(plan, settings, loaded, draft, config),
+        facts=_facts(plan, loaded, config),
+        notes=_notes(plan, loaded, draft, config),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         loaded=loaded,
         memory_budget=budget,
@@ -176,21 +179,20 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> LoadPlan:
     )
     named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder_name(folder)
     return LoadPlan(
-        *(named, folder, draft_folder, settings.replicas, degree, cores, gpus, block_size, back_end)
+        *(settings, named, folder, draft_folder, degree, cores, gpus, block_size, back_end)
     )
 
 
-def _load_settings(
-    plan: LoadPlan, settings: EngineSection, compile_into: Path | None
-) -> LoadSettings:
+def _load_settings(plan: LoadPlan, compile_into: Path | None) -> LoadSettings:
     from lmi_bench.engine.torch_backend.load_settings import (
         DEFAULT_MEMORY_SHARE,
         DEFAULT_MOST_CACHE_TOKENS,
         LoadSettings,
     )
 
-    crowd = copies_a_device(plan.copies, plan.degree, plan.gpus)
-    share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / crowd
+    settings = plan.settings
+    sharing = copies_a_device(settings.replicas, plan.degree, plan.gpus)
+    share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / sharing
     if plan.draft_folder is not None:  # both cache the same tokens
         own, drafts = (
             kv_bytes_per_token(shape_of_folder(place)) for place in (plan.folder, plan.draft_folder)
@@ -203,7 +205,7 @@ def _load_settings(
         block_size=plan.block_size,
         memory_share=share,
         most_cache_tokens=settings.max_batch_total_tokens or DEFAULT_MOST_CACHE_TOKENS,
-        threads=max(1, plan.cores // plan.copies),
+        threads=max(1, plan.cores // settings.replicas),
         # a draft must sample as the model does, and every copy alike
         sampling_seed=secrets.randbits(62),
         quantize=quantize_settings(settings),
@@ -212,35 +214,30 @@ def _load_settings(
     )
 
 
-def _config(
-    plan: LoadPlan, settings: EngineSection, loaded: TorchNumbers, draft: TorchNumbers | None
-) -> SchedulerConfig:
+def _config(plan: LoadPlan, loaded: TorchNumbers, draft: TorchNumbers | None) -> SchedulerConfig:
     """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
     longest = loaded.model_shape.max_positions
     if draft is not None:
         longest = min(longest, draft.model_shape.max_positions)
-    config = scheduler_config(
-        settings,
-        SchedulerConfig(
-            num_blocks=loaded.num_blocks,
-            block_size=plan.block_size,
-            max_model_len=min(longest, loaded.num_blocks * plan.block_size),
-            # a draft model reads the same blocks, and may have a longer window
-            attention_window=None if draft else loaded.model_shape.attention_window,
-        ),
+    derived = SchedulerConfig(
+        num_blocks=loaded.num_blocks,
+        block_size=plan.block_size,
+        max_model_len=min(longest, loaded.num_blocks * plan.block_size),
+        # a draft model reads the same blocks, and may have a longer window
+        attention_window=None if draft else loaded.model_shape.attention_window,
     )
+    config = scheduler_config(plan.settings, derived)
     if config.max_model_len > longest:
+        with_draft = "" if draft is None else f"with the draft {plan.settings.draft} "
         raise InputError(
-            f"--max-model-len {config.max_model_len:,}: {plan.name} "
-            + (f"with the draft {settings.draft} " if draft is not None else "")
-            + f"knows {longest:,} positions"
+            f"--max-model-len {config.max_model_len:,}: {plan.name} {with_draft}knows "
+            f"{longest:,} positions"
         )
     return config
 
 
-def _facts(
-    plan: LoadPlan, settings: EngineSection, loaded: TorchNumbers, config: SchedulerConfig
-) -> dict[str, Any]:
+def _facts(plan: LoadPlan, loaded: TorchNumbers, config: SchedulerConfig) -> dict[str, Any]:
+    rounding = quantize_settings(plan.settings)
     return {
         "kind": "engine",
         "model": plan.name,
@@ -250,27 +247,21 @@ def _facts(
         "free_memory_bytes": loaded.free_memory_bytes,
         "kv_dtype": loaded.kv_dtype,
         "kv_cache_bytes": loaded.kv_cache_bytes,
-        **quantize_facts(quantize_settings(settings), loaded.weight_bytes, loaded.quantized),
+        **quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
         **step_facts(loaded.prepared),
-        **common_facts(settings, config),
+        **common_facts(plan.settings, config),
     }
 
 
 def _notes(
-    plan: LoadPlan,
-    settings: EngineSection,
-    loaded: TorchNumbers,
-    draft: TorchNumbers | None,
-    config: SchedulerConfig,
+    plan: LoadPlan, loaded: TorchNumbers, draft: TorchNumbers | None, config: SchedulerConfig
 ) -> tuple[str, ...]:
-    draft_note = (
-        ""
-        if draft is None
-        else (
+    settings, draft_note = plan.settings, ""
+    if draft is not None:
+        draft_note = (
             f"draft {settings.draft}: {draft.model_shape.params_total:,} parameters, "
             f"{draft.weights_description}; KV cache {bytes_to_gib(draft.kv_cache_bytes):.2f} GiB"
         )
-    )
     notes = (
         f"{plan.name}: {loaded.model_shape.params_total:,} parameters, "
         f"{loaded.weights_description}",
@@ -278,10 +269,10 @@ def _notes(
         f"free memory after loading {bytes_to_gib(loaded.free_memory_bytes):.1f} GiB; KV "
         f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
         f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
-        + (" a replica" if plan.copies > 1 else ""),
+        + (" a replica" if settings.replicas > 1 else ""),
         *quantize_notes(loaded.quantized),
         *step_notes(settings, loaded.prepared),
-        _layout_note(plan, settings, loaded),
+        _layout_note(plan, loaded),
         draft_note,
         *speculation_notes(settings),
         *idle_in_engine("bundled", settings),
@@ -289,10 +280,10 @@ def _notes(
     return tuple(filter(None, notes))
 
 
-def _layout_note(plan: LoadPlan, settings: EngineSection, loaded: TorchNumbers) -> str:
+def _layout_note(plan: LoadPlan, loaded: TorchNumbers) -> str:
     """Number of processes and how they communicate; empty for one process."""
-    copies, degree = plan.copies, plan.degree
-    parts = [replica_note(settings)]
+    copies, degree = plan.settings.replicas, plan.degree
+    parts = [replica_note(plan.settings)]
     if degree > 1:
         transport = str(getattr(loaded, "transport", "")).replace("_", " ")
         parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")

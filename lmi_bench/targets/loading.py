@@ -40,10 +40,10 @@ class LoadPlan:
     gpus        of this machine; None for an engine on the CPU
     """
 
+    settings: EngineSection
     name: str
     folder: Path
     draft_folder: Path | None
-    copies: int
     degree: int
     cores: int
     gpus: int | None
@@ -59,13 +59,13 @@ class LoadPlan:
         first: TorchNumbers | None = None
         first_draft: TorchNumbers | None = None
         try:
-            for number in range(self.copies):
-                title = "weights, MiB" + (f" (copy {number + 1})" if self.copies > 1 else "")
+            for number in range(self.settings.replicas):
+                which = f" (copy {number + 1})" if self.settings.replicas > 1 else ""
                 device = first_device(number, self.degree, self.gpus)
                 settings = replace(settings, first_device=device)
                 if first is not None:
                     settings = replace(settings, num_blocks=first.num_blocks)
-                report = partial(_report_bytes, listener, title)
+                report = partial(_report_bytes, listener, f"weights, MiB{which}")
                 loaded, draft = self._load_copy(settings, report, listener.progress)
                 executors.append(loaded if draft is None else DraftingExecutor(loaded, draft))
                 if first is None:
@@ -146,10 +146,7 @@ def check_memory(plan: LoadPlan, dtype: str) -> None:
 
 
 def memory_budget(
-    settings: EngineSection,
-    models: Sequence[TorchNumbers | None],
-    copies: int,
-    tell: Callable[[str], None],
+    settings: EngineSection, models: Sequence[TorchNumbers | None], tell: Callable[[str], None]
 ) -> MemoryBudget:
     """Each copy's memory budget: a share of the free memory, less a twentieth of the machine's.
 
@@ -167,11 +164,11 @@ def memory_budget(
         )
     place = torch.device("cpu")
     return MemoryBudget(
-        free_bytes=lambda: free_memory_bytes(place) // copies,
+        free_bytes=lambda: free_memory_bytes(place) // settings.replicas,
         bytes_per_block=sum(
             model.kv_cache_bytes // model.num_blocks for model in models if model is not None
         ),
-        keep_bytes=int(_KEPT_MEMORY_FRAC * memory_bytes()) // copies,
+        keep_bytes=int(_KEPT_MEMORY_FRAC * memory_bytes()) // settings.replicas,
         told=tell,
     )
 

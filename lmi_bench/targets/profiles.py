@@ -1,4 +1,4 @@
-"""Profiles as commands name them: a file that `calibrate` wrote, or one that ships."""
+"""Finds engine profiles by name: a file written by `calibrate`, or a profile that ships."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHIPPED = {
 
 
 def default_note(name: str | None) -> str | None:
-    """What a plan without a profile's name rests on, for people; None where one was named."""
+    """Note about the default profile; None if a profile was named."""
     if name is not None:
         return None
     return (
@@ -38,7 +38,7 @@ def default_note(name: str | None) -> str | None:
 
 
 def find_profile(name: str | None) -> EngineProfile:
-    """The profile of a name or file; TGI of 2023 for none. Raises InputError."""
+    """The profile with this name or in this file; None: TGI of 2023. Raises InputError."""
     if name is None:
         return TGI_2023
     shipped = SHIPPED.get(name.lower())

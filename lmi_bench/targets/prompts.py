@@ -32,7 +32,7 @@ DEMO_NAMES: Final = ("demo-15m", "demo-110m")
 
 
 def lengths_of(scenario: Scenario) -> list[Lengths]:
-    """The kinds of request of a synthetic workload."""
+    """Prompt and output lengths of a synthetic workload's requests, with their shares."""
     workload = scenario.workload
     if workload.has_sessions:
         return [_mean_turn(scenario)]
@@ -44,7 +44,7 @@ def lengths_of(scenario: Scenario) -> list[Lengths]:
 
 
 def longest_request(scenario: Scenario) -> int:
-    """Most tokens, input and output, of one request."""
+    """Maximum tokens, input and output, of one request."""
     workload = scenario.workload
     if workload.conversations is not None:
         recorded = read_conversations(Path(workload.conversations))
@@ -60,7 +60,7 @@ def longest_request(scenario: Scenario) -> int:
 
 
 def _mean_turn(scenario: Scenario) -> Lengths:
-    """Mean lengths of a conversation's turns: half of the others stand before each."""
+    """Mean lengths of a conversation's turns; on average half of the others precede a turn."""
     workload = scenario.workload
     if workload.conversations is not None:
         recorded = read_conversations(Path(workload.conversations))
@@ -76,7 +76,7 @@ def _mean_turn(scenario: Scenario) -> Lengths:
 
 
 def _said_tokens(conversation: RecordedConversation, output_tokens: int) -> int:
-    """Roughly the tokens of a whole recorded conversation."""
+    """Approximate tokens of a whole recorded conversation."""
     total = len(conversation.system) / CHARACTERS_PER_TOKEN
     for turn in conversation.turns:
         total += len(turn.asked) / CHARACTERS_PER_TOKEN + 1
@@ -87,25 +87,23 @@ def _said_tokens(conversation: RecordedConversation, output_tokens: int) -> int:
 def make_prompts(
     scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
 ) -> Prompts:
-    """The scenario's prompts as this target takes them."""
+    """The scenario's prompts for a target."""
     workload = scenario.workload
+    common: dict[str, Any] = {
+        "seed": scenario.seed,
+        "salt": salt,
+        "ignore_eos": workload.ignore_eos,
+    }
     if workload.has_sessions:
-        return _dialogues(scenario, text, tokenizer, salt)
+        return _dialogues(scenario, text, tokenizer, common)
     if workload.dataset is not None:
         return DatasetPrompts(
             load_dataset(Path(workload.dataset)),
             output_tokens=workload.output_tokens,
             tokenizer=tokenizer,
-            seed=scenario.seed,
-            salt=salt,
-            ignore_eos=workload.ignore_eos,
+            **common,
         )
-    options: dict[str, Any] = {
-        "seed": scenario.seed,
-        "salt": salt,
-        "ignore_eos": workload.ignore_eos,
-        "shared_prefix": workload.shared_prefix,
-    }
+    options = common | {"shared_prefix": workload.shared_prefix}
     if workload.trace is not None:
         return TracePrompts(read_trace(Path(workload.trace)), text, **options)
     if workload.input_lengths is not None or workload.output_lengths is not None:
@@ -114,9 +112,9 @@ def make_prompts(
 
 
 def _dialogues(
-    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
+    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, common: dict[str, Any]
 ) -> Prompts:
-    """Conversations, made up or recorded."""
+    """The scenario's conversations, generated or recorded."""
     workload = scenario.workload
     pauses = parse_seconds(workload.think_s or "0")
     if workload.conversations is not None:
@@ -124,20 +122,13 @@ def _dialogues(
             read_conversations(Path(workload.conversations)),
             pauses,
             output_tokens=workload.output_tokens,
-            seed=scenario.seed,
-            salt=salt,
-            ignore_eos=workload.ignore_eos,
             tokenizer=tokenizer,
+            **common,
         )
-    options: dict[str, Any] = {
-        "seed": scenario.seed,
-        "salt": salt,
-        "ignore_eos": workload.ignore_eos,
-    }
     lengths = distributions(workload)
     return MadeUpDialogues(
-        DrawnPrompts(*lengths, text, shared_prefix=workload.shared_prefix, **options),
-        DrawnPrompts(*lengths, text, **options),
+        DrawnPrompts(*lengths, text, shared_prefix=workload.shared_prefix, **common),
+        DrawnPrompts(*lengths, text, **common),
         num_turns(workload, scenario.seed),
         pauses,
         seed=scenario.seed,

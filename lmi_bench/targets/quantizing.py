@@ -1,4 +1,4 @@
-"""Quantization as the flags state it, and what is said of it."""
+"""Quantization: the engine's settings, facts for the manifest, notes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from lmi_bench.engine.quantization import (
 
 
 def quantize_settings(settings: EngineSection) -> QuantizeSettings:
-    """The settings of the engine that belong to it; NOT_QUANTIZED whatever else is set without a
-    scheme."""
+    """The engine's settings for quantization; NOT_QUANTIZED without a scheme."""
     scheme = parse_scheme(settings.quantize)
     if scheme is Scheme.NONE:
         return NOT_QUANTIZED
@@ -35,20 +34,18 @@ def quantize_settings(settings: EngineSection) -> QuantizeSettings:
 def quantize_facts(
     settings: QuantizeSettings, weight_bytes: int, quantized: QuantizedBytes | None
 ) -> dict[str, Any]:
-    """What a run's manifest says of it."""
-    if quantized is None:
-        return {"weight_bytes": weight_bytes}
-    return {
-        "weight_bytes": weight_bytes,
-        "quantization": {
+    """Facts for a run's manifest."""
+    facts: dict[str, Any] = {"weight_bytes": weight_bytes}
+    if quantized is not None:
+        facts["quantization"] = {
             "scheme": quantized.scheme,
             "settings": str(settings),
             "kernels": quantized.kernels,
             "emulated": quantized.emulated,
             "matrices_bytes": quantized.held_bytes,
             "matrices_float_bytes": quantized.float_bytes,
-        },
-    }
+        }
+    return facts
 
 
 def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
@@ -79,7 +76,7 @@ def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
 
 
 def refuse_emulated(quantized: QuantizedBytes | None) -> None:
-    """Raise InputError for arithmetic that is only imitated: nothing timed may come of it."""
+    """Raise InputError if the arithmetic is emulated: its speed must not be measured."""
     if quantized is not None and quantized.emulated:
         raise InputError(
             f"{quantized.scheme} is only emulated on this device, so that its speed means "

@@ -23,13 +23,13 @@ from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
-from lmi_bench.targets.limits import simulated_limits
 from lmi_bench.targets.parts import (
     EngineParts,
     common_facts,
     degree_of,
     replica_note,
     scheduler_config,
+    simulated_limits,
 )
 from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.prompts import longest_request, make_prompts

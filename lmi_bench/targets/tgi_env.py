@@ -1,4 +1,4 @@
-"""Limits of a server from environment variables with TGI's names."""
+"""Reads a server's limits from environment variables with TGI's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def limits_from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, 
     """Engine settings by name, each with its variable and its value.
 
     An empty variable counts as absent. Raises InputError for a value that is not a whole number
-    above 0, and where both names of the longest input are set.
+    above 0, and if both variables for the maximum prompt length are set.
     """
     found: dict[str, tuple[str, int]] = {}
     for variable, setting in _SETTINGS.items():

@@ -15,9 +15,8 @@ import orjson
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.failure import find_message, status_kind
 from lmi_bench.wire.framing import SseSplitter
-from lmi_bench.wire.json_format import JsonFormat
+from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind
 
 DONE = b"[DONE]"
 _PLAIN_DELTA = {"content", "role"}

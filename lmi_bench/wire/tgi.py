@@ -14,9 +14,8 @@ from typing import Any
 from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.failure import find_message, status_kind
 from lmi_bench.wire.framing import SseSplitter
-from lmi_bench.wire.json_format import JsonFormat
+from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind
 
 _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
     "overloaded": "overloaded",

@@ -10,8 +10,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, choose_backend
 from lmi_bench.deploy.bundled_engine import bundled_settings
-from lmi_bench.deploy.environment import Setting
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
+from lmi_bench.deploy.option_table import Setting
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.environment import (
+from lmi_bench.deploy.option_table import (
     effective_settings,
     environment_of,
     untranslated_variables,

@@ -5,8 +5,12 @@ import json
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import shape_of_folder
-from lmi_bench.models.rope_scaling import parse_rope_scaling, rope_scaled_folder, with_rope_scaling
+from lmi_bench.models.folder import (
+    parse_rope_scaling,
+    rope_scaled_folder,
+    shape_of_folder,
+    with_rope_scaling,
+)
 
 LLAMA = {
     "model_type": "llama",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -145,11 +146,13 @@ def bundled_engine(settings):
     """What would be loaded, and how it would be scheduled; nothing is loaded."""
     refuse_impossible("bundled", settings)
     plan = bundled._plan("demo-15m", settings, SILENT)
-    load = bundled._load_settings(plan, settings, None)
+    load = bundled._load_settings(plan, None)
     derived = SchedulerConfig(num_blocks=64, block_size=plan.block_size, max_model_len=96)
     shape = bundled.shape_of_folder(plan.folder)
     drafter = bundled.drafter_for(settings, shape, None)
-    router = settings.router if plan.copies > 1 else None
+    # the settings themselves always differ: what counts is what follows from them
+    plan = replace(plan, settings=EngineSection(replicas=settings.replicas))
+    router = settings.router if settings.replicas > 1 else None
     scheduled = scheduler_config(settings, derived)
     return [
         flat([plan, load, scheduled, vars(drafter) if drafter else None]),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.targets.back_ends import BackEnd
+from lmi_bench.targets.back_ends import BackEnd, step_settings
 from lmi_bench.targets.loading import copies_a_device, first_device, gpu_count
-from lmi_bench.targets.prepared_steps import step_settings
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from lmi_bench.core.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKi
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.event import WireEvent, WireFormat
-from lmi_bench.wire.failure import clip
+from lmi_bench.wire.json_format import clip
 
 Read = tuple[int, bytes | None, bytes, int]
 """One read: user time in CLOCK_MONOTONIC ns, the kernel's control message, bytes, and the time

@@ -9,7 +9,7 @@ import pytest
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.catalog.models import find_model
-from lmi_bench.catalog.names import variant_words
+from lmi_bench.catalog.tables import variant_words
 from lmi_bench.core.errors import InputError
 
 PUBLISHED = [

@@ -17,8 +17,7 @@ from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
 from lmi_bench.models.hf_config import spec_from_hf_config
-from lmi_bench.targets.back_ends import choose_back_end
-from lmi_bench.targets.prepared_steps import step_settings
+from lmi_bench.targets.back_ends import choose_back_end, step_settings
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 from tests.engine.torch_backend.tiny_models import TinyModel
 
