@@ -51,10 +51,11 @@ from lmi_bench.targets.parts import (
     EngineParts,
     TorchNumbers,
     close_all,
-    common_facts,
     degree_of,
+    replica_facts,
     replica_note,
     scheduler_config,
+    scheduler_facts,
     scheduler_limits,
 )
 from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
@@ -243,13 +244,14 @@ def _facts(plan: LoadPlan, loaded: TorchNumbers, config: SchedulerConfig) -> dic
         "model": plan.name,
         **plan.back_end.facts(),
         "tensor_parallel": plan.degree,
+        **replica_facts(plan.settings),
         "weights": loaded.weights_description,
         "free_memory_bytes": loaded.free_memory_bytes,
         "kv_dtype": loaded.kv_dtype,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         **quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
         **step_facts(loaded.prepared),
-        **common_facts(plan.settings, config),
+        **scheduler_facts(plan.settings, config),
     }
 
 

@@ -140,13 +140,17 @@ def replica_note(settings: EngineSection) -> str:
     return f"{settings.replicas} replicas behind a {settings.router.replace('_', '-')} router"
 
 
-def common_facts(settings: EngineSection, config: SchedulerConfig) -> dict[str, Any]:
-    """Facts for a run's manifest that engines of both kinds have."""
-    facts: dict[str, Any] = {}
-    if settings.replicas > 1:
-        facts = {"replicas": settings.replicas, "router": settings.router}
+def replica_facts(settings: EngineSection) -> dict[str, Any]:
+    """Replicas and their router, for a run's manifest; empty for one replica."""
+    if settings.replicas == 1:
+        return {}
+    return {"replicas": settings.replicas, "router": settings.router}
+
+
+def scheduler_facts(settings: EngineSection, config: SchedulerConfig) -> dict[str, Any]:
+    """The scheduler's configuration and speculative decoding, for a run's manifest."""
     scheduler = {key: getattr(value, "value", value) for key, value in asdict(config).items()}
-    return {**facts, "scheduler": scheduler, **speculation_facts(settings)}
+    return {"scheduler": scheduler, **speculation_facts(settings)}
 
 
 def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> SchedulerConfig:

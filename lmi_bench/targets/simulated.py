@@ -25,10 +25,11 @@ from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
 from lmi_bench.targets.parts import (
     EngineParts,
-    common_facts,
     degree_of,
+    replica_facts,
     replica_note,
     scheduler_config,
+    scheduler_facts,
     simulated_limits,
 )
 from lmi_bench.targets.profiles import find_profile
@@ -125,10 +126,11 @@ def open_simulated_engine(
             "instance": setup.instance.instance_type,
             "accelerator": setup.instance.accelerator.name,
             "tensor_parallel": setup.tensor_parallel,
+            **replica_facts(settings),
             "dtype": setup.dtype,
             "profile": profile.label,
             "profile_provenance": profile.provenance,
-            **common_facts(settings, config),
+            **scheduler_facts(settings, config),
         },
         setup=setup,
         profile=profile,
