@@ -50,7 +50,6 @@ class FourSteps:
     usd_per_hour_gb_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain values."""
         machine = self.machine
         return {
             "accelerator": self.accelerator,
@@ -148,7 +147,6 @@ class MachineFigures:
         return self.layout.tensor_parallel == self.layout.instance.num_accelerators
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as plain values."""
         layout = self.layout
         return {
             "instance": layout.instance.instance_type,

@@ -226,7 +226,6 @@ class Question:
     measured_loads: int
 
     def to_json(self) -> dict[str, Any]:
-        """The question as plain values."""
         values = asdict(self)
         kinds, slos = list(values["kinds"]), list(self.slos)
         return {**values, "kinds": kinds, "slos": slos, "interval": "80 %"}
@@ -282,7 +281,6 @@ class Probe:
     saves_usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        """The level as plain values."""
         return {
             "instance": self.layout.instance.instance_type,
             "tensor_parallel": self.layout.tensor_parallel,

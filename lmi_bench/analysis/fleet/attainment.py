@@ -53,7 +53,6 @@ class Attainment:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The attainment as plain values."""
         return {
             "joint_attainment": self.joint_share,
             "fifteen_minutes_ms": dict(self.whole_ms),

@@ -1,11 +1,10 @@
-"""A day of scaling: machines that are launched when load grows, and serve only `start_s` later.
+"""A day of scaling: machines are launched when load grows, and serve only `start_s` later.
 
     start_s = detection + provisioning + image + weights + compile and graphs + warm-up
 
-Capacity counts from launch + start_s, cost from launch. While more arrives than the ready machines
-carry, the excess waits; requests that arrive meanwhile miss the SLO. So target tracking needs
-head-room: it holds each machine at C_slo / (1 + g * start_s), g the steepest relative growth of the
-load a second. Load is a fluid here: minutes matter, single requests do not.
+Capacity counts from launch + start_s, cost from launch. Load above the capacity waits, and requests
+that arrive meanwhile miss the SLO. So target tracking keeps each machine at C_slo / (1 + g *
+start_s), with the steepest relative growth g of the load. Load is a fluid, without single requests.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SHAPES = ("flat", "office", "sine")
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Points of a day: seconds since midnight, rising, and requests each second there."""
+    """Points of a day: rising seconds since midnight, and requests each second there."""
 
     times_s: tuple[float, ...]
     rates_per_s: tuple[float, ...]
@@ -47,11 +46,11 @@ class LoadCurve:
 
     @property
     def peak_per_s(self) -> float:
-        """The highest rate of the day."""
+        """Highest rate of the day."""
         return max(self.rates_per_s)
 
     def rates_at(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Requests each second at any times; shape as given."""
+        """Requests each second, in the shape of the times."""
         return np.interp(times_s, self.times_s, self.rates_per_s, period=DAY_S)
 
     def scaled_to(self, peak_per_s: float) -> LoadCurve:
@@ -60,10 +59,7 @@ class LoadCurve:
         return LoadCurve(self.times_s, tuple(rate * factor for rate in self.rates_per_s))
 
     def steepest_growth_per_s(self) -> float:
-        """Largest relative growth a second, (dr/dt) / r, over the rising stretches.
-
-        Where a stretch rises from nothing, the growth is taken over its end.
-        """
+        """Largest relative growth a second, (dr/dt) / r; from 0 it is relative to the next rate."""
         steepest = 0.0
         times = (*self.times_s, self.times_s[0] + DAY_S)
         rates = (*self.rates_per_s, self.rates_per_s[0])
@@ -91,10 +87,10 @@ def load_curve_file(path: Path) -> LoadCurve:
 
 
 def shaped(shape: str, *, peak_per_s: float, least_share: float = 0.2) -> LoadCurve:
-    """A day of a known shape.
+    """A day of one of the `SHAPES`.
 
     flat    the peak all day
-    office  the least share at night, up from 7 to 9, the peak until 17, down until 20
+    office  the least share at night, rising from 7 to 9, the peak until 17, falling until 20
     sine    a wave with its peak at 14 and its trough at 2 o'clock
     """
     if not peak_per_s > 0 or not 0 <= least_share <= 1:
@@ -122,10 +118,7 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StartUp:
-    """What passes between a load that grows and a machine that serves, in seconds each.
-
-    None of them has a default: they are the user's to measure, and decide whether scaling works.
-    """
+    """Seconds between the growth of a load and a new machine that serves, to be measured."""
 
     detection_s: float
     provisioning_s: float
@@ -146,15 +139,15 @@ class StartUp:
 
     @property
     def unpaid_s(self) -> float:
-        """Of that, what passes before the launch: nothing is billed yet."""
+        """The part before the launch, which is not billed."""
         return self.detection_s
 
 
-_PARTS = ("detection", "provisioning", "image", "weights", "compile", "warm_up")
+_PARTS = tuple(item.name.removesuffix("_s") for item in fields(StartUp))
 
 
 def parse_start_up(text: str) -> StartUp:
-    """`460` seconds as a whole, paid for from the first, or all parts by name.
+    """`460` seconds in total, all of them billed, or all parts by name.
 
     >>> parse_start_up("460").total_s
     460.0
@@ -162,7 +155,7 @@ def parse_start_up(text: str) -> StartUp:
     >>> parse_start_up(parts).unpaid_s
     60.0
 
-    Raises InputError naming the parts that are missing or unknown.
+    Raises InputError with the missing or unknown parts.
     """
     nothing = dict.fromkeys(_PARTS, 0.0)
     try:
@@ -187,11 +180,11 @@ def parse_start_up(text: str) -> StartUp:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How the number of machines follows the load.
+    """Target tracking of the number of machines.
 
-    capacity_per_s   requests each second that a machine carries within the SLOs
-    target_per_s     load of a machine that tracking holds; capacity_per_s for none to spare
-    least, most      machines; scaled in after `scale_in_s` of needing fewer with nobody waiting
+    capacity_per_s  of a machine within the SLOs, in requests each second
+    target_per_s    load of a machine to keep; capacity_per_s without head-room
+    least, most     machines; scale-in after `scale_in_s` of lower demand without waiting load
     """
 
     capacity_per_s: float
@@ -210,19 +203,19 @@ class Scaling:
             raise InputError(f"machines from {self.least} to {self.most}: 1 <= least <= most")
 
     def wanted(self, rate_per_s: float) -> int:
-        """Machines that tracking wants at a load."""
+        """Machines that a load needs."""
         number = math.ceil(rate_per_s / self.target_per_s - 1e-9)
         return min(self.most, max(self.least, number))
 
 
 @dataclass(frozen=True, slots=True)
 class DayResult:
-    """A day that was played.
+    """A simulated day.
 
-    slo_share      share of the day's requests that met a machine within its capacity, 0 to 1
-    machine_hours  paid for, from launch; peak_machines: at once
-    worst_wait_s   longest time that the excess needed to be worked off
-    paid           machines that are paid for in each step of the day
+    slo_share      share of the day's requests that found capacity, 0 to 1
+    machine_hours  billed from launch; peak_machines: at once
+    worst_wait_s   longest time to work off the waiting load
+    paid           billed machines in each step of the day
     """
 
     slo_share: float
@@ -233,12 +226,12 @@ class DayResult:
     paid: tuple[int, ...]
 
     def cost_usd(self, price_usd_per_hour: float | None) -> float | None:
-        """Of the day; None without a price."""
+        """Cost of the day; None without a price."""
         return None if price_usd_per_hour is None else self.machine_hours * price_usd_per_hour
 
 
 def tracking_target_per_s(capacity_per_s: float, growth_per_s: float, start_s: float) -> float:
-    """C_slo / (1 + g * start_s): the load of a machine at which a new one comes in time.
+    """C_slo / (1 + g * start_s): the load of a machine at which a new one is ready in time.
 
     >>> tracking_target_per_s(10.0, 0.001, 250.0)
     8.0
@@ -249,13 +242,13 @@ def tracking_target_per_s(capacity_per_s: float, growth_per_s: float, start_s: f
 def play_day(
     curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: float = STEP_S
 ) -> DayResult:
-    """Play one day, after one that is not counted, so that it begins as days do."""
+    """Simulate one day, after an uncounted day that gives it its first state."""
     start_s, paid_after_s = start_up.total_s, start_up.unpaid_s
     times = np.arange(0.0, 2 * DAY_S, step_s)
     rates = curve.rates_at(times + step_s / 2)
     first_day_steps = len(times) // 2
     ready = scaling.wanted(float(rates[0]))
-    coming: deque[float] = deque()  # when each machine that was asked for serves
+    coming: deque[float] = deque()  # times from which launched machines serve
     fewer_since_s: float | None = None
     waiting = good = arrived = paid_s = worst_wait_s = 0.0
     launches = peak = 0
@@ -301,7 +294,7 @@ def play_day(
 
 @dataclass(frozen=True, slots=True)
 class DayPlan:
-    """Scaling against a flat fleet; `scales` says which one is chosen, `why` on what grounds."""
+    """Scaling against a flat fleet; `scales`: scaling is better, for the reason `why`."""
 
     scaled: DayResult
     scaling: Scaling
@@ -327,7 +320,7 @@ def plan_day(
     """Whether to scale over the day or to keep the peak's machines all day.
 
     capacity_per_s   of one machine within the SLOs: the lower end of its interval
-    least_slo_share  of the day's requests that must meet the SLOs, the ramps included
+    least_slo_share  of the day's requests that must meet the SLOs, ramps included
     """
     if not 0 < least_slo_share <= 1:
         raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
@@ -337,30 +330,16 @@ def plan_day(
     fixed = Scaling(capacity_per_s, capacity_per_s, least=flat_machines, most=flat_machines)
     scaled = play_day(curve, scaling, start_up)
     flat = play_day(curve, fixed, start_up)
+    kept = f"{scaled.slo_share:.2%} of the day's requests"
+    saved = 1 - scaled.machine_hours / flat.machine_hours
+    scales = False
     if scaled.slo_share < least_slo_share:
-        scales, why = (
-            False,
-            (
-                f"scaling keeps the SLOs for {scaled.slo_share:.2%} of the day's requests, "
-                f"below {least_slo_share:.2%}: a machine serves {start_up.total_s:,.0f} s after it "
-                "is needed"
-            ),
-        )
+        why = f"scaling keeps the SLOs for {kept}, below {least_slo_share:.2%}: a machine serves "
+        why += f"{start_up.total_s:,.0f} s after it is needed"
     elif scaled.machine_hours >= flat.machine_hours:
-        scales, why = (
-            False,
-            (
-                f"scaling pays for {scaled.machine_hours:,.1f} machine hours, a flat fleet of "
-                f"{flat_machines} for {flat.machine_hours:,.1f}"
-            ),
-        )
+        why = f"scaling pays for {scaled.machine_hours:,.1f} machine hours, a flat fleet of "
+        why += f"{flat_machines} for {flat.machine_hours:,.1f}"
     else:
-        saved = 1 - scaled.machine_hours / flat.machine_hours
-        scales, why = (
-            True,
-            (
-                f"scaling saves {saved:.0%} of the machine hours and keeps the SLOs for "
-                f"{scaled.slo_share:.2%} of the day's requests"
-            ),
-        )
+        scales = True
+        why = f"scaling saves {saved:.0%} of the machine hours and keeps the SLOs for {kept}"
     return DayPlan(scaled, scaling, flat, flat_machines, scales, why)

@@ -63,7 +63,6 @@ class SharedFleet:
     usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        """The fleet as plain values."""
         return {
             "instance": self.instance,
             "machines": self.machines,
@@ -97,7 +96,6 @@ class Portfolio:
         return sum(group.usd_per_hour for group in self.separate)
 
     def to_json(self) -> dict[str, Any]:
-        """The portfolio as plain values."""
         return {
             "schema_version": 1,
             "usd_per_hour": self.usd_per_hour,

@@ -361,24 +361,17 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
 
 
 def _question(request: RecommendRequest) -> Question:
-    workload = request.workload
+    lengths = ("dtype", "input_tokens", "output_tokens", "kinds", "burstiness")
+    load = ("rate_per_s", "users", "think_time_s", "objective", "calibrated")
     return Question(
-        model=workload.shape.name,
-        dtype=workload.dtype,
-        input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens,
-        kinds=workload.kinds,
-        burstiness=workload.burstiness,
-        rate_per_s=request.rate_per_s,
-        users=request.users,
-        think_time_s=request.think_time_s,
+        model=request.workload.shape.name,
+        **{name: getattr(request.workload, name) for name in lengths},
+        **{name: getattr(request, name) for name in load},
         load=request.describe_load(),
         slos=tuple(str(slo) for slo in request.slos),
-        objective=request.objective,
         purchase=request.purchase.describe(),
         availability=request.availability.describe(),
         profile=request.profile.provenance,
-        calibrated=request.calibrated,
         measured_loads=len(request.measured),
     )
 

@@ -51,7 +51,6 @@ class LoadInterval:
     most_usd_per_hour: float
 
     def to_json(self) -> dict[str, Any]:
-        """The interval as plain values."""
         return asdict(self)
 
 
@@ -63,7 +62,6 @@ class Variation:
     crossovers: tuple[Estimate, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The variation as plain values."""
         return {
             "intervals": [interval.to_json() for interval in self.intervals],
             "crossovers_per_s": [figure.to_json() for figure in self.crossovers],

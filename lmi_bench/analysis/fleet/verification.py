@@ -38,7 +38,6 @@ class Verified:
         return "inside" if self.low <= self.measured <= self.high else "outside"
 
     def to_json(self) -> dict[str, Any]:
-        """The figure as plain values."""
         return {**asdict(self), "verdict": self.verdict}
 
 

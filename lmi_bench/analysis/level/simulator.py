@@ -110,15 +110,6 @@ def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[floa
     )
 
 
-def _slack_s(at_s: float, replicas: int) -> float:
-    """Largest difference between times of one instant.
-
-    One replica: two units in the last place, as on the virtual loop. Several: above the rounding
-    errors, which grow with the number of steps and must not decide which replica comes first.
-    """
-    return 2 * math.ulp(at_s) if replicas == 1 else 1e-10 * at_s
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     """A request that was sent, and its progress."""
@@ -418,7 +409,12 @@ class _Level:
         return True
 
     def _slack_s(self, at_s: float) -> float:
-        return _slack_s(at_s, len(self._replicas))
+        """Largest difference between times of one instant.
+
+        One replica: two units in the last place, as on the virtual loop. Several: above the
+        rounding errors, which grow with the number of steps and must not decide the order.
+        """
+        return 2 * math.ulp(at_s) if len(self._replicas) == 1 else 1e-10 * at_s
 
     def _next_deadline_s(self) -> float:
         deadlines = self._deadlines

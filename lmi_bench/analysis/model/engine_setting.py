@@ -8,7 +8,7 @@ graphs on or off takes the launch time of a step, and its uncertainty, from the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -24,6 +24,19 @@ MOST_SETTINGS: Final = 64
 _LAUNCH = "host_per_layer_s"
 _GRAPHS_BELOW_S = 50e-6  # a longer launch of a layer launches each kernel by itself
 _FULL_BITS = 16
+
+
+_TEXTS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "dtype": str,
+    "kv_dtype": "{} cache".format,
+    "speculation": lambda used: f"draft {'ngram' if used.draft is None else used.draft.name}",
+    "max_batch_size": "batch {}".format,
+    "max_prefill_tokens": "prefill {}".format,
+    "chunked_prefill": lambda on: "chunked" if on else "whole prompts",
+    "memory_share": "memory {:.0%}".format,
+    "cuda_graphs": lambda on: "graphs" if on else "no graphs",
+    "copies": lambda count: "1 copy" if count == 1 else f"{count} copies",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +116,8 @@ class EngineSetting:
         >>> EngineSetting(dtype="int4", max_batch_size=64).describe()
         'int4, batch 64'
         """
-        return ", ".join(self._parts())
-
-    def _parts(self) -> Iterator[str]:
-        if self.dtype is not None:
-            yield self.dtype
-        if self.kv_dtype is not None:
-            yield f"{self.kv_dtype} cache"
-        if self.speculation is not None:
-            draft = self.speculation.draft
-            yield f"draft {'ngram' if draft is None else draft.name}"
-        if self.max_batch_size is not None:
-            yield f"batch {self.max_batch_size}"
-        if self.max_prefill_tokens is not None:
-            yield f"prefill {self.max_prefill_tokens}"
-        if self.chunked_prefill is not None:
-            yield "chunked" if self.chunked_prefill else "whole prompts"
-        if self.memory_share is not None:
-            yield f"memory {self.memory_share:.0%}"
-        if self.cuda_graphs is not None:
-            yield "graphs" if self.cuda_graphs else "no graphs"
-        if self.copies is not None:
-            yield "1 copy" if self.copies == 1 else f"{self.copies} copies"
+        values = ((text, getattr(self, name)) for name, text in _TEXTS.items())
+        return ", ".join(text(value) for text, value in values if value is not None)
 
     def caveats(self) -> Iterator[str]:
         """Effects of this setting that the plan does not model."""

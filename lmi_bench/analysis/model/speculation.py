@@ -53,7 +53,6 @@ class Speculation:
         return float((1 - self.acceptance ** (self.draft_tokens + 1)) / (1 - self.acceptance))
 
     def to_json(self) -> dict[str, Any]:
-        """The drafter as plain values."""
         return {
             "draft": None if self.draft is None else self.draft.name,
             "draft_tokens": self.draft_tokens,
