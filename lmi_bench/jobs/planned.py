@@ -15,7 +15,8 @@ from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.memory import weight_format
-from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
+from lmi_bench.analysis.model.setup import Speculation
+from lmi_bench.analysis.model.speculation import acceptance_of_counts
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice

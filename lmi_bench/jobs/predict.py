@@ -15,8 +15,7 @@ from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_local_instance
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError

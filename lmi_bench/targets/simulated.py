@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.clock import run_virtual

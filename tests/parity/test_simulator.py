@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.level.simulator import simulate_level
-from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.load import Load

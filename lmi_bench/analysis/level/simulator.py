@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from lmi_bench.analysis.model.speculation import Speculation, SpeculativeModel
+from lmi_bench.analysis.model.setup import Speculation
+from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.core.errors import (
     CapacityError,
     InputError,

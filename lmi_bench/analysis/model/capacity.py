@@ -15,16 +15,13 @@ from lmi_bench.analysis.model.memory import (
     kv_bytes_per_value,
     plan_memory,
     weight_bytes,
-    weight_format,
-    widening_ops_per_param,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
-from lmi_bench.analysis.model.step_costs import Stored
+from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
-from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
@@ -126,7 +123,6 @@ def check_degree(instance: Instance, tensor_parallel: int) -> None:
 
 def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
     """The step-time model of one copy, without speculation; raises InputError if impossible."""
-    shape, dtype = setup.shape, setup.dtype
     check_degree(setup.instance, setup.tensor_parallel)
     accelerator = setup.instance.accelerator
     if accelerator.vendor not in profile.vendors:
@@ -134,28 +130,7 @@ def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
             f"{profile.label} does not run on {accelerator.name} ({accelerator.vendor}): "
             "calibrate a profile on it first"
         )
-    compute_dtype = _compute_dtype(accelerator, dtype)
-    widening_ops = 0.0 if compute_dtype == "float8" else widening_ops_per_param(shape, dtype)
-    return StepTimeModel(
-        shape,
-        accelerator,
-        setup.tensor_parallel,
-        setup.instance.link,
-        profile,
-        Stored(
-            bytes_per_param=weight_bytes(shape, dtype) / shape.params_total,
-            kv_bytes_per_value=kv_bytes_per_value(dtype, setup.kv_dtype),
-            compute_dtype=compute_dtype,
-            widening_ops_per_param=widening_ops,
-        ),
-    )
-
-
-def _compute_dtype(accelerator: Accelerator, dtype: str) -> str:
-    """Type of the products: FP8 weights are widened on devices without FP8 units."""
-    wanted = weight_format(dtype).compute_dtype
-    widened = wanted == "float8" and accelerator.fp8_flop_per_s is None
-    return "float16" if widened else wanted
+    return StepTimeModel(setup, profile)
 
 
 def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
@@ -207,7 +182,7 @@ def theory_batch(
     """B_max and B*(L) of one copy from data sheets, L = input + output / 2; raises InputError."""
     shape, dtype, accelerator = setup.shape, setup.dtype, setup.instance.accelerator
     devices = setup.tensor_parallel
-    peak = accelerator.peak_flop_per_s(_compute_dtype(accelerator, dtype))
+    peak = accelerator.peak_flop_per_s(compute_dtype(accelerator, dtype))
     bandwidth = accelerator.bandwidth_bytes_per_s
     if peak is None or bandwidth is None:
         raise InputError(f"no source states the bandwidth and {dtype} peak of {accelerator.name}")

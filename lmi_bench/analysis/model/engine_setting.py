@@ -15,7 +15,7 @@ from typing import Any, Final
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.core.errors import InputError
 
 MOST_SETTINGS: Final = 64

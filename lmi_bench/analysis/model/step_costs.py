@@ -1,6 +1,6 @@
 """Unit costs of a step: seconds for each row, context token, query-key pair and prompt.
 
-Computed once from a model, a device, a link and an engine's profile; `step_time` adds them up.
+Computed once from a set-up and an engine's profile; `step_time` adds them up.
 Seconds on each of the `tensor_parallel` devices of one model copy.
 """
 
@@ -10,16 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_bench.analysis.model.memory import (
-    KV_BYTES_PER_VALUE,
     embedding_params,
     expert_params,
+    kv_bytes_per_value,
     kv_values_per_layer,
     streamed_params,
+    weight_bytes,
+    weight_format,
+    widening_ops_per_param,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.shape import ModelShape
 
 _ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
 _ACTIVATION_BYTES = 2
@@ -31,22 +34,6 @@ _STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into e
 # smaller devices have relatively more, so that the cost of widening is an upper bound there
 _MATRIX_OVER_VECTOR: Final = 16
 _NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Storage of weights and cache, and the type of the matrix products.
-
-    widening_ops_per_param  vector operations that convert a stored weight to that type
-    """
-
-    bytes_per_param: float = 2.0
-    kv_bytes_per_value: float = KV_BYTES_PER_VALUE
-    compute_dtype: str = "float16"
-    widening_ops_per_param: float = 0.0
-
-
-HALF_PRECISION = Stored()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +114,16 @@ def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Rates that the kernels reach of a device's data sheet; narrow formats lose the same share of
-    the read rate and of the product rate."""
+    """Sizes of stored values, and rates that the kernels reach of a device's data sheet.
 
+    Narrow formats lose the same share of the read rate and of the product rate.
+
+    widening_ops  vector operations that convert a stored weight to the type of the products
+    """
+
+    bytes_per_param: float
+    kv_bytes_per_value: float
+    widening_ops: float
     read_bytes_per_s: float
     weight_bytes_per_s: float
     flop_per_s: float
@@ -137,10 +131,11 @@ class _Rates:
     vector_op_per_s: float
 
     @classmethod
-    def of(
-        cls, shape: ModelShape, device: Accelerator, parameters: StepParameters, stored: Stored
-    ) -> _Rates:
-        dtype = stored.compute_dtype
+    def of(cls, setup: Setup, parameters: StepParameters) -> _Rates:
+        shape, device = setup.shape, setup.instance.accelerator
+        dtype = compute_dtype(device, setup.dtype)
+        bytes_per_param = weight_bytes(shape, setup.dtype) / shape.params_total
+        widening_ops = 0.0 if dtype == "float8" else widening_ops_per_param(shape, setup.dtype)
         bandwidth = _known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
         peak = _known(device.peak_flop_per_s(dtype), device, f"{dtype} peak")
         read_bytes_per_s = bandwidth * parameters.bandwidth_share
@@ -148,13 +143,16 @@ class _Rates:
         if shape.is_moe:  # each expert sees few rows, padded to whole blocks
             flop_per_s *= parameters.moe_share
         narrow = 1.0
-        if stored.widening_ops_per_param:
+        if widening_ops:
             # the fewer the bits, the less of the rate of 16-bit products such kernels reach
-            narrow = parameters.narrow_share ** (_NARROW_BYTES / stored.bytes_per_param)
+            narrow = parameters.narrow_share ** (_NARROW_BYTES / bytes_per_param)
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = (device.peak_flop_per_s("float16") if dtype in _NARROW else peak) or peak
         vector_op_per_s = device.fp32_flop_per_s or wide / _MATRIX_OVER_VECTOR
         return cls(
+            bytes_per_param=bytes_per_param,
+            kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+            widening_ops=widening_ops,
             read_bytes_per_s=read_bytes_per_s,
             weight_bytes_per_s=read_bytes_per_s * narrow,
             flop_per_s=flop_per_s * narrow,
@@ -163,23 +161,24 @@ class _Rates:
         )
 
 
+def compute_dtype(accelerator: Accelerator, dtype: str) -> str:
+    """Type of the products: FP8 weights are widened on devices without FP8 units."""
+    wanted = weight_format(dtype).compute_dtype
+    widened = wanted == "float8" and accelerator.fp8_flop_per_s is None
+    return "float16" if widened else wanted
+
+
 def _known(value: float | None, device: Accelerator, what: str) -> float:
     if value is None:
         raise InputError(f"no source states the {what} of {device.name}: it cannot be planned")
     return value
 
 
-def step_costs(
-    shape: ModelShape,
-    device: Accelerator,
-    tensor_parallel: int,
-    link: Link,
-    profile: EngineProfile,
-    stored: Stored,
-) -> StepCosts:
+def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     """The costs of one copy; raises InputError or CapacityError as `StepTimeModel` does."""
+    shape, device, tensor_parallel = setup.shape, setup.instance.accelerator, setup.tensor_parallel
     parameters, layers = profile.parameters, shape.num_layers
-    rates = _Rates.of(shape, device, parameters, stored)
+    rates = _Rates.of(setup, parameters)
     # each rank is a process, and the step waits for the slowest
     reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
     waits = reduces_per_layer / _ALL_REDUCES_PER_LAYER
@@ -187,16 +186,16 @@ def step_costs(
     stretch: float = 1 + parameters.host_stretch_per_rank * waits * ranks
     stretch *= profile.host_factors.get(device.name, 1.0)
     host_s = parameters.host_per_layer_s * layers * stretch
-    if stored.widening_ops_per_param and stored.bytes_per_param < 1 and tensor_parallel > 1:
+    if rates.widening_ops and rates.bytes_per_param < 1 and tensor_parallel > 1:
         host_s += parameters.narrow_launch_s * layers
     latency_s, byte_s = 0.0, 0.0
     if tensor_parallel > 1:
-        latency_s, byte_s = _all_reduce(device, tensor_parallel, link, parameters)
+        latency_s, byte_s = _all_reduce(setup, parameters)
     reduces = reduces_per_layer * layers
-    products = _product_costs(shape, tensor_parallel, parameters, stored, rates)
+    products = _product_costs(setup, parameters, rates)
     costs = StepCosts(
         products=products,
-        attention=_attention_costs(shape, tensor_parallel, profile, stored, rates),
+        attention=_attention_costs(setup, profile, rates),
         unhidden=parameters.unhidden_share,
         gap_s=parameters.gap_per_layer_s * layers,
         all_reduce_s=reduces * latency_s,
@@ -209,36 +208,32 @@ def step_costs(
     # experts see few rows each: theirs are widened on the way
     if not products.widening_share or not profile.widen_first_rows or shape.is_moe:
         return costs
-    wide = _widened_first(products, stored, rates)
+    wide = _widened_first(products, rates)
     return replace(costs, many=replace(costs, products=wide), many_rows=profile.widen_first_rows)
 
 
-def _all_reduce(
-    device: Accelerator, tensor_parallel: int, link: Link, parameters: StepParameters
-) -> tuple[float, float]:
+def _all_reduce(setup: Setup, parameters: StepParameters) -> tuple[float, float]:
     """Seconds to start an all-reduce, and seconds for each byte of the reduced array."""
+    device, link = setup.instance.accelerator, setup.instance.link
     if link.kind == "none":
-        raise InputError(f"{device.name}: {tensor_parallel} devices need a link and have none")
+        raise InputError(
+            f"{device.name}: {setup.tensor_parallel} devices need a link and have none"
+        )
     if link.kind == "pcie":
         latency_s, share = parameters.pcie_latency_s, parameters.pcie_share
     else:
         latency_s, share = parameters.nvlink_latency_s, parameters.nvlink_share
     rate = _known(link.bytes_per_s, device, f"{link.kind} rate") * share
-    return latency_s, all_reduce_factor(tensor_parallel, link) / rate
+    return latency_s, all_reduce_factor(setup.tensor_parallel, link) / rate
 
 
-def _product_costs(
-    shape: ModelShape,
-    tensor_parallel: int,
-    parameters: StepParameters,
-    stored: Stored,
-    rates: _Rates,
-) -> ProductCosts:
+def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> ProductCosts:
+    shape, tensor_parallel = setup.shape, setup.tensor_parallel
     experts, params = expert_params(shape), streamed_params(shape)
-    param_s = stored.bytes_per_param / (tensor_parallel * rates.weight_bytes_per_s)
+    param_s = rates.bytes_per_param / (tensor_parallel * rates.weight_bytes_per_s)
     layers_flop = _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape))
     head_flop = _FLOP_PER_PARAMETER * shape.vocab_size * shape.hidden_size
-    widening_s = stored.widening_ops_per_param / (tensor_parallel * rates.vector_op_per_s)
+    widening_s = rates.widening_ops / (tensor_parallel * rates.vector_op_per_s)
     return ProductCosts(
         read_s=params * param_s,
         expert_share=experts / params,
@@ -250,9 +245,9 @@ def _product_costs(
     )
 
 
-def _widened_first(narrow: ProductCosts, stored: Stored, rates: _Rates) -> ProductCosts:
+def _widened_first(narrow: ProductCosts, rates: _Rates) -> ProductCosts:
     """Products of weights that are widened as a whole: read, written wide, and read again."""
-    growth = _ACTIVATION_BYTES / stored.bytes_per_param
+    growth = _ACTIVATION_BYTES / rates.bytes_per_param
     slower = rates.weight_bytes_per_s / rates.read_bytes_per_s
     return replace(
         narrow,
@@ -265,16 +260,15 @@ def _widened_first(narrow: ProductCosts, stored: Stored, rates: _Rates) -> Produ
     )
 
 
-def _attention_costs(
-    shape: ModelShape, tensor_parallel: int, profile: EngineProfile, stored: Stored, rates: _Rates
-) -> AttentionCosts:
+def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> AttentionCosts:
+    shape, tensor_parallel = setup.shape, setup.tensor_parallel
     layers, growing = shape.num_layers, shape.growing_layers
     values = kv_values_per_layer(shape, tensor_parallel)
-    read_s = layers * values * stored.kv_bytes_per_value / rates.read_bytes_per_s
+    read_s = layers * values * rates.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
     # kernels that do not know groups of heads read the cache again for each query head
     reads = 1 if shared else shape.num_heads // shape.num_kv_heads
-    narrow = stored.kv_bytes_per_value < _ACTIVATION_BYTES  # each value that is read is converted
+    narrow = rates.kv_bytes_per_value < _ACTIVATION_BYTES  # each value that is read is converted
     pair_flop = _FLOP_PER_PAIR * shape.num_heads * (shape.latent_kv_dim or shape.head_dim)
     return AttentionCosts(
         decode_read_s=read_s * reads,

@@ -26,10 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.step_costs import HALF_PRECISION, StepCosts, Stored, step_costs
-from lmi_bench.catalog.accelerators import Accelerator, Link
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.step_costs import StepCosts, step_costs
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.models.shape import ModelShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
 Pricer = Callable[[int, int, int, int, float, int], float]
@@ -214,22 +213,14 @@ def _step_seconds(costs: StepCosts) -> Counted[float]:
 
 
 class StepTimeModel:
-    """Predicts steps of one model copy on `tensor_parallel` devices; a StepTime.
+    """Predicts steps of one model copy, without speculation; a StepTime.
 
     Raises InputError for an unknown data-sheet figure, CapacityError where the KV heads cannot be
     divided.
     """
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        device: Accelerator,
-        tensor_parallel: int,
-        link: Link,
-        profile: EngineProfile,
-        stored: Stored = HALF_PRECISION,
-    ) -> None:
-        self._costs = step_costs(shape, device, tensor_parallel, link, profile, stored)
+    def __init__(self, setup: Setup, profile: EngineProfile) -> None:
+        self._costs = step_costs(setup, profile)
 
     @cached_property
     def _seconds(self) -> Counted[float]:

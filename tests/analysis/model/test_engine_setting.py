@@ -12,7 +12,7 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineAxes, EngineSetting
-from lmi_bench.analysis.model.speculation import Speculation
+from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError

@@ -14,7 +14,6 @@ from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, SERVED_
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import profile_from_json, profile_to_json
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.step_costs import Stored
 from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -118,14 +117,7 @@ def step_s(step, **changes):
         **changes,
     )
     profile = replace(BUNDLED_CPU_PRIOR, parameters=parameters)
-    model = StepTimeModel(
-        MODEL,
-        HERE.accelerator,
-        1,
-        HERE.link,
-        profile,
-        Stored(bytes_per_param=4, kv_bytes_per_value=4, compute_dtype="float32"),
-    )
+    model = StepTimeModel(Setup(MODEL, HERE, 1, "float32"), profile)
     parts = model.explain(step)
     assert model.step_time_s(step) == pytest.approx(parts.total_s, rel=1e-12)
     return parts

@@ -8,7 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023, VLLM_0_12
+from lmi_bench.analysis.model.builtin_profiles import (
+    EAGER_GPU_PRIOR,
+    GRAPH_GPU_PRIOR,
+    TGI_2023,
+    VLLM_0_12,
+    VLLM_V0_PRIOR,
+)
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, profile_from_json, profile_to_json
 from lmi_bench.core.errors import InputError
 
@@ -75,3 +81,12 @@ def test_no_draw_is_faster_than_its_hardware():
 
 def test_the_same_seed_draws_the_same_profiles():
     assert TGI_2023.draws(3, seed=7) == TGI_2023.draws(3, seed=7)
+
+
+def test_a_prior_takes_from_its_base_what_it_does_not_state():
+    """vLLM before 0.8 differs in five parameters and has one more uncertainty."""
+    base, own = GRAPH_GPU_PRIOR.parameters, VLLM_V0_PRIOR.parameters
+    differing = [name for name in PARAMETER_NAMES if getattr(base, name) != getattr(own, name)]
+    assert len(differing) == 5
+    assert VLLM_V0_PRIOR.log_sd == {**GRAPH_GPU_PRIOR.log_sd, "host_per_prompt_s": 0.7}
+    assert (VLLM_V0_PRIOR.max_batch_size, GRAPH_GPU_PRIOR.max_batch_size) == (256, 1024)

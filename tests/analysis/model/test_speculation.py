@@ -14,8 +14,8 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
     step_time_model_for,
 )
-from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.speculation import Speculation, acceptance_of_counts
+from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.analysis.model.speculation import acceptance_of_counts
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError

@@ -64,9 +64,16 @@ FREE = StepParameters(
 )
 
 
+def setup(shape, device, tp, link):
+    machine = replace(
+        find_instance("ml.g5.48xlarge"), accelerator=device, link=link, num_accelerators=tp
+    )
+    return Setup(shape, machine, tp, "float16")
+
+
 def model(tp=1, link=NO_LINK, shape=SHAPE, device=DEVICE, **changes):
     profile = replace(TGI_2023, parameters=replace(FREE, **changes))
-    return StepTimeModel(shape, device, tp, link, profile)
+    return StepTimeModel(setup(shape, device, tp, link), profile)
 
 
 ONE_DECODE = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=50)
@@ -137,7 +144,7 @@ def test_kernels_that_do_not_know_groups_read_the_cache_for_each_query_head():
     for sizes, read_bytes in (((), 2_000), ((5, 7), 2_000), ((128,), 4_000)):
         own = replace(profile, shared_head_dims=sizes)
         fast = replace(DEVICE, fp16_flop_per_s=1e12)  # so that reading is what binds
-        priced = StepTimeModel(grouped, fast, 1, NO_LINK, own)
+        priced = StepTimeModel(setup(grouped, fast, 1, NO_LINK), own)
         parts = priced.explain(ONE_DECODE)
         assert parts.kv_s == pytest.approx(read_bytes / 1e9)
         assert priced.step_time_s(ONE_DECODE) == pytest.approx(parts.total_s)
