@@ -13,7 +13,7 @@ from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
-from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -87,7 +87,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if not is_local:
         machine = find_instance(settings.instance)
     elif profile.machine is None:
-        machine = probe_local_instance()
+        machine = probe_machine().instance()
     else:
         machine = profile.machine.instance()
     warnings = profile.warnings_for(

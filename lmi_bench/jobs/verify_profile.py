@@ -15,7 +15,7 @@ from lmi_bench.analysis.fit.from_run import (
 )
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_setting import has_graphs
-from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_local_instance
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -103,7 +103,7 @@ def learn(
     """The profile fitted to the run's level; what it says of that level before and after."""
     shape, best = find_model(plan.model), plan.best
     name = best.instance
-    machine = probe_local_instance() if name == LOCAL_NAME else find_instance(name)
+    machine = probe_machine().instance() if name == LOCAL_NAME else find_instance(name)
     placed = PlacedRun(run, machine, best.tensor_parallel)
     setting = best.setting
     dtype = setting.dtype or plan.answer.question.dtype

@@ -201,8 +201,8 @@ def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], li
                 fits[device, setting] = _fit(request, layout, plan)
             fit, same_steps = fits[device, setting], (*key[:3], setting.of_a_step)
             if same_steps not in factors:
-                asked = under_load(set_up(layout, plan.workload), fit.profile, concurrency=1)
-                factors[same_steps] = TimeFactors.at(fit, asked)
+                lone = under_load(set_up(layout, plan.workload), fit.profile, concurrency=1)
+                factors[same_steps] = TimeFactors.at(fit, lone)
             copies[key] = _screened(request, layout, plan, fit, factors[same_steps])
     return [(layout, copies[layout.engine_key]) for layout, _ in possible], rejected
 

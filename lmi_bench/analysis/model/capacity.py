@@ -149,8 +149,8 @@ def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
             f"draft {draft.name} has {draft.vocab_size:,} token ids, {setup.shape.name} "
             f"{setup.shape.vocab_size:,}: a draft's token ids must mean the same"
         )
-    guessing = step_time_model_for(replace(setup, shape=draft), profile)
-    return SpeculativeModel(target, guessing, speculation)
+    draft_model = step_time_model_for(replace(setup, shape=draft), profile)
+    return SpeculativeModel(target, draft_model, speculation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,11 +102,6 @@ def probe_machine() -> MeasuredMachine:
     )
 
 
-def probe_local_instance(*, price_usd_per_hour: float | None = None) -> Instance:
-    """`MeasuredMachine.instance` of this machine, measured now."""
-    return probe_machine().instance(price_usd_per_hour=price_usd_per_hour)
-
-
 def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup_limit: Path = _CGROUP_LIMIT) -> int:
     """Available memory: the kernel's estimate, within the container's limit.
 

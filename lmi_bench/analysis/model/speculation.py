@@ -126,7 +126,7 @@ class SpeculativeModel:
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""
         price = self._target.price_drafted
-        guess = None if self._draft is None else self._draft.pricer()
+        draft = None if self._draft is None else self._draft.pricer()
         more, gain = self._rows - 1, self._gain
 
         def priced(
@@ -138,16 +138,16 @@ class SpeculativeModel:
             if rows:
                 decode_s = price((rows, context_all, 0, 0, 0.0, 0), every)
                 whole_s = decode_s
-                if guess is not None:
-                    decode_s += more * guess(rows, context, 0, 0, 0.0, 0)
+                if draft is not None:
+                    decode_s += more * draft(rows, context, 0, 0, 0.0, 0)
                 decode_s /= gain
             if not tokens:
                 return decode_s
             step_s = price((rows, context_all, prompts, tokens, pairs, cached), every)
             if rows:
                 step_s -= whole_s
-            if guess is not None:
-                step_s += guess(0, 0, prompts, tokens, pairs, cached)
+            if draft is not None:
+                step_s += draft(0, 0, prompts, tokens, pairs, cached)
             return decode_s + step_s
 
         return priced

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.capacity import step_time_model_for
-from lmi_bench.analysis.model.local_machine import available_memory_bytes, probe_local_instance
+from lmi_bench.analysis.model.local_machine import available_memory_bytes, probe_machine
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -15,7 +15,7 @@ from lmi_bench.engine.scheduling.step_shape import StepShape
 
 @pytest.fixture(scope="module")
 def local():
-    return probe_local_instance()
+    return probe_machine().instance()
 
 
 def test_the_measured_figures_are_those_of_a_computer(local):
