@@ -177,7 +177,7 @@ def vllms(url: str, users: int, folder: Path, options: argparse.Namespace) -> Le
             f"{result['completed']} of {options.requests} requests answered; "
             f"{errors[0] if errors else 'no error is told'}"
         )
-    line = read_results(folder / "v.json", Load(concurrency=users)).levels[0].line
+    line = read_results(folder / "v.json", Load(concurrency=users)).levels[0].level.to_json()
     return Level.from_json({"level": 0, "attempt": 1, **line})
 
 

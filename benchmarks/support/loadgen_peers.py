@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import loadgen_accuracy as accuracy
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.interchange.imports.level import Load
+from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.read import read_results
 
 TOKENS = 64
@@ -81,7 +81,7 @@ class Peer:
 def imported(pattern: str) -> Callable[[Path, int], Quantiles]:
     def read(folder: Path, streams: int) -> Quantiles:
         load = Load(concurrency=streams)
-        return read_results(next(folder.glob(pattern)), load).levels[0].line
+        return read_results(next(folder.glob(pattern)), load).levels[0].level.to_json()
 
     return read
 

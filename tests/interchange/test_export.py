@@ -94,11 +94,12 @@ def test_an_llm_d_report_names_its_units_and_comes_back_as_it_was(run, tmp_path)
     assert engine["accelerator"] == {
         "model": "A10G", "count": 4, "parallelism": {"dp": 1, "ep": 1, "pp": 1, "tp": 4},
     }  # fmt: skip
-    (back,) = read_results(paths[0]).levels
+    (imported,) = read_results(paths[0]).levels
+    back = imported.level.to_json()
     for key in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "latency_ms_per_token"):
-        assert back.line[key]["mean"] == pytest.approx(run.levels[0].to_json()[key]["mean"])
-    assert back.line["throughput_tokens_per_s"] == run.levels[0].throughput_tokens_per_s
-    assert back.line["concurrency"] == 1
+        assert back[key]["mean"] == pytest.approx(run.levels[0].to_json()[key]["mean"])
+    assert back["throughput_tokens_per_s"] == run.levels[0].throughput_tokens_per_s
+    assert back["concurrency"] == 1
 
 
 def test_an_empty_run_has_nothing_to_export(tmp_path):

@@ -43,7 +43,7 @@ STATED = {
 
 def line_of(name, load=None):
     (level,) = read_results(DATA / name, load).levels
-    return level.line
+    return level.level.to_json()
 
 
 @pytest.mark.parametrize("name", STATED)
@@ -51,7 +51,7 @@ def test_the_tool_and_the_load_are_told_from_the_fields(name, tmp_path):
     copy = tmp_path / "result"  # no name to go by
     copy.write_bytes((DATA / name).read_bytes())
     found = read_results(copy)
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (found.tool, line["concurrency"], line["rate_per_s"]) == STATED[name]
     assert line["imported_from"] == found.tool
 
@@ -94,7 +94,7 @@ def test_vllm_details_become_requests_with_their_token_times():
     assert first.token_times_s == pytest.approx((0.2, 0.3, 0.4))
     assert second.token_times_s == pytest.approx((0.8, 0.9, 1.1, 1.2))
     assert not failed.ok
-    line = level.line
+    line = level.level.to_json()
     assert (line["requests"], line["errors"], line["output_tokens"]) == (3, 1, 7)
     assert line["ttft_ms"]["mean"] == pytest.approx(250)
     assert line["itl_ms"]["mean"] == pytest.approx((100 + 100 + 100 + 200 + 100) / 5)
@@ -125,10 +125,10 @@ def test_the_file_of_a_newer_aiperf_is_told_from_vllms_and_its_load_found():
     imported = read_results(DATA / "aiperf_0_13.json")
     (level,) = imported.levels
     assert (imported.tool, imported.facts["model"]) == ("aiperf", "truth-model")
-    assert (level.line["concurrency"], level.line["requests"]) == (8, 24)
-    assert level.line["ttft_ms"]["p50"] == pytest.approx(200, rel=0.05)
-    assert level.line["tpot_ms"]["p50"] == pytest.approx(20, rel=0.02)
-    assert level.line["output_tokens"] == 24 * 64
+    assert (level.level.to_json()["concurrency"], level.level.to_json()["requests"]) == (8, 24)
+    assert level.level.to_json()["ttft_ms"]["p50"] == pytest.approx(200, rel=0.05)
+    assert level.level.to_json()["tpot_ms"]["p50"] == pytest.approx(20, rel=0.02)
+    assert level.level.to_json()["output_tokens"] == 24 * 64
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_file_of_a_newer_aiperf_is_told_from_vllms_and_its_load_found():
 def test_a_file_that_a_tool_wrote_says_what_was_true_of_the_server(name, tool, ttft_off, itl):
     imported = read_results(REAL / name, Load(concurrency=2))
     (level,) = imported.levels
-    line = level.line
+    line = level.level.to_json()
     assert (imported.tool, line["concurrency"], line["requests"]) == (tool, 2, 6)
     assert (line["errors"], line["output_tokens"]) == (0, 6 * 8)
     assert line["ttft_ms"]["p50"] == pytest.approx(200, rel=ttft_off)
@@ -153,7 +153,7 @@ def test_a_file_that_a_tool_wrote_says_what_was_true_of_the_server(name, tool, t
 def test_what_genai_bench_wrote_fits_together_by_our_formulas():
     """24 answers of 8 tokens: TPOT is (E2E - TTFT) / 7, throughput all tokens over the duration."""
     (level,) = read_results(REAL / "genai_bench_0_0_5.json").levels
-    line = level.line
+    line = level.level.to_json()
     assert (line["concurrency"], line["requests"], line["output_tokens"]) == (2, 24, 192)
     decoding_ms = line["e2e_ms"]["mean"] - line["ttft_ms"]["mean"]
     assert line["tpot_ms"]["mean"] == pytest.approx(decoding_ms / 7, rel=0.02)
@@ -163,7 +163,7 @@ def test_what_genai_bench_wrote_fits_together_by_our_formulas():
 def test_a_sweep_that_aiperf_wrote_has_the_figures_of_its_single_exports():
     """TTFT 54.12 and 37.79 ms, 69.64 and 154.49 tok/s: profile_export_aiperf.json of each."""
     found = read_results(REAL / "aiperf_0_13_sweep.json")
-    lines = [level.line for level in found.levels]
+    lines = [level.level.to_json() for level in found.levels]
     assert [line["concurrency"] for line in lines] == [1, 2]
     assert [round(line["ttft_ms"]["mean"], 2) for line in lines] == [54.12, 37.79]
     assert [round(line["throughput_tokens_per_s"], 2) for line in lines] == [69.64, 154.49]
@@ -212,7 +212,7 @@ def test_llmperf_seconds_become_ms_and_its_itl_is_left_out():
 def test_genai_bench_seconds_become_ms_and_its_scenario_the_workload():
     """Of 40 answers p90 stands and p95 does not: it needs 59."""
     found = read_results(DATA / "genai_bench.json")
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (line["requests"], line["errors"], line["wall_s"]) == (42, 2, 20.0)
     assert (line["input_tokens"], line["output_tokens"]) == (4000, 2000)
     assert line["ttft_ms"]["p90"] == pytest.approx(250)
@@ -228,7 +228,7 @@ def test_genai_bench_may_have_been_told_to_write_ms(tmp_path):
     content = json.loads((DATA / "genai_bench.json").read_text())
     path = tmp_path / "ms.json"
     path.write_text(json.dumps({**content, "_time_unit": "ms"}))
-    line = read_results(path).levels[0].line
+    line = read_results(path).levels[0].level.to_json()
     assert line["ttft_ms"]["p90"] == pytest.approx(0.25)
     path.write_text(json.dumps({**content, "_time_unit": "min"}))
     with pytest.raises(InputError, match="unit 'min'"):
@@ -238,7 +238,7 @@ def test_genai_bench_may_have_been_told_to_write_ms(tmp_path):
 def test_llmperf_requests_have_latencies_and_no_timeline():
     """TTFT 0.2 and 0.4 s, E2E 1 and 2 s, and one 429."""
     found = read_results(DATA / "llmperf_individual_responses.json", Load(concurrency=2))
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (line["requests"], line["errors"], line["output_tokens"]) == (3, 1, 60)
     assert (line["ttft_ms"]["mean"], line["e2e_ms"]["mean"]) == pytest.approx((300, 1500))
     assert line["wall_s"] is line["throughput_tokens_per_s"] is None
@@ -252,9 +252,9 @@ def test_inference_perf_requests_become_ours_in_both_forms_of_their_info():
     assert first.token_times_s == pytest.approx((0.2, 0.3, 0.4))
     assert second.token_times_s == pytest.approx((0.4, 0.6))
     assert (failed.ok, failed.error) == (False, "busy")
-    assert level.line["ttft_ms"]["mean"] == pytest.approx(250)
-    assert level.line["itl_ms"]["mean"] == pytest.approx((100 + 100 + 200) / 3)
-    assert level.line["wall_s"] == pytest.approx(0.6)
+    assert level.level.to_json()["ttft_ms"]["mean"] == pytest.approx(250)
+    assert level.level.to_json()["itl_ms"]["mean"] == pytest.approx((100 + 100 + 200) / 3)
+    assert level.level.to_json()["wall_s"] == pytest.approx(0.6)
 
 
 def test_inference_perf_seconds_become_ms():
@@ -268,7 +268,7 @@ def test_inference_perf_seconds_become_ms():
 
 def test_inferencex_gives_throughput_by_gpu_and_seconds():
     found = read_results(DATA / "inferencex_agg.json")
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert line["throughput_tokens_per_s"] == 4 * 500
     assert line["total_throughput_tokens_per_s"] == 4 * 1000
     assert line["ttft_ms"]["p50"] == pytest.approx(190)
@@ -281,7 +281,7 @@ def test_inferencex_over_several_nodes_has_no_total(tmp_path):
     path = tmp_path / "agg.json"
     path.write_text(json.dumps({**content, "disagg": True}))
     found = read_results(path)
-    assert found.levels[0].line["throughput_tokens_per_s"] is None
+    assert found.levels[0].level.to_json()["throughput_tokens_per_s"] is None
     assert found.notes
 
 

@@ -62,7 +62,7 @@ def test_evalscope_means_and_quantiles_are_joined(tmp_path, named):
         "benchmark_percentile.json": EVALSCOPE_ROWS,
     }
     found = read_results(write(tmp_path, files) / named)
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (found.tool, line["concurrency"], line["rate_per_s"]) == ("evalscope", 4, None)
     assert (line["requests"], line["errors"], line["output_tokens"]) == (62, 2, 1200)
     assert (line["ttft_ms"]["mean"], line["ttft_ms"]["p90"]) == (100.0, 150.0)
@@ -74,7 +74,7 @@ def test_evalscope_means_and_quantiles_are_joined(tmp_path, named):
 def test_what_evalscope_wrote_fits_together_by_our_formulas():
     """Six answers of 8 tokens that `lmi-bench serve` gave two users: TPOT is (E2E - TTFT) / 7."""
     found = read_results(REAL / "evalscope_1_14" / "benchmark_summary.json")
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (line["concurrency"], line["requests"], line["output_tokens"]) == (2, 6, 48)
     decoding_ms = line["e2e_ms"]["mean"] - line["ttft_ms"]["mean"]
     assert line["tpot_ms"]["mean"] == pytest.approx(decoding_ms / 7, rel=0.01)
@@ -84,7 +84,7 @@ def test_what_evalscope_wrote_fits_together_by_our_formulas():
 
 def test_answers_that_evalscope_did_not_stream_have_no_first_token(tmp_path):
     content = {**EVALSCOPE, "Stream Requests": 0, "Non-Stream Requests": 62}
-    line = read_results(write(tmp_path, {"s.json": content}) / "s.json").levels[0].line
+    line = read_results(write(tmp_path, {"s.json": content}) / "s.json").levels[0].level.to_json()
     assert line["ttft_ms"]["unsupported"]["mean"] == "the answers were not streamed"
     assert line["e2e_ms"]["mean"] == pytest.approx(600)
 
@@ -105,7 +105,7 @@ def test_evalscopes_older_names_were_seconds(tmp_path):
     }
     rows = [{"Percentiles": "90%", "TTFT (s)": 0.15, "ITL (s)": 0.04, "Latency (s)": 0.8}]
     files = {"benchmark_summary.json": old, "benchmark_percentile.json": rows}
-    line = read_results(write(tmp_path, files) / "benchmark_summary.json").levels[0].line
+    line = read_results(write(tmp_path, files) / "benchmark_summary.json").levels[0].level.to_json()
     assert (line["ttft_ms"]["mean"], line["tpot_ms"]["mean"]) == pytest.approx((100, 25))
     assert (line["ttft_ms"]["p90"], line["e2e_ms"]["p90"]) == pytest.approx((150, 800))
     assert (line["requests"], line["output_tokens"]) == (60, 1200)
@@ -119,7 +119,7 @@ def test_evalscopes_quantiles_alone_do_not_say_of_what_load(tmp_path):
 
 def test_evalscope_at_a_rate_is_an_open_loop(tmp_path):
     content = {**EVALSCOPE, "Request Rate (req/s)": 5.0}
-    line = read_results(write(tmp_path, {"s.json": content}) / "s.json").levels[0].line
+    line = read_results(write(tmp_path, {"s.json": content}) / "s.json").levels[0].level.to_json()
     assert (line["concurrency"], line["rate_per_s"]) == (None, 5.0)
     assert line["ttft_ms"]["unsupported"]["p50"] == "not in the imported file"
 
@@ -128,7 +128,7 @@ def test_llmeter_requests_take_their_clients_from_the_summary_beside_them(tmp_pa
     shutil.copy(DATA / "llmeter_responses.jsonl", tmp_path / "responses.jsonl")
     summary = {"clients": 3, "total_requests": 3, "total_test_time": 1.2}
     line = read_results(write(tmp_path, {"summary.json": summary}) / "responses.jsonl")
-    assert line.levels[0].line["concurrency"] == 3
+    assert line.levels[0].level.to_json()["concurrency"] == 3
     with pytest.raises(InputError, match=r"import stats\.json or responses\.jsonl"):
         read_results(tmp_path / "summary.json")
 
@@ -143,7 +143,7 @@ def test_llmeters_statistics_are_a_level(tmp_path):
         "time_per_output_token-average": 0.02, "time_per_output_token-p50": 0.021,
     }  # fmt: skip
     found = read_results(write(tmp_path, {"stats.json": stats}) / "stats.json")
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (found.tool, line["concurrency"], found.facts) == ("llmeter", 2, {"model": "m"})
     assert line["throughput_tokens_per_s"] == pytest.approx(40)
     assert line["total_throughput_tokens_per_s"] == pytest.approx(360)
@@ -154,12 +154,15 @@ def test_llmeters_statistics_are_a_level(tmp_path):
 def test_aiperf_and_llmperf_requests_take_their_load_from_their_summaries(tmp_path):
     shutil.copy(DATA / "aiperf_requests.jsonl", tmp_path / "profile_export.jsonl")
     shutil.copy(DATA / "aiperf.json", tmp_path / "profile_export_aiperf.json")
-    assert read_results(tmp_path / "profile_export.jsonl").levels[0].line["concurrency"] == 4
+    assert (
+        read_results(tmp_path / "profile_export.jsonl").levels[0].level.to_json()["concurrency"]
+        == 4
+    )
     individual = tmp_path / "m_550_150_individual_responses.json"
     shutil.copy(DATA / "llmperf_individual_responses.json", individual)
     shutil.copy(DATA / "llmperf_summary.json", tmp_path / "m_550_150_summary.json")
-    assert read_results(individual).levels[0].line["concurrency"] == 10
-    given = read_results(individual, Load(concurrency=2)).levels[0].line
+    assert read_results(individual).levels[0].level.load.concurrency == 10
+    given = read_results(individual, Load(concurrency=2)).levels[0].level.to_json()
     assert given["concurrency"] == 2
 
 
@@ -177,7 +180,7 @@ def test_a_sweep_of_aiperf_is_a_level_for_each_combination(tmp_path):
 
     content = {"per_combination_metrics": [combination(1, 50.0), combination(4, 80.0)]}
     found = read_results(write(tmp_path, {"sweep.json": content}) / "sweep.json")
-    lines = [level.line for level in found.levels]
+    lines = [level.level.to_json() for level in found.levels]
     assert found.tool == lines[0]["imported_from"] == "aiperf"
     assert [line["concurrency"] for line in lines] == [1, 4]
     assert [line["throughput_tokens_per_s"] for line in lines] == [100.0, 400.0]
@@ -201,7 +204,7 @@ def test_the_mean_of_aiperfs_runs_is_a_level(tmp_path):
         },
     }
     found = read_results(write(tmp_path, {"aggregate.json": content}) / "aggregate.json")
-    line = found.levels[0].line
+    line = found.levels[0].level.to_json()
     assert (line["rate_per_s"], line["requests"], found.facts) == (5.0, 40, {"model": "m"})
     assert (line["ttft_ms"]["mean"], line["ttft_ms"]["std"]) == (50.0, None)
 

@@ -14,12 +14,12 @@ from typing import Any
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import QUANTILES, STATISTICS
+from lmi_bench.core.level import QUANTILES, STATISTICS, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
-_LATENCY_KEYS = (
+LATENCY_KEYS = (
     "ttft_ms", "ttft_from_sent_ms", "dispatch_delay_ms", "itl_ms", "tpot_ms", "e2e_ms",
     "e2e_from_sent_ms", "latency_ms_per_token",
 )  # fmt: skip
@@ -39,9 +39,9 @@ def stated_load(concurrency: int | None = None, rate_per_s: float | None = None)
 
 @dataclass(frozen=True, slots=True)
 class ImportedLevel:
-    """A level's line without `level` and `attempt`, and its requests if the file has them."""
+    """A level, as the first of its run, and its requests if the file has them."""
 
-    line: dict[str, Any]
+    level: Level
     records: tuple[RequestRecord, ...] = ()
 
 
@@ -68,7 +68,7 @@ def statistics(
     n       number of samples, None where it is not known: then nothing is held back
     reason  why a statistic is missing
     """
-    found: Statistics = {name: _number(values.get(name)) for name in STATISTICS}
+    found: Statistics = {name: finite(values.get(name)) for name in STATISTICS}
     unsupported = {name: reason for name in STATISTICS if found[name] is None}
     for name, quantile in QUANTILES.items():
         needed = samples_needed(quantile)
@@ -83,7 +83,7 @@ def missing(reason: str = NOT_IN_FILE) -> Statistics:
     return statistics({}, n=None, reason=reason)
 
 
-def summary_line(
+def summary_level(
     load: Load,
     *,
     tool: str,
@@ -97,8 +97,8 @@ def summary_line(
     request_throughput: float | None = None,
     latencies: Mapping[str, Statistics],
     extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A level's line from another tool's summary; `extra` keeps what has no place with us.
+) -> Level:
+    """A level from another tool's summary; `extra` keeps what has no place with us.
 
     Other tools count from the send, so TTFT and E2E latency each fill both of ours.
     """
@@ -109,29 +109,35 @@ def summary_line(
     mean_concurrency = None
     if e2e_mean is not None and request_throughput is not None:
         mean_concurrency = request_throughput * e2e_mean / 1000  # Little's law
-    return {
-        "concurrency": load.concurrency,
-        "rate_per_s": load.rate_per_s,
-        "requests": requests,
-        "errors": errors,
-        "errors_by_kind": {"unknown": errors} if errors else {},
-        "output_tokens": output_tokens,
-        "input_tokens": input_tokens,
-        "wall_s": wall_s,
-        "throughput_tokens_per_s": throughput,
-        "total_throughput_tokens_per_s": total_throughput,
-        "request_throughput_per_s": request_throughput,
-        "steady": {"throughput_tokens_per_s": None, "reason": NOT_IN_FILE},
-        "valid": True,
-        "invalid_reason": None,
-        "stopped_by": None,
-        **{key: latencies.get(key) or missing() for key in _LATENCY_KEYS},
-        "mean_concurrency": mean_concurrency,
-        "little_law_ratio": None,
-        "generator": {},
-        "imported_from": tool,
-        "imported": dict(extra or {}),
-    }
+    return _level(
+        {
+            "concurrency": load.concurrency,
+            "rate_per_s": load.rate_per_s,
+            "requests": requests,
+            "errors": errors,
+            "errors_by_kind": {"unknown": errors} if errors else {},
+            "output_tokens": output_tokens,
+            "input_tokens": input_tokens,
+            "wall_s": wall_s,
+            "throughput_tokens_per_s": throughput,
+            "total_throughput_tokens_per_s": total_throughput,
+            "request_throughput_per_s": request_throughput,
+            "steady": {"throughput_tokens_per_s": None, "reason": NOT_IN_FILE},
+            "valid": True,
+            "invalid_reason": None,
+            "stopped_by": None,
+            **{key: latencies.get(key) or missing() for key in LATENCY_KEYS},
+            "mean_concurrency": mean_concurrency,
+            "little_law_ratio": None,
+            "generator": {},
+            "imported_from": tool,
+            "imported": dict(extra or {}),
+        }
+    )
+
+
+def _level(line: Mapping[str, Any]) -> Level:
+    return Level.from_json({"level": 0, "attempt": 1, **line})
 
 
 def record_level(
@@ -153,14 +159,12 @@ def record_level(
     ordered = sorted((r.shifted(start_s) for r in records), key=lambda r: r.request_id)
     spec = LevelSpec(0, load, num_requests=len(ordered))
     line = summarise_level(LevelRun(spec, 1, tuple(ordered))).to_json()
-    for key in ("level", "attempt"):
-        del line[key]
     # the due time is not known: it is taken as the send
     absent = {"dispatch_delay_ms": "the file has no due times", **(missing_metrics or {})}
     for key, reason in absent.items():
         line[key] = missing(reason)
     line |= {"generator": {}, "imported_from": tool, "imported": dict(extra or {})}
-    return ImportedLevel(line, tuple(ordered))
+    return ImportedLevel(Level.from_json(line), tuple(ordered))
 
 
 def two_event_record(
@@ -205,10 +209,22 @@ def failed_record(
     )
 
 
+_UNIT_MS = {
+    "ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6, "ms/token": 1.0, "s/token": 1e3,
+}  # fmt: skip
+
+
+def in_ms(unit: Any) -> float:
+    """Milliseconds in a unit that a file names; raises InputError."""
+    if str(unit) not in _UNIT_MS:
+        raise InputError(f"the file's unit {unit!r} of a latency is not known")
+    return _UNIT_MS[str(unit)]
+
+
 def number_of(content: Mapping[str, Any], *names: str) -> float | None:
     """The first of some fields that holds a finite number."""
     for name in names:
-        found = _number(content.get(name))
+        found = finite(content.get(name))
         if found is not None:
             return found
     return None
@@ -220,7 +236,8 @@ def whole_of(content: Mapping[str, Any], *names: str) -> int | None:
     return None if found is None else round(found)
 
 
-def _number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """The value as a finite number, also from text; None where it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

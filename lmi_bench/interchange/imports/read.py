@@ -1,4 +1,4 @@
-"""Which tool wrote a file is told by its fields, never by its name; then its reader maps it."""
+"""Finds out by its fields, never by its name, which tool wrote a file, and reads its levels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,10 @@ import yaml
 
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.load import Load
-from lmi_bench.interchange.imports import (
-    by_request_tools,
-    evalscope,
-    genai_bench,
-    guidellm,
-    nvidia,
-    summaries,
-    vllm_family,
-)
+from lmi_bench.interchange.imports import engine_tools, other_tools, requests
 from lmi_bench.interchange.imports.level import Imported
+from lmi_bench.interchange.imports.summary import Knows, Object, Reader, has
 
-_Object = Mapping[str, Any]
-_Reader = Callable[[_Object, Load | None], Imported]
-_LinesReader = Callable[[Sequence[_Object], Load | None], Imported]
 T = TypeVar("T")
 
 
@@ -34,56 +24,45 @@ T = TypeVar("T")
 class _Requests:
     """A file of requests, which does not say under which load they were sent.
 
+    ask      what to state where nothing beside the file does
     beside   where the tool says it: its other file's name, from the first one's
     load_of  what stands there
     """
 
-    knows: Callable[[_Object], bool]
-    read: _LinesReader
-    beside: Callable[[str], str]
-    load_of: Callable[[_Object], Load] | None
+    knows: Knows
+    read: Callable[[Sequence[Object], Load], Imported]
+    ask: str
+    beside: Callable[[str], str] | None = None
+    load_of: Callable[[Object], Load] | None = None
 
 
-# The first that knows the fields reads: SGLang's lines look like vLLM's but for a few.
-_OBJECTS: tuple[tuple[Callable[[_Object], bool], _Reader], ...] = (
-    (vllm_family.is_sglang, vllm_family.read_sglang),
-    (vllm_family.is_vllm, vllm_family.read_vllm),
-    (vllm_family.is_inferencex, vllm_family.read_inferencex),
-    (nvidia.is_summary, nvidia.read_summary),
-    (nvidia.is_sweep, nvidia.read_sweep),
-    (nvidia.is_aggregate, nvidia.read_aggregate),
-    (guidellm.is_guidellm, guidellm.read_guidellm),
-    (genai_bench.is_genai_bench, genai_bench.read_genai_bench),
-    (by_request_tools.is_llmperf, by_request_tools.read_llmperf),
-    (by_request_tools.is_llmeter_summary, by_request_tools.read_llmeter_summary),
-    (summaries.is_inference_perf, summaries.read_inference_perf),
-    (summaries.is_awscurl, summaries.read_awscurl),
-    (summaries.is_llm_d, summaries.read_llm_d),
-)
-_REQUESTS: tuple[_Requests, ...] = (
+_REQUESTS = (
     _Requests(
-        nvidia.is_request_line,
-        nvidia.read_requests,
+        lambda line: "request_start_ns" in (line.get("metadata") or {}),
+        requests.read_aiperf,
+        "profile_export.jsonl does not say under which load it was measured: give --concurrency N "
+        "or --rate R",
         lambda name: name.replace(".jsonl", "_aiperf.json"),
-        nvidia.load_of,
+        engine_tools.AIPERF.load_of,
     ),
     _Requests(
-        by_request_tools.is_llmeter_line,
-        by_request_tools.read_llmeter,
+        has("time_to_last_token", "num_tokens_output"),
+        requests.read_llmeter,
+        "responses.jsonl does not say how many clients there were: give --concurrency N",
         lambda _: "summary.json",
-        by_request_tools.llmeter_load,
+        other_tools.LLMETER.load_of,
     ),
     _Requests(
-        by_request_tools.is_llmperf_request,
-        by_request_tools.read_llmperf_requests,
+        has("error_code", "request_output_throughput_token_per_s"),
+        requests.read_llmperf,
+        "the requests do not say how many there were at once: give --concurrency N",
         lambda name: name.replace("individual_responses", "summary"),
-        by_request_tools.llmperf_load,
+        other_tools.LLMPERF.load_of,
     ),
     _Requests(
-        by_request_tools.is_inference_perf_request,
-        by_request_tools.read_inference_perf_requests,
-        lambda name: name,
-        None,
+        has("start_time", "end_time", "info"),
+        requests.read_inference_perf,
+        "the requests do not say under which load they were sent: give --rate R or --concurrency N",
     ),
 )
 TOOLS = (
@@ -101,33 +80,35 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     """
     objects = _objects(path)
     first = objects[0]
-    for requests in _REQUESTS:
-        if requests.knows(first):
-            known = load or _checked(path, partial(_load_beside, path, requests))
-            return _checked(path, partial(requests.read, objects, known))
-    if evalscope.is_summary(first) or evalscope.is_percentiles(first):
-        joined = _checked(path, partial(evalscope.join, objects, partial(_beside, path)))
-        return _checked(path, partial(evalscope.read_evalscope, joined, load))
-    for knows, read in _OBJECTS:
+    for listed in _REQUESTS:
+        if listed.knows(first):
+            known = load or _checked(path, partial(_load_beside, path, listed))
+            return _checked(path, partial(listed.read, objects, known))
+    if other_tools.is_evalscope(first):
+        joined = _checked(
+            path, partial(other_tools.join_evalscope, objects, partial(_beside, path))
+        )
+        return _checked(path, partial(other_tools.read_evalscope, joined, load))
+    for knows, read in (*engine_tools.SUMMARIES, *other_tools.SUMMARIES):
         if knows(first):
             return _checked(path, partial(_read_each, read, objects, load))
-    if nvidia.is_search_history(first):
-        raise InputError(f"{path}: {nvidia.SEARCH_HISTORY_HELP}")
+    if engine_tools.is_search_history(first):
+        raise InputError(f"{path}: {engine_tools.SEARCH_HISTORY_HELP}")
     raise InputError(
         f"{path}: no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
         f"known are {', '.join(TOOLS)}"
     )
 
 
-def _load_beside(path: Path, requests: _Requests) -> Load | None:
-    """The load by the tool's own summary beside a file of requests; None where there is none."""
-    if requests.load_of is None:
-        return None
-    found = _beside(path, requests.beside(path.name))
-    return None if found is None else requests.load_of(found[0])
+def _load_beside(path: Path, listed: _Requests) -> Load:
+    """The load by the tool's own summary beside a file of requests; InputError without one."""
+    beside = None if listed.beside is None else _beside(path, listed.beside(path.name))
+    if beside is None or listed.load_of is None:
+        raise InputError(listed.ask)
+    return listed.load_of(beside[0])
 
 
-def _beside(path: Path, name: str) -> list[_Object] | None:
+def _beside(path: Path, name: str) -> list[Object] | None:
     """The objects of another file in the same folder, if it is there."""
     other = path.with_name(name)
     return _objects(other) if name != path.name and other.is_file() else None
@@ -145,7 +126,7 @@ def _checked(path: Path, read: Callable[[], T]) -> T:
         ) from exc
 
 
-def _read_each(read: _Reader, objects: Sequence[_Object], load: Load | None) -> Imported:
+def _read_each(read: Reader, objects: Sequence[Object], load: Load | None) -> Imported:
     parts = [read(each, load) for each in objects]
     first = parts[0]
     return Imported(
@@ -157,7 +138,7 @@ def _read_each(read: _Reader, objects: Sequence[_Object], load: Load | None) -> 
     )
 
 
-def _objects(path: Path) -> list[_Object]:
+def _objects(path: Path) -> list[Object]:
     """The file's JSON objects: one, one a line, or a YAML document."""
     try:
         text = path.read_text(encoding="utf-8")

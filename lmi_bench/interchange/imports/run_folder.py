@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import RunStore, build_manifest
 from lmi_bench.interchange.imports.level import Imported
 
@@ -21,7 +21,7 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
     """
     tools = sorted({part.tool for part in parts})
     if len(tools) > 1:
-        raise InputError(f"files of {' and '.join(tools)} are no one run: import them apart")
+        raise InputError(f"files of {' and '.join(tools)} are not one run: import them apart")
     first = parts[0]
     facts = {key: value for key, value in first.facts.items() if value is not None}
     workload = first.workload if all(p.workload == first.workload for p in parts) else {}
@@ -42,6 +42,5 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
         raise InputError("the files hold no level")
     with RunStore.create(folder, manifest) as store:
         for index, level in enumerate(levels):
-            line = {"level": index, "attempt": 1, **level.line}
-            store.append_level(level.records, Level.from_json(line))
+            store.append_level(level.records, replace(level.level, index=index))
     return len(levels)

@@ -1,0 +1,232 @@
+"""Files in which a tool lists its requests; times in seconds since any common start.
+
+llmperf's requests have no times of day; llmeter's and inference-perf's are seconds, AIPerf's
+nanoseconds with a unit at each metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import accumulate
+from typing import Any
+
+from lmi_bench.analysis.results.latency import summarise_ms
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.load import Load
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.interchange.imports.level import (
+    Imported,
+    ImportedLevel,
+    failed_record,
+    in_ms,
+    missing,
+    number_of,
+    record_level,
+    summary_level,
+    two_event_record,
+    whole_of,
+)
+
+Lines = Sequence[Mapping[str, Any]]
+LLMPERF_ITL = "llmperf's inter-token latency contains the TTFT and divides by chunks"
+LLMETER_GAPS = "llmeter keeps first and last token only"
+
+
+def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
+    """Requests of `vllm bench serve --save-detailed`; none where the start times are missing."""
+    names = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
+    columns: list[list[Any]] = [content.get(name) or [] for name in names]
+    if not all(columns):
+        return []
+    errors = content.get("errors") or [""] * len(columns[0])
+    rows = zip(*columns, errors, strict=True)
+    return [_vllm_record(number, *row) for number, row in enumerate(rows)]
+
+
+def _vllm_record(
+    number: int,
+    start_s: float,
+    ttft_s: float,
+    gaps_s: Sequence[float],
+    input_tokens: int,
+    output_tokens: int,
+    error: Any,
+) -> RequestRecord:
+    if error or not output_tokens:
+        reason = str(error) or "no output"
+        return failed_record(number, sent_s=start_s, error=reason, input_tokens=input_tokens)
+    times = tuple(start_s + at for at in accumulate(gaps_s, initial=ttft_s))
+    return RequestRecord(
+        number,
+        start_s,
+        Exchange(start_s, times),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+def read_aiperf(lines: Lines, load: Load) -> Imported:
+    """One profile_export.jsonl of AIPerf: its profiling phase, not its warm-up."""
+    profiled = [
+        line
+        for line in lines
+        if line["metadata"].get("benchmark_phase", "profiling") == "profiling"
+    ]
+    records = [_aiperf_record(number, line) for number, line in enumerate(profiled)]
+    answered = [record for record in records if record.ok]
+    no_chunks = any(len(r.token_times_s) == 2 and r.output_tokens > 2 for r in answered)
+    absent = {"itl_ms": "the file has no gaps between chunks (inter_chunk_latency)"}
+    level = record_level(
+        load, records, tool="aiperf", missing_metrics=absent if no_chunks else None
+    )
+    return Imported("aiperf", (level,))
+
+
+def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
+    metadata, metrics = line["metadata"], line.get("metrics") or {}
+    sent_s = metadata["request_start_ns"] * 1e-9
+    if line.get("error") or metadata.get("was_cancelled") or not metrics:
+        message = str((line.get("error") or {}).get("message") or "cancelled")
+        ended_ns = metadata.get("request_end_ns")
+        ended_s = None if ended_ns is None else ended_ns * 1e-9
+        return failed_record(number, sent_s=sent_s, error=message, ended_s=ended_s)
+    ttft_ms, e2e_ms = (_value_ms(metrics, n) for n in ("time_to_first_token", "request_latency"))
+    if e2e_ms is None:
+        raise InputError(f"request {number} of the file has no request_latency")
+    output_tokens, input_tokens = (
+        round(next((n for name in names if (n := _value(metrics, name))), 0))
+        for names in (
+            ("output_sequence_length", "output_token_count"),
+            ("input_sequence_length",),
+        )
+    )
+    gaps = metrics.get("inter_chunk_latency") or {}
+    if isinstance(gaps.get("value"), list) and gaps["value"] and ttft_ms is not None:
+        scale = in_ms(gaps.get("unit", "ms")) / 1e3
+        times = accumulate((gap * scale for gap in gaps["value"]), initial=sent_s + ttft_ms / 1e3)
+        return RequestRecord(
+            number,
+            sent_s,
+            Exchange(sent_s, tuple(times), ended_s=sent_s + e2e_ms / 1e3),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+        )
+    return two_event_record(
+        number,
+        sent_s=sent_s,
+        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+        e2e_s=e2e_ms / 1e3,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+def _value(metrics: Mapping[str, Any], name: str) -> float | None:
+    metric = metrics.get(name)
+    return number_of(metric, "value") if isinstance(metric, Mapping) else None
+
+
+def _value_ms(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = _value(metrics, name)
+    return None if value is None else value * in_ms(metrics[name].get("unit", "ms"))
+
+
+def read_llmeter(lines: Lines, load: Load) -> Imported:
+    """The responses.jsonl of one llmeter run; times are the requests' own, to the file's digits."""
+    records = [_llmeter_record(number, line) for number, line in enumerate(lines)]
+    absent = {"itl_ms": LLMETER_GAPS}
+    return Imported(
+        "llmeter", (record_level(load, records, tool="llmeter", missing_metrics=absent),)
+    )
+
+
+def _llmeter_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
+    try:
+        sent_s = datetime.fromisoformat(str(line.get("request_time"))).timestamp()
+    except ValueError:
+        raise InputError(
+            f"response {number} has no request_time that can be read (ISO 8601), got "
+            f"{line.get('request_time')!r}"
+        ) from None
+    e2e_s = number_of(line, "time_to_last_token")
+    if line.get("error") or e2e_s is None:
+        return failed_record(number, sent_s=sent_s, error=str(line.get("error") or "no answer"))
+    return two_event_record(
+        number,
+        sent_s=sent_s,
+        ttft_s=number_of(line, "time_to_first_token"),
+        e2e_s=e2e_s,
+        input_tokens=whole_of(line, "num_tokens_input") or 0,
+        output_tokens=whole_of(line, "num_tokens_output") or 0,
+    )
+
+
+def read_llmperf(lines: Lines, load: Load) -> Imported:
+    """The `_individual_responses.json` of one llmperf run: latencies, and no timeline."""
+    answered = [line for line in lines if line.get("error_code") is None]
+    ttft_s, e2e_s = (
+        [value for line in answered if (value := number_of(line, f"{name}_s")) is not None]
+        for name in ("ttft", "end_to_end_latency")
+    )
+    tokens = {
+        f"{side}_tokens": sum(whole_of(line, f"number_{side}_tokens") or 0 for line in answered)
+        for side in ("input", "output")
+    }
+    level = summary_level(
+        load,
+        tool="llmperf",
+        requests=len(lines),
+        errors=len(lines) - len(answered),
+        **tokens,
+        latencies={
+            "ttft_ms": summarise_ms(ttft_s).to_json(),
+            "e2e_ms": summarise_ms(e2e_s).to_json(),
+            "itl_ms": missing(LLMPERF_ITL),
+            "tpot_ms": missing(LLMPERF_ITL),
+        },
+    )
+    notes = (
+        "llmperf's requests have no times of day: no duration and no throughput (its _summary.json "
+        "has both)",
+    )
+    return Imported("llmperf", (ImportedLevel(level),), notes=notes)
+
+
+def read_inference_perf(lines: Lines, load: Load) -> Imported:
+    """One per_request_lifecycle_metrics.json; its times are of one clock, whose zero is any."""
+    records = [_inference_perf_record(number, line) for number, line in enumerate(lines)]
+    return Imported("inference-perf", (record_level(load, records, tool="inference-perf"),))
+
+
+def _inference_perf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
+    sent_s, ended_s = float(line["start_time"]), float(line["end_time"])
+    info = line.get("info") or {}
+    asked = (info.get("request_metrics") or {}).get("text") or info  # flat in old versions
+    got = info.get("response_metrics") or info
+    input_tokens = whole_of(asked, "input_tokens") or 0
+    output_tokens = whole_of(
+        {**got, **(got.get("server_usage") or {})}, "completion_tokens", "output_tokens"
+    )
+    error = line.get("error")
+    if error or not output_tokens:
+        message = error.get("error_msg") if isinstance(error, Mapping) else error
+        reason = str(message or "no output")
+        return failed_record(
+            number, sent_s=sent_s, error=reason, input_tokens=input_tokens, ended_s=ended_s
+        )
+    times = tuple(float(at_s) for at_s in got.get("output_token_times") or ())
+    return RequestRecord(
+        number,
+        sent_s,
+        Exchange(
+            sent_s,
+            times or (ended_s,),
+            () if times else (output_tokens,),
+            ended_s=ended_s,
+            streamed=bool(times),
+        ),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
