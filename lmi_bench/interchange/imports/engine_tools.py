@@ -28,7 +28,7 @@ from lmi_bench.interchange.imports.level import (
     whole_of,
 )
 from lmi_bench.interchange.imports.requests import vllm_records
-from lmi_bench.interchange.imports.summary import PLAIN, Knows, Object, Reader, Summary, has
+from lmi_bench.interchange.imports.summary import PLAIN, Knows, Object, Path, Reader, Summary, has
 
 _QUANTILES = ("p90", "p95", "p99")
 _NO_GAPS = "{} gives one mean gap a request (our TPOT), not the gaps"
@@ -61,7 +61,7 @@ def _vllm_failures(content: Object) -> Object:
     return {**content, "failed": sent - completed} if unknown else content  # type: ignore[operator]
 
 
-_VLLM_NUMBERS = {
+_VLLM_NUMBERS: Mapping[str, Path] = {
     "rate": "request_rate",  # "inf" is no finite number: all prompts at once
     "users": ("max_concurrency", "num_prompts", "completed"),
     "completed": "completed",
