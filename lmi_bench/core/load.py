@@ -17,13 +17,16 @@ class Load:
 
     Exactly one of `concurrency` and `rate_per_s` is given.
 
-    arrivals    of an open loop; with "trace" each request holds its own arrival time
-    burstiness  of gamma arrivals: 1 is Poisson, below it they come in bursts, above it evenly
-    ramp_s      an open loop's rate rises from 0 over these first seconds
-    sessions    users or arrivals are conversations of several turns, a request each
+    concurrency   users; without a think time also the requests in flight
+    think_time_s  seconds between an answer and the same user's next request; None: none is
+                  stated, and the next request follows at once
+    arrivals      of an open loop; with "trace" each request has its own arrival time
+    burstiness    shape of gamma arrivals: 1 is Poisson, a lower value is more bursty
+    ramp_s        an open loop's rate rises from 0 over these first seconds
+    sessions      users or arrivals are conversations of several turns, one request each
 
-    levels.jsonl keeps the first two and whether there were sessions: the arrivals of a level that
-    was read back are those of its run's scenario.
+    levels.jsonl keeps the load's value and whether there were sessions: the arrivals of a level
+    that was read back are those of its run's scenario.
     """
 
     concurrency: int | None = None
@@ -32,6 +35,7 @@ class Load:
     burstiness: float = 1.0
     ramp_s: float = 0.0
     sessions: bool = False
+    think_time_s: float | None = None
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate_per_s is None):
@@ -44,6 +48,11 @@ class Load:
             raise InputError(
                 f"burstiness must be above 0 and ramp_s at least 0, got {self.burstiness:g} and "
                 f"{self.ramp_s:g}"
+            )
+        if self.think_time_s is not None and (self.is_open or self.think_time_s < 0):
+            raise InputError(
+                "a think time of 0 s or more belongs to users, not to a rate, got "
+                f"{self.think_time_s:g} s"
             )
 
     @property
@@ -72,7 +81,18 @@ class Load:
         """How people name the load: `concurrency 8`, `2.5 req/s`, `2 sessions/s`."""
         if self.sessions and self.is_open:
             return f"{self.value:g} sessions/s"
+        if self.think_time_s is not None:
+            return f"{self.concurrency} users, {self.think_time_s:g} s think time"
         return load_name(self.axis, self.value)
+
+    @property
+    def description(self) -> str:
+        """The name; of a rate also how the requests arrive: `2.5 req/s, Poisson`."""
+        if not self.is_open:
+            return self.name
+        bursts = "in bursts " if self.burstiness < 1 else ""
+        shown = {"poisson": "Poisson", "gamma": f"{bursts}(gamma, {self.burstiness:g})"}
+        return f"{self.name}, {shown.get(self.arrivals, self.arrivals)}"
 
 
 def load_name(axis: str, value: float) -> str:

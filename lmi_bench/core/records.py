@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 STATUS_OK = "ok"
@@ -158,7 +158,7 @@ class LevelRun:
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted", "decided": a search knew its verdict)
     connect_s   time to open each connection of the level, TLS included; tls_s: its handshake
-    server      the server's own `/metrics`, if collected
+    server      summary of the server's own metrics, if collected
     engine      work of the engine in this process: counts, shares as fractions
     """
 
@@ -170,4 +170,4 @@ class LevelRun:
     engine: Mapping[str, float | None] | None = None
     connect_s: Sequence[float] = ()
     tls_s: Sequence[float] = ()
-    server: Mapping[str, Any] | None = None
+    server: ServerMetrics | None = None

@@ -20,6 +20,7 @@ from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
@@ -113,12 +114,18 @@ class RecommendRequest:
         """USD for an hour of that many machines by the purchase; None: not known."""
         return self.purchase.usd_per_hour(layout.instance, machines)
 
-    def describe_load(self) -> str:
-        """The load for people."""
+    @property
+    def load(self) -> Load | None:
+        """The load on the whole fleet; None: one machine at saturation."""
         if self.rate_per_s is not None:
             shape = self.workload.burstiness
-            arrivals = "Poisson" if shape >= 1 else f"in bursts (gamma, {shape:g})"
-            return f"{self.rate_per_s:g} req/s, {arrivals}"
-        if self.users is not None:
-            return f"{self.users} users, {self.think_time_s:g} s think time"
-        return "one machine at saturation"
+            return Load(
+                rate_per_s=self.rate_per_s,
+                arrivals="poisson" if shape >= 1 else "gamma",
+                burstiness=shape,
+            )
+        return None if self.users is None else Load(self.users, think_time_s=self.think_time_s)
+
+    def describe_load(self) -> str:
+        """The load for people."""
+        return "one machine at saturation" if self.load is None else self.load.description

@@ -13,11 +13,13 @@ import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import MS_PER_S
+from lmi_bench.loadgen.watch.gpu_power import GpuPower
 from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
 
 EVERY_S = 1.0
@@ -29,22 +31,6 @@ MAX_PREFIX_HIT_RATE = 0.01
 """Share of the prompt tokens that a prefix cache may have known before: more flatters the TTFT."""
 MAX_SKEW = 1.2
 """Requests of the busiest replica over the mean, above which the load was not shared evenly."""
-
-
-class PowerMeter(Protocol):
-    """What accelerators drew, read at each scrape."""
-
-    def read(self) -> None:
-        """Take a reading."""
-        ...
-
-    def summary(self, output_tokens: int) -> dict[str, Any]:
-        """Energy since the first reading, and joules per token."""
-        ...
-
-    def reset(self) -> None:
-        """Begin anew."""
-        ...
 
 
 @dataclass(slots=True)
@@ -81,7 +67,7 @@ class ServerWatch:
         *,
         headers: Mapping[str, str] | None = None,
         every_s: float = EVERY_S,
-        power: PowerMeter | None = None,
+        power: GpuPower | None = None,
         shares_prefixes: bool = False,
     ) -> None:
         for url in urls:
@@ -126,8 +112,8 @@ class ServerWatch:
         self._stop.set()
         self._thread = None
 
-    def summary(self, records: Sequence[RequestRecord]) -> dict[str, Any] | None:
-        """The level's `server` field; None where no server said anything."""
+    def summary(self, records: Sequence[RequestRecord]) -> ServerMetrics | None:
+        """The summary of the level; None if there is nothing to report."""
         found: dict[str, Any] = {}
         heard = [replica for replica in self._replicas if replica.before and replica.after]
         if heard:
@@ -137,7 +123,7 @@ class ServerWatch:
         if self._power is not None:
             tokens = sum(record.output_tokens for record in records if record.ok)
             found["power"] = self._power.summary(tokens)
-        return found or None
+        return ServerMetrics.from_json(found, "server") if found else None
 
     def _watch(self, stop: threading.Event) -> None:
         wait_s = min(FIRST_S, self._every_s)

@@ -115,7 +115,7 @@ def _watch(*urls, every_s=0.02, level_s=0.3, **options):
         await watch.begin()
         await asyncio.sleep(level_s)
         await watch.end()
-        return watch.summary(RECORDS)
+        return watch.summary(RECORDS).to_json()
 
     return asyncio.run(main())
 
