@@ -161,6 +161,12 @@ def test_quantization_and_stretched_positions_become_the_engines_own(settings, e
     assert found.ignored == ()
 
 
+def test_compiled_positions_bound_a_request_whatever_the_token_limit():
+    """NeuronX compiles n_positions; a longer max_tokens cannot be served."""
+    found = bundled(option__n_positions=1024, option__max_tokens=4096)
+    assert found.engine["max_model_len"] == 1024
+
+
 def test_a_simulated_engine_keeps_half_precision():
     assert bundled(simulated=True, option__dtype="fp16").engine["dtype"] == "float16"
 
