@@ -346,8 +346,8 @@ class Probes:
     def __init__(self, threads: int) -> None:
         import torch
 
-        from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
         from lmi_bench.engine.torch_backend.layers import make_linear
+        from lmi_bench.engine.torch_backend.memory import zeroed_bytes
 
         torch.set_num_threads(threads)
         self._numbers = zeroed_bytes(256 << 20).view(torch.float32).fill_(1)

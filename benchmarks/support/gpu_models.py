@@ -14,22 +14,21 @@ from typing import Any
 import torch
 
 from lmi_bench.engine.torch_backend.executor import Loaded, TorchExecutor
-from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.models.build import build_with
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
+from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import (
     SPARE_BLOCKS,
     PreparedSteps,
     StepSettings,
     with_prepared_steps,
 )
-from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend.step import TritonStep
 from lmi_bench.models.hf_config import spec_from_hf_config
 

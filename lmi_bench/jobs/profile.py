@@ -16,7 +16,7 @@ from lmi_bench.jobs.settings.profile import AttentionSettings, CollectiveSetting
 from lmi_bench.targets.bundled import time_all_reduces
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.torch_backend.measure_attention import AttentionShape, AttentionTimes
+    from lmi_bench.engine.torch_backend.measure import AttentionShape, AttentionTimes
 
 SCHEMA: Final = 1
 SIZES_BYTES: Final = tuple(4**n * 1024 for n in range(8))  # 1 KiB to 16 MiB
@@ -83,7 +83,7 @@ def time_attention(
     Raises InputError before anything is measured.
     """
     try:
-        from lmi_bench.engine.torch_backend.measure_attention import (
+        from lmi_bench.engine.torch_backend.measure import (
             AttentionShape,
             measure_attention,
         )

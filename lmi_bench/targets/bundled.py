@@ -317,7 +317,7 @@ def measure_layer_errors(
     model: str, settings: EngineSection, listener: Listener = SILENT
 ) -> dict[str, float]:
     """Relative error of each matrix's outputs after rounding, by its name in the checkpoint."""
-    from lmi_bench.engine.torch_backend.quantization.layer_errors import layer_errors
+    from lmi_bench.engine.torch_backend.quantization.export import layer_errors
 
     return layer_errors(
         model_folder(model),
@@ -351,7 +351,7 @@ def time_all_reduces(
     """
     start_ranks_early()
     try:
-        from lmi_bench.engine.torch_backend.measure_collectives import measure_all_reduces
+        from lmi_bench.engine.torch_backend.rank_group import measure_all_reduces
     except ImportError as exc:
         raise InputError(f"the ranks need {exc.name}: pip install 'lmi-bench[engine]'") from exc
     return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

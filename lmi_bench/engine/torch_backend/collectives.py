@@ -3,18 +3,38 @@
 One interface, two implementations: shared memory on one machine, and torch.distributed (NCCL
 between GPUs, gloo elsewhere). Every rank receives identical bits, so ranks that run the same steps
 stay identical without further communication.
+
+Shared memory: every rank has a region in each of two slots. A call writes this rank's part into its
+region of the call's slot, sets this rank's flag to the call's number, waits until all flags have
+reached it, and reads all regions. A slot is written again two calls later; by then every rank has
+set its flag for the call between, so it has read the slot.
+
+    bytes: flags, one cache line a rank | abort flag, one line | slot 0: region 0, 1, .. | slot 1
+
+Other processes must see a flag only after the data stored before it. x86-64 keeps stores in order;
+elsewhere `works_here` is false. Waiting spins first, then yields the core, then sleeps: with fewer
+free cores than ranks, the rank that the others wait for must get to run.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
+import platform
+import shutil
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, distributed
+
+from lmi_bench.core.errors import EngineError
 
 _LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
 _PATIENCE: Final = datetime.timedelta(minutes=30)  # a dead rank is noticed by its process
@@ -112,3 +132,200 @@ class DistributedCollectives:
 def loopback_interface() -> str:
     """The network interface for gloo between processes of one machine."""
     return _LOOPBACK
+
+
+REGION_BYTES: Final = 1 << 20
+"""A rank's region of one slot; larger tensors are sent in pieces that stay in the CPU cache."""
+
+_LINE_BYTES: Final = 64
+_FLAGS_PER_LINE: Final = _LINE_BYTES // 8
+_SPINS: Final = 200  # some 15 us
+_YIELDS: Final = 2000
+_FIRST_SLEEP_S: Final = 20e-6
+_LONGEST_SLEEP_S: Final = 1e-3
+_MOUNT: Final = Path("/dev/shm")  # noqa: S108
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Name and size of a shared-memory segment, as sent to each rank."""
+
+    name: str
+    degree: int
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of the ranks' flags and the abort flag."""
+        return (self.degree + 1) * _LINE_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the flags and the two slots."""
+        return self.header_bytes + 2 * self.degree * REGION_BYTES
+
+
+def works_here() -> bool:
+    """True if this processor keeps stores in order."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def room_for(degree: int) -> bool:
+    """True if the system's shared memory has room: writing beyond it would kill the process."""
+    if not _MOUNT.is_dir():
+        return True  # without such a file system (macOS) the segment is ordinary memory
+    return shutil.disk_usage(_MOUNT).free >= 2 * Segment("", degree).total_bytes
+
+
+class SegmentOwner:
+    """Creates the segment and can abort the ranks. Call `unlink` once all ranks have mapped it, so
+    that nothing remains however the processes end."""
+
+    def __init__(self, degree: int) -> None:
+        size = Segment("", degree).total_bytes
+        self._memory = SharedMemory(create=True, size=size)
+        self.segment = Segment(self._memory.name, degree)
+        self._linked = True
+
+    def unlink(self) -> None:
+        """Remove the name; existing mappings stay valid."""
+        if self._linked:
+            self._linked = False
+            self._memory.unlink()
+
+    def abort(self) -> None:
+        """Make every waiting rank fail."""
+        at = self.segment.degree * _LINE_BYTES
+        assert self._memory.buf is not None
+        self._memory.buf[at : at + 8] = (1).to_bytes(8, "little")
+
+    def close(self) -> None:
+        """Release the memory."""
+        self.unlink()
+        self._memory.close()
+
+
+class SharedMemoryCollectives:
+    """One rank's side of a segment.
+
+    orphaned  called regularly while waiting; True if the parent process has ended
+    """
+
+    def __init__(self, segment: Segment, rank: int, orphaned: Callable[[], bool]) -> None:
+        self._rank = rank
+        self._degree = segment.degree
+        self._orphaned = orphaned
+        self._memory = SharedMemory(segment.name)
+        assert self._memory.buf is not None
+        header = self._memory.buf[: segment.header_bytes]
+        self._flags = header.cast("q")
+        self._abort_at = self._degree * _FLAGS_PER_LINE
+        self._others = [r * _FLAGS_PER_LINE for r in range(self._degree) if r != rank]
+        self._slots: list[list[Tensor]] = [
+            [
+                torch.frombuffer(
+                    self._memory.buf,
+                    dtype=torch.uint8,
+                    count=REGION_BYTES,
+                    offset=segment.header_bytes + (slot * self._degree + r) * REGION_BYTES,
+                )
+                for r in range(self._degree)
+            ]
+            for slot in range(2)
+        ]
+        self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
+        self._call = 0
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        return self._rank
+
+    @property
+    def degree(self) -> int:
+        """Number of ranks in the group."""
+        return self._degree
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the ranks, in place; every rank adds in rank order.
+
+        Raises EngineError if the group was aborted.
+        """
+        flat = x.view(-1)
+        most = REGION_BYTES // x.element_size()
+        for start in range(0, flat.shape[0], most):
+            piece = flat[start : start + most]
+            first, second, *rest = self._exchange(piece)
+            torch.add(first, second, out=piece)
+            for part in rest:
+                piece.add_(part)
+        return x
+
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' columns. Raises EngineError if the group was aborted."""
+        rows, columns = x.shape
+        whole = (rows, self._degree * columns)  # a step with only prompt chunks has no row here
+        out = torch.empty((rows, self._degree, columns), dtype=x.dtype)
+        most_rows = REGION_BYTES // x.element_size() // columns
+        if most_rows == 0:  # one row is larger than a region
+            return self._gather_long_rows(x, out).view(whole)
+        for start in range(0, rows, most_rows):
+            piece = x[start : start + most_rows]
+            for rank, part in enumerate(self._exchange(piece.reshape(-1))):
+                out[start : start + most_rows, rank] = part.view(piece.shape)
+        return out.view(whole)
+
+    def _gather_long_rows(self, x: Tensor, out: Tensor) -> Tensor:
+        most = REGION_BYTES // x.element_size()
+        for row in range(x.shape[0]):
+            for start in range(0, x.shape[1], most):
+                piece = x[row, start : start + most]
+                for rank, part in enumerate(self._exchange(piece)):
+                    out[row, rank, start : start + most] = part
+        return out
+
+    def close(self) -> None:
+        """Unmap the memory; the object must not be used afterwards."""
+        self._typed.clear()
+        self._slots.clear()
+        self._flags.release()
+        self._memory.close()
+
+    def _exchange(self, piece: Tensor) -> list[Tensor]:
+        """Every rank's 1-D piece; valid until the call after the next."""
+        self._call += 1
+        regions = self._regions(piece.dtype)[self._call & 1]
+        size = piece.shape[0]
+        regions[self._rank][:size].copy_(piece)
+        self._flags[self._rank * _FLAGS_PER_LINE] = self._call
+        self._wait()
+        return [region[:size] for region in regions]
+
+    def _regions(self, dtype: torch.dtype) -> list[list[Tensor]]:
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = [[region.view(dtype) for region in slot] for slot in self._slots]
+            self._typed[dtype] = typed
+        return typed
+
+    def _wait(self) -> None:
+        """Wait until every rank has written its part of this call."""
+        flags, call = self._flags, self._call
+        for other in self._others:
+            for _ in range(_SPINS):
+                if flags[other] >= call:
+                    break
+            else:
+                self._wait_longer(other)
+
+    def _wait_longer(self, other: int) -> None:
+        flags, call = self._flags, self._call
+        for _ in range(_YIELDS):
+            if flags[other] >= call:
+                return
+            os.sched_yield()
+        sleep_s = _FIRST_SLEEP_S
+        while flags[other] < call:
+            if flags[self._abort_at] or self._orphaned():
+                raise EngineError("the tensor-parallel group was aborted")
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)

@@ -15,24 +15,25 @@ import torch
 from lmi_bench.core.errors import EngineError, LmiBenchError
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
-from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
+from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
-from lmi_bench.engine.torch_backend.quantization.build import build_model
-from lmi_bench.engine.torch_backend.quantization.calibration import Told
-from lmi_bench.engine.torch_backend.quantization.prepare import prepare
-from lmi_bench.engine.torch_backend.quantization.product_times import product_time_s
-from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.quantization.calibration import Told, prepare
+from lmi_bench.engine.torch_backend.quantization.loader import build_model
+from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.build import (
     SPARE_BLOCKS,
     PreparedSteps,
     with_prepared_steps,
 )
-from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
-from lmi_bench.engine.torch_backend.static.forward import StaticForward
+from lmi_bench.engine.torch_backend.static.forward import (
+    StaticForward,
+    StepDifference,
+    compare_steps,
+)
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.models.folder import check_loadable, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import CapacityError
-from lmi_bench.engine.torch_backend.large_pages import zeroed_bytes
+from lmi_bench.engine.torch_backend.memory import zeroed_bytes
 from lmi_bench.models.shape import ModelShape
 
 

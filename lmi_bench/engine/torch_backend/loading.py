@@ -1,27 +1,223 @@
-"""Loads a checkpoint's weights into layers one at a time: rounds, places, fuses and packs them."""
+"""Loads weights into layers one at a time: the whole model's, or one rank's share of it.
+
+Attention is split by heads and the MLP by its inner size (Shoeybi et al. 2019, arXiv:1909.08053),
+embedding and head by the vocabulary. A rank builds the model like a single device, from a spec with
+its own number of heads; the checkpoint returns this rank's rows or columns of each matrix. A matrix
+split by columns gives partial sums, which are added over the ranks. With more ranks than KV heads,
+several ranks store the same head.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
-from lmi_bench.engine.torch_backend.parallel import (
-    Embedding,
-    Head,
-    RankCheckpoint,
-    RowParallelLinear,
-    VocabularyEmbedding,
-    VocabularyHead,
-    plain_embedding,
-)
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.weights import Checkpoint
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+from lmi_bench.models.shape import tensor_parallel_problem
 from lmi_bench.models.spec import DecoderSpec, NormKind
+
+
+def check_degree(name: str, spec: DecoderSpec, degree: int) -> None:
+    """Raises CapacityError with the numbers if the model cannot be split `degree` ways."""
+    shape = spec.shape(name)
+    problem = tensor_parallel_problem(shape, degree)
+    if problem is not None:
+        raise CapacityError(f"--tp {degree}: {problem}")
+    if spec.family == "falcon" and shape.num_kv_heads % degree:
+        raise CapacityError(
+            f"--tp {degree}: {name} stores queries, keys and values together by KV head, and its "
+            f"{shape.num_kv_heads} KV heads cannot be split over {degree} devices"
+        )
+    if shape.ffn_size % degree:
+        raise CapacityError(
+            f"--tp {degree}: the MLP's {shape.ffn_size} features of {shape.name} cannot be split "
+            f"over {degree} devices evenly"
+        )
+
+
+def rank_spec(spec: DecoderSpec, degree: int) -> DecoderSpec:
+    """The spec of one of `degree` ranks; call `check_degree` first."""
+    return replace(
+        spec,
+        num_heads=spec.num_heads // degree,
+        num_kv_heads=max(1, spec.num_kv_heads // degree),
+        ffn_size=spec.ffn_size // degree,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """One rank's token ids start .. stop; every rank has `rows` rows, padded at the end."""
+
+    vocab_size: int
+    rows: int
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, vocab_size: int, rank: int, degree: int) -> VocabularyPart:
+        """A rank's part; parts are equal except the last ones, which are shorter."""
+        rows = -(-vocab_size // degree)
+        start = min(rank * rows, vocab_size)
+        return cls(vocab_size, rows, start, min(start + rows, vocab_size))
+
+    def cut(self, weight: Tensor) -> Tensor:
+        """Pad this part's rows with zeros to shape (rows, features)."""
+        missing = self.rows - weight.shape[0]
+        return functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+
+
+class RankCheckpoint(Checkpoint):
+    """A checkpoint that returns one rank's part of each tensor.
+
+    If the requested shape has fewer rows or columns than the stored one, the tensor is split along
+    that side: into one part per rank, or per KV head, which neighbouring ranks then share.
+    Projections stored as one matrix must be stored KV head by KV head, like Falcon's: a part is a
+    contiguous range of rows.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: DecoderSpec,
+        collectives: Collectives,
+        progress: Progress | None = None,
+        *,
+        beside: Path | None = None,
+    ) -> None:
+        """spec  the whole model's"""
+        super().__init__(folder, progress, beside=beside)
+        rank, degree = collectives.rank, collectives.degree
+        self._total_bytes //= degree
+        self._rank = rank
+        self._degree = degree
+        self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
+        self.vocabulary = VocabularyPart.of(spec.vocab_size, rank, degree)
+        self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts}
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """This rank's part of the tensor `name`; its shape must be `shape`."""
+        stored = self.stored_shape(name)
+        if stored == shape:
+            self._check_whole(name, shape)
+            return super().tensor(name, *shape)
+        cut = [side for side, size in enumerate(shape) if size != stored[side]]
+        side = cut[0]
+        parts, left = divmod(stored[side], shape[side])
+        if len(stored) != len(shape) or len(cut) > 1 or left or parts not in self._parts:
+            raise self._misfit(name, stored, shape)
+        # with fewer parts than ranks, neighbouring ranks share a part
+        start = self._rank * parts // self._degree * shape[side]
+        return self.part(name, side, start, start + shape[side])
+
+    def vocabulary_rows(self, name: str, columns: int) -> Tensor:
+        """This rank's rows of an embedding or head, shape (vocabulary.rows, columns)."""
+        stored, wanted = self.stored_shape(name), (self.vocabulary.vocab_size, columns)
+        if stored != wanted:
+            raise self._misfit(name, stored, wanted)
+        return self.vocabulary.cut(self.part(name, 0, self.vocabulary.start, self.vocabulary.stop))
+
+    def _check_whole(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise InputError if a size that should be split is stored at the rank's size already.
+
+        Packed values and scales are skipped: their sizes are fractions of the model's own.
+        """
+        if not name.endswith((".weight", ".bias")):
+            return
+        for size in shape:
+            if size not in self._whole_sizes:
+                raise InputError(
+                    f"tensor {name!r} has shape {shape}, the size of one rank's part: "
+                    "the checkpoint belongs to another config.json"
+                )
+
+
+class RowParallelLinear:
+    """A linear layer over this rank's part of the inputs, summed over the ranks.
+
+    Operations after the product must follow the sum, except a bias or a residual, which only rank 0
+    adds: its `part` has the bias.
+    """
+
+    def __init__(self, part: Linear, collectives: Collectives) -> None:
+        self._part = part
+        self._collectives = collectives
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._collectives.all_reduce(self._part(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        y = self._part.add(x, residual) if self._collectives.rank == 0 else self._part(x)
+        return self._collectives.all_reduce(y)
+
+    def silu(self, x: Tensor) -> Tensor:
+        return functional.silu(self(x))
+
+    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
+        return self(x) * factor
+
+
+class Embedding(Protocol):
+    """Token ids to rows, shape (tokens,) to (tokens, hidden)."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor: ...
+
+
+class Head(Protocol):
+    """Rows to logits, shape (rows, hidden) to (rows, vocab)."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class VocabularyEmbedding:
+    """Each rank looks up the ids of its part and leaves other rows zero; the ranks' sum is the
+    whole."""
+
+    def __init__(self, weight: Tensor, part: VocabularyPart, collectives: Collectives) -> None:
+        """weight  shape (part.rows, hidden)"""
+        self._weight = weight
+        self._part = part
+        self._collectives = collectives
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        here = (token_ids >= self._part.start) & (token_ids < self._part.stop)
+        rows = self._weight[(token_ids - self._part.start).masked_fill_(~here, 0)]
+        return self._collectives.all_reduce(rows.mul_(here[:, None]))
+
+
+class VocabularyHead:
+    """Logits of each rank's part of the vocabulary, concatenated on all ranks."""
+
+    def __init__(self, head: Linear, part: VocabularyPart, collectives: Collectives) -> None:
+        self._head = head
+        self._part = part
+        self._collectives = collectives
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self._collectives.gather_columns(self._head(x))
+        return logits[:, : self._part.vocab_size]
+
+
+def plain_embedding(weight: Tensor) -> Embedding:
+    """The whole vocabulary on one device."""
+
+    def look_up(token_ids: Tensor) -> Tensor:
+        rows: Tensor = weight[token_ids]
+        return rows
+
+    return look_up
+
 
 Joined = Callable[[list[Tensor]], Tensor]
 """Joins the rows of several projections in the model's order."""

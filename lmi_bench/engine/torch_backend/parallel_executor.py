@@ -17,10 +17,9 @@ from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import ModelSource, read_model, weights_name
 from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
-from lmi_bench.engine.torch_backend.parallel import check_degree
+from lmi_bench.engine.torch_backend.loading import check_degree
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.calibration import Told
-from lmi_bench.engine.torch_backend.quantization.prepare import prepare
+from lmi_bench.engine.torch_backend.quantization.calibration import Told, prepare
 from lmi_bench.engine.torch_backend.rank import (
     ChoosePrecision,
     CompareSteps,
@@ -32,7 +31,7 @@ from lmi_bench.engine.torch_backend.rank import (
     TakenCache,
 )
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
-from lmi_bench.engine.torch_backend.static.check import StepDifference
+from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.engine.torch_backend.weights import Progress
 from lmi_bench.models.shape import ModelShape
 

@@ -25,18 +25,17 @@ from lmi_bench.engine.torch_backend.collectives import (
     Collectives,
     DistributedCollectives,
     Meeting,
+    Segment,
+    SharedMemoryCollectives,
     Transport,
     loopback_interface,
 )
-from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
-from lmi_bench.engine.torch_backend.quantization.build import build_model
-from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
-from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.engine.torch_backend.shared_memory import Segment, SharedMemoryCollectives
+from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
+from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.build import (
     NOTHING_PREPARED,
     SPARE_BLOCKS,
@@ -44,8 +43,11 @@ from lmi_bench.engine.torch_backend.static.build import (
     StepSettings,
     with_prepared_steps,
 )
-from lmi_bench.engine.torch_backend.static.check import StepDifference, compare_steps
-from lmi_bench.engine.torch_backend.static.forward import StaticForward
+from lmi_bench.engine.torch_backend.static.forward import (
+    StaticForward,
+    StepDifference,
+    compare_steps,
+)
 from lmi_bench.models.spec import DecoderSpec
 
 _REPORT_EVERY_S: Final = 0.1

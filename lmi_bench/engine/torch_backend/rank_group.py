@@ -1,7 +1,7 @@
 """Starts, drives, watches and ends the processes of a tensor-parallel group.
 
-There is one process per rank, connected to this one by a pipe. A request is any picklable value,
-which the rank interprets (`rank.py`). If a process ends unexpectedly, the current request fails.
+There is one process per rank, connected to this one by a pipe. A request is a function of the
+rank's worker (`rank.py`), pickled. If a process ends unexpectedly, the current request fails.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
-from lmi_bench.engine.torch_backend.collectives import Meeting, Transport
+from lmi_bench.engine.torch_backend.collectives import (
+    Meeting,
+    SegmentOwner,
+    Transport,
+    room_for,
+    works_here,
+)
 from lmi_bench.engine.torch_backend.fork_server import fork_context
-from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, run_rank
-from lmi_bench.engine.torch_backend.shared_memory import SegmentOwner, room_for, works_here
+from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, TimeAllReduce, run_rank
 from lmi_bench.engine.torch_backend.weights import Progress
 
 _STOP_S: Final = 5.0
@@ -207,3 +214,39 @@ class RankGroup:
             f"rank {rank} of {self.degree} (process {process.pid}) {how}: the engine cannot go on "
             "without it, start it again"
         )
+
+
+_BYTES_A_ROUND: Final = 32 << 20
+_MOST_CALLS: Final = 100
+
+
+def measure_all_reduces(
+    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
+) -> list[float]:
+    """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls.
+
+    Raises InputError if shared memory does not work here, or there are too few GPUs.
+    """
+    device = "cpu"
+    if transport == Transport.NCCL:
+        device = "cuda"
+        if torch.cuda.device_count() < ranks:
+            raise InputError(
+                f"--transport nccl: {ranks} ranks need as many GPUs; "
+                f"{torch.cuda.device_count()} are here"
+            )
+    if transport == Transport.SHARED_MEMORY:
+        if not works_here():
+            raise InputError("shared memory needs an x86-64 processor here: use --transport gloo")
+        if not room_for(ranks):
+            raise InputError(
+                f"the system's shared memory (/dev/shm) has no room for {ranks} ranks: enlarge it, "
+                "or use --transport gloo"
+            )
+    group = RankGroup(ranks, Transport(transport), threads=1)
+    try:
+        calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
+        times_s: list[float] = group.ask(TimeAllReduce(tuple(sizes_bytes), calls, rounds, device))
+        return times_s
+    finally:
+        group.close()

@@ -16,9 +16,11 @@ from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend.static.artefact import (
     MANIFEST,
     ArtefactKey,
+    StaticShape,
     default_folder,
     make_artefact,
     open_artefact,
+    parse_shapes,
 )
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmi_bench.engine.torch_backend.experts import ExpertMlp
-from lmi_bench.engine.torch_backend.layers import GatedMlp, PlainLinear
+from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, PlainLinear
 
 HIDDEN, INNER, EXPERTS = 16, 24, 4
 

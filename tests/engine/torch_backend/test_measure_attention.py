@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmi_bench.engine.torch_backend.measure_attention import (
+from lmi_bench.engine.torch_backend.measure import (
     AttentionShape,
     attend_in_tiles,
     attend_whole,

@@ -23,7 +23,7 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.parallel import VocabularyPart
+from lmi_bench.engine.torch_backend.loading import VocabularyPart
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.rank import RunStep
 from lmi_bench.engine.torch_backend.rank_group import ExitCodes, RankGroup

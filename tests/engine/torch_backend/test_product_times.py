@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
+from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Layer
-from lmi_bench.engine.torch_backend.quantization.product_times import product_time_s
 from lmi_bench.report.optimization import optimization_tables
 from tests.engine.torch_backend.test_runner import Steps
 

@@ -10,37 +10,34 @@ from hypothesis import strategies as st
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import LMI_NAMES, QuantizeSettings, Scheme, parse_scheme
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.awq_format import from_awq, to_awq
-from lmi_bench.engine.torch_backend.quantization.grouped_linear import (
+from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
+from lmi_bench.engine.torch_backend.quantization.linear import (
     Grouped4BitByKernel,
-    kernel_layout_is_known,
-)
-from lmi_bench.engine.torch_backend.quantization.int8_linear import (
     Int8ByBytes,
     Int8WeightOnly,
     W8A8ByIntMm,
     W8A8ByOneDnn,
     W8A8Emulated,
+    kernel_layout_is_known,
 )
-from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.loader import round_weight
-from lmi_bench.engine.torch_backend.quantization.packing import (
-    pack_3bit,
-    pack_3bit_for_file,
-    pack_bits,
-    unpack_3bit,
-    unpack_3bit_from_file,
-    unpack_bits,
-)
-from lmi_bench.engine.torch_backend.quantization.rounding import (
-    round_fp8,
-    round_grouped,
-    round_int8,
-)
-from lmi_bench.engine.torch_backend.quantization.scale_search import (
+from lmi_bench.engine.torch_backend.quantization.recording import (
     search_awq_factors,
     smoothing_factors,
     weights_after,
+)
+from lmi_bench.engine.torch_backend.quantization.rounding import (
+    from_awq,
+    pack_3bit,
+    pack_3bit_for_file,
+    pack_bits,
+    round_fp8,
+    round_grouped,
+    round_int8,
+    to_awq,
+    unpack_3bit,
+    unpack_3bit_from_file,
+    unpack_bits,
 )
 
 CPU = torch.device("cpu")

@@ -15,20 +15,23 @@ from safetensors.torch import load_file, save_file
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
-from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.awq_format import to_awq
-from lmi_bench.engine.torch_backend.quantization.build import build_model
-from lmi_bench.engine.torch_backend.quantization.calibration import calibrated_factors
-from lmi_bench.engine.torch_backend.quantization.loader import COLUMN_FACTORS, OUTPUT_DIVISORS
-from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
-from lmi_bench.engine.torch_backend.quantization.prepare import prepare
-from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped
-from lmi_bench.engine.torch_backend.quantization.scale_groups import scale_groups
-from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.quantization.calibration import (
+    calibrated_factors,
+    prepare,
+    scale_groups,
+)
+from lmi_bench.engine.torch_backend.quantization.loader import (
+    COLUMN_FACTORS,
+    OUTPUT_DIVISORS,
+    QuantizePlan,
+    build_model,
+)
+from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped, to_awq
+from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import generate, random_requests

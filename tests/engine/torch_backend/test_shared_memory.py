@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.torch_backend.shared_memory import (
+from lmi_bench.engine.torch_backend.collectives import (
     REGION_BYTES,
     SegmentOwner,
     SharedMemoryCollectives,

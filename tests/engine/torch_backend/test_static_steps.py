@@ -12,21 +12,21 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
-from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
-from lmi_bench.engine.torch_backend.static.build import StepSettings
-from lmi_bench.engine.torch_backend.static.forward import prepare_shapes
-from lmi_bench.engine.torch_backend.static.programs import (
-    CudaGraphRecorder,
-    PlainRecorder,
-    StepResult,
-)
-from lmi_bench.engine.torch_backend.static.shapes import (
+from lmi_bench.engine.torch_backend.static.artefact import (
     StaticShape,
     covering,
     default_shapes,
     fitted,
     graph_shapes,
     parse_shapes,
+)
+from lmi_bench.engine.torch_backend.static.build import StepSettings
+from lmi_bench.engine.torch_backend.static.forward import (
+    CudaGraphRecorder,
+    PlainRecorder,
+    StepBuffers,
+    StepResult,
+    prepare_shapes,
 )
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 

@@ -16,13 +16,11 @@ import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from lmi_bench.engine.texts import CALIBRATION, EVALUATION, read_text
-from lmi_bench.engine.torch_backend.forward import TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.build import build_model
 from lmi_bench.engine.torch_backend.quantization.calibration import calibration_sequences
-from lmi_bench.engine.torch_backend.quantization.plan import QuantizePlan
-from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
+from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 

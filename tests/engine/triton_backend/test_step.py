@@ -12,8 +12,8 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend import layers, loading
+from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import StepSettings
-from lmi_bench.engine.torch_backend.static.shapes import StaticShape
 from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
 from lmi_bench.models.hf_config import spec_from_hf_config

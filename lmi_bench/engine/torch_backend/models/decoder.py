@@ -14,8 +14,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.attention import PagedAttention
 from lmi_bench.engine.torch_backend.inputs import PackedStep
 from lmi_bench.engine.torch_backend.layers import Linear, Mlp, Norm
-from lmi_bench.engine.torch_backend.loading import WeightLoader
-from lmi_bench.engine.torch_backend.parallel import Embedding, Head
+from lmi_bench.engine.torch_backend.loading import Embedding, Head, WeightLoader
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec

@@ -1,7 +1,12 @@
-"""Calibration: the model reads a text, and its channels' activations determine the factors.
+"""Calibration and the quantization plan: a model reads a text, its activations give the factors.
 
 The factors are a small file in the cache folder, named by a hash of their inputs: every rank reads
 its part, and a second start does not calibrate again.
+
+Factors move between a norm or matrix and the matrices that read its output: dividing a producer's
+outputs and multiplying the matching columns of all its readers leaves the model's function
+unchanged. Outputs that pass a nonlinearity (Falcon's GELU) or that readers use in other shapes
+(values shared by query heads) are excluded.
 """
 
 from __future__ import annotations
@@ -10,9 +15,10 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
@@ -28,13 +34,78 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
     LARGEST_INPUT,
     OUTPUT_DIVISORS,
+    QuantizePlan,
+    check_group_size,
     is_quantized_name,
+    stored_plan,
 )
-from lmi_bench.engine.torch_backend.quantization.recording import Recording, record_inputs
-from lmi_bench.engine.torch_backend.quantization.scale_groups import scale_groups
-from lmi_bench.engine.torch_backend.quantization.scale_search import find_factors
+from lmi_bench.engine.torch_backend.quantization.recording import (
+    Recording,
+    find_factors,
+    record_inputs,
+)
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.models.spec import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleGroup:
+    """producer  norm or matrix whose outputs are divided
+    readers      matrices whose columns are multiplied, including routers of experts
+    seen_at      matrix whose recorded inputs represent all readers
+    """
+
+    producer: str
+    readers: tuple[str, ...]
+    seen_at: str
+
+
+def scale_groups(spec: DecoderSpec) -> list[ScaleGroup]:
+    """All groups of a model, layer by layer."""
+    of_layer = _falcon_groups if spec.family == "falcon" else _llama_groups
+    return [group for index in range(spec.num_layers) for group in of_layer(spec, index)]
+
+
+def _llama_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
+    layer = f"model.layers.{index}"
+    attention = f"{layer}.self_attn"
+    queries = tuple(f"{attention}.{name}_proj" for name in "qkv")
+    groups = [ScaleGroup(f"{layer}.input_layernorm", queries, queries[0])]
+    if spec.num_heads == spec.num_kv_heads:
+        out = f"{attention}.o_proj"
+        groups.append(ScaleGroup(f"{attention}.v_proj", (out,), out))
+    norm = f"{layer}.post_attention_layernorm"
+    if not spec.experts:
+        mlp = f"{layer}.mlp"
+        first = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        down = f"{mlp}.down_proj"
+        groups.append(ScaleGroup(norm, first, first[0]))
+        groups.append(ScaleGroup(f"{mlp}.up_proj", (down,), down))
+        return groups
+    mixtral = spec.family == "mixtral"
+    mlp = f"{layer}.{'block_sparse_moe' if mixtral else 'mlp'}"
+    gate, up, last = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    router = f"{mlp}.gate"
+    experts = [f"{mlp}.experts.{number}" for number in range(spec.experts)]
+    readers = tuple(f"{expert}.{name}" for expert in experts for name in (gate, up))
+    groups.append(ScaleGroup(norm, (router, *readers), router))
+    inner = [(f"{expert}.{up}", f"{expert}.{last}") for expert in experts]
+    return groups + [ScaleGroup(producer, (reader,), reader) for producer, reader in inner]
+
+
+def _falcon_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
+    layer = f"transformer.h.{index}"
+    queries, up = f"{layer}.self_attention.query_key_value", f"{layer}.mlp.dense_h_to_4h"
+    if spec.norms_per_layer == 1:
+        return [ScaleGroup(f"{layer}.input_layernorm", (queries, up), queries)]
+    first, second = ("input_layernorm", "post_attention_layernorm")
+    if spec.parallel:
+        first, second = ("ln_attn", "ln_mlp")
+    return [
+        ScaleGroup(f"{layer}.{first}", (queries,), queries),
+        ScaleGroup(f"{layer}.{second}", (up,), up),
+    ]
+
 
 SEQUENCE_TOKENS: Final = 128
 MOST_SEQUENCES: Final = 32
@@ -197,3 +268,39 @@ def _key(folder: Path, settings: QuantizeSettings, group_size: int, dtype: str) 
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "quantization"
+
+
+def prepare(
+    folder: Path,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    settings: QuantizeSettings,
+    *,
+    degree: int,
+    dtype: str,
+    device: torch.device,
+    told: Told | None = None,
+) -> QuantizePlan | None:
+    """The plan for a model's weights; None without quantization. Calibrates if needed.
+
+    degree  ranks that the model is split over
+
+    Raises InputError if the folder's weights already have another quantization.
+    """
+    stored = stored_plan(folder, config, spec, degree)
+    if stored is not None:
+        if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
+            raise InputError(
+                f"{folder.name} has weights quantized as {stored.settings.scheme}: they cannot "
+                f"be quantized as {settings.scheme}; leave --quantize out"
+            )
+        return stored
+    if settings.scheme is Scheme.NONE:
+        return None
+    group_size = check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
+    factors = None
+    if settings.scheme.calibrated:
+        factors = calibrated_factors(
+            folder, spec, settings, group_size, dtype=dtype, device=device, told=told
+        )
+    return QuantizePlan(settings, group_size, factors)

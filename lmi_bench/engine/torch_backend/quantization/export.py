@@ -1,4 +1,4 @@
-"""Writes a quantized model as a folder that the engine loads like any other.
+"""Writes a quantized model as a folder, and measures the quantization error of each matrix.
 
 Grouped 4-bit weights use AWQ's public format, which other engines also read. The other schemes have
 no equivalent public format, so their tensors have this program's own names: `int8` and `scale`,
@@ -17,26 +17,28 @@ from torch import Tensor
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.precision import torch_dtype
-from lmi_bench.engine.torch_backend.quantization.awq_format import to_awq
-from lmi_bench.engine.torch_backend.quantization.calibration import Told
+from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
+from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.quantization.calibration import Told, prepare, record
+from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
     LARGEST_INPUT,
     OUTPUT_DIVISORS,
+    OWN_METHOD,
+    QuantizePlan,
     apply_factors,
     is_quantized_name,
+    relative_error,
     round_weight,
 )
-from lmi_bench.engine.torch_backend.quantization.packing import pack_3bit_for_file
-from lmi_bench.engine.torch_backend.quantization.plan import OWN_METHOD, QuantizePlan
-from lmi_bench.engine.torch_backend.quantization.prepare import prepare
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     Fp8Weight,
     GroupedWeight,
     QuantizedWeight,
+    pack_3bit_for_file,
+    to_awq,
 )
-from lmi_bench.engine.torch_backend.shard_writer import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.weights import Checkpoint
 from lmi_bench.models.folder import check_loadable, make_new_folder, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
@@ -137,3 +139,45 @@ def _config(plan: QuantizePlan) -> dict[str, Any]:
             "per_channel": settings.per_channel,
         }
     return stated
+
+
+def layer_errors(
+    folder: Path, settings: QuantizeSettings, *, dtype: str, told: Told | None = None
+) -> dict[str, float]:
+    """|rounded outputs - outputs| / |outputs| of every quantized matrix, by name, for inputs from
+    the calibration text, with this machine's kernels."""
+    config = read_config(folder)
+    spec = spec_from_hf_config(folder.resolve().name, config)
+    device = torch.device("cpu")
+    plan = prepare(folder, config, spec, settings, degree=1, dtype=dtype, device=device, told=told)
+    if plan is None or plan.stored:
+        return {}
+    recording = record(folder, spec, settings, dtype=dtype, device=device, told=told)
+    precision = Precision(torch.float32, torch.float32)
+    kernels = choose_kernels(settings, precision, device)
+    errors = {}
+    with Checkpoint(folder, beside=plan.factors) as checkpoint:
+        for recorded, inputs in recording.inputs.items():
+            for name in _same_inputs(recorded):
+                if is_quantized_name(name, spec):
+                    errors[name] = _error(checkpoint, name, inputs.rows.cpu(), plan, kernels)
+    return errors
+
+
+def _same_inputs(name: str) -> tuple[str, ...]:
+    """A recorded matrix and those joined with it."""
+    if not name.endswith("q_proj"):
+        return (name,)
+    return tuple(name.removesuffix("q_proj") + each for each in ("q_proj", "k_proj", "v_proj"))
+
+
+def _error(
+    checkpoint: Checkpoint, name: str, rows: Tensor, plan: QuantizePlan, kernels: Kernels
+) -> float:
+    full, factors, fixed = f"{name}.weight", f"{name}.{COLUMN_FACTORS}", f"{name}.{LARGEST_INPUT}"
+    weight = checkpoint.tensor(full, *checkpoint.stored_shape(full)).float()
+    scaled = apply_factors(checkpoint, full, weight, columns_alone=True)
+    seen = rows / checkpoint.tensor(factors, rows.shape[1]) if factors in checkpoint else rows
+    largest = checkpoint.tensor(fixed) if fixed in checkpoint else None
+    rounded = round_weight(scaled, plan.settings, plan.group_size)
+    return relative_error(kernels.make(rounded, None, largest)(seen), rows @ weight.t())

@@ -17,28 +17,24 @@ from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.fp8_linear import (
+from lmi_bench.engine.torch_backend.quantization.linear import (
     FP8_GPU_SIDE,
-    Fp8ByGpu,
-    Fp8Emulated,
-    fp8_is_native,
-)
-from lmi_bench.engine.torch_backend.quantization.grouped_linear import (
     KERNEL_GROUP_SIZES,
     KERNEL_PANEL,
+    Fp8ByGpu,
+    Fp8Emulated,
     Grouped3BitLinear,
     Grouped4BitByKernel,
     Grouped4BitLinear,
-    kernel_layout_is_known,
-)
-from lmi_bench.engine.torch_backend.quantization.int8_linear import (
     Int8ByBytes,
     Int8WeightOnly,
+    QuantizedLinear,
     W8A8ByIntMm,
     W8A8ByOneDnn,
     W8A8Emulated,
+    fp8_is_native,
+    kernel_layout_is_known,
 )
-from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     Fp8Weight,
     GroupedWeight,

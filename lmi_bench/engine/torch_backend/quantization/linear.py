@@ -1,14 +1,35 @@
-"""Base classes of quantized linear layers: fused operations, size, and an unpacking fallback."""
+"""Linear layers with quantized weights: int8, groups of 3 or 4 bits, and float8 (E4M3).
+
+On processors that multiply bytes (VNNI and similar), int8 weights use one integer kernel for
+unrounded and int8 activations. An activation that keeps its precision is split into a high and a
+low byte, as two rows over the same weights: 16 bits below its row's largest value, as precise as
+bfloat16, without reading the weights twice.
+
+float8 products are native on GPUs that have them, else emulated: stored and rounded like on such a
+GPU but multiplied in float32, which shows size and error, not speed.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from lmi_bench.engine.torch_backend.quantization.rounding import (
+    FP8,
+    FP8_MAX,
+    Fp8Weight,
+    GroupedWeight,
+    Int8Weight,
+    pack_3bit,
+    pack_bits,
+    unpack_3bit,
+    unpack_bits,
+)
 
 _CHUNK_BYTES: Final = 1 << 24
 """Unpacked weights at one time: few enough to stay in the processor's cache."""
@@ -68,3 +89,385 @@ class UnpackedLinear(QuantizedLinear):
         step = rows if x.is_cuda else max(1, _CHUNK_BYTES // (columns * x.element_size()))
         for first in range(0, rows, step):
             yield first, min(rows, first + step)
+
+
+_ZERO_POINT: Final = 128  # the kernel needs unsigned activations; signed ones are slow
+_INT16_TOP: Final = 127 * 256.0
+_SMALLEST: Final = 1e-30
+
+
+class _OneDnnWeight:
+    """An int8 weight in oneDNN's layout, and its product with rows of uint8."""
+
+    def __init__(self, weight: Int8Weight) -> None:
+        ops: Any = torch.ops.onednn
+        self._weight = ops.qlinear_prepack(weight.values.contiguous(), None)
+        self._scale = weight.scale
+        self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
+        self._multiply = ops.qlinear_pointwise.default
+        self.nbytes = weight.values.nbytes + weight.scale.nbytes + self._zeros.nbytes
+
+    def product(self, rows: Tensor) -> Tensor:
+        """(rows - 128) @ weight.T in float32; rows uint8."""
+        y: Tensor = self._multiply(
+            rows,
+            1.0,
+            _ZERO_POINT,
+            self._weight,
+            self._scale,
+            self._zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return y
+
+
+class Int8ByBytes(QuantizedLinear):
+    """int8 weights and 2-byte activations, with the integer kernel."""
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._weight = _OneDnnWeight(weight)
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        count = x.shape[0]
+        wide = x.float()
+        unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+        unit = unit.mul_(1 / _INT16_TOP).clamp_min_(_SMALLEST)
+        whole = (wide / unit).round_()
+        high = (whole * (1 / 256)).round_()
+        low = torch.add(whole, high, alpha=-256).clamp_(max=127)
+        parts = torch.cat((high, low)).add_(_ZERO_POINT).to(torch.uint8)
+        y = self._weight.product(parts)
+        return torch.add(y[count:], y[:count], alpha=256).mul_(unit).to(x.dtype)
+
+
+class Int8WeightOnly(UnpackedLinear):
+    """int8 weights and unrounded activations.
+
+    Few rows use torch's own bfloat16 kernel if it is faster.
+    """
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
+        """kernel_rows  maximum rows for the kernel; 0: it is not used"""
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values.contiguous()
+        self._scale = weight.scale
+        self._kernel_rows = kernel_rows
+        self._kernel_scale = weight.scale.bfloat16() if kernel_rows else None
+
+    @property
+    def nbytes(self) -> int:
+        extra = 0 if self._kernel_scale is None else self._kernel_scale.nbytes
+        return self._values.nbytes + self._scale.nbytes + extra
+
+    def product(self, x: Tensor) -> Tensor:
+        if self._kernel_scale is not None and x.shape[0] <= self._kernel_rows:
+            kernel: Any = torch.ops.aten._weight_int8pack_mm
+            y: Tensor = kernel(x.bfloat16(), self._values, self._kernel_scale)
+            return y.to(x.dtype)
+        return super().product(x).mul_(self._scale.to(x.dtype))
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        """Rows without the scale, which `product` applies to its result: fewer multiplications."""
+        return self._values[first:last].to(dtype)
+
+
+class _RoundedRows:
+    """Rounds activations to int8 with a scale per row, or with one from calibration."""
+
+    def __init__(self, fixed_largest: Tensor | None) -> None:
+        self._unit = None
+        if fixed_largest is not None:
+            self._unit = (fixed_largest.float() / 127).clamp_min(_SMALLEST)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers from -127 to 127 as float32, and their scale."""
+        wide = x.float()
+        if self._unit is not None:
+            return (wide / self._unit).round_().clamp_(-127, 127), self._unit
+        unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+        unit = unit.mul_(1 / 127).clamp_min_(_SMALLEST)
+        return (wide / unit).round_(), unit
+
+
+class W8A8ByOneDnn(QuantizedLinear):
+    """int8 weights and activations, with oneDNN's kernel."""
+
+    def __init__(
+        self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
+    ) -> None:
+        """fixed_largest  largest activation in calibration; None: each row's own"""
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._weight = _OneDnnWeight(weight)
+        self._round = _RoundedRows(fixed_largest)
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        whole, unit = self._round(x)
+        y = self._weight.product(whole.add_(_ZERO_POINT).to(torch.uint8))
+        return y.mul_(unit).to(x.dtype)
+
+
+class W8A8ByIntMm(QuantizedLinear):
+    """int8 weights and activations, with torch._int_mm, also on GPUs."""
+
+    _GPU_ROWS: Final = 32  # cuBLAS needs more than 16 rows
+
+    def __init__(
+        self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
+    ) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values.contiguous()
+        self._scale = weight.scale
+        self._round = _RoundedRows(fixed_largest)
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        whole, unit = self._round(x)
+        rows = whole.to(torch.int8)
+        if x.is_cuda:
+            missing = max(self._GPU_ROWS - len(rows), -len(rows) % 8)
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, max(0, missing)))
+        y: Tensor = torch._int_mm(rows, self._values.t())
+        return (y[: len(x)] * self._scale).mul_(unit).to(x.dtype)
+
+
+class W8A8Emulated(UnpackedLinear):
+    """The same arithmetic without a kernel: integers multiplied as float32."""
+
+    def __init__(
+        self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
+    ) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values
+        self._scale = weight.scale
+        self._round = _RoundedRows(fixed_largest)
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        whole, unit = self._round(x)
+        return super().product(whole).mul_(self._scale).mul_(unit).to(x.dtype)
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        return self._values[first:last].to(dtype)
+
+
+KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
+KERNEL_PANEL: Final = 64
+"""Outputs per panel in the kernel's AVX-512 layout."""
+_PANELS_AT_ONCE: Final = 8
+_MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
+
+
+class Grouped4BitLinear(UnpackedLinear):
+    """4-bit weights, unpacked at every call: for any device and format."""
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._packed = pack_bits(weight.values, 4)
+        self._scale = weight.scale.half()
+        self._zeros = weight.zeros
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes + self._scale.nbytes + self._zeros.nbytes
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        values = unpack_bits(self._packed[first:last], 4)
+        return _floats(values, self._scale[first:last], self._zeros[first:last], dtype)
+
+
+class Grouped3BitLinear(UnpackedLinear):
+    """3-bit weights, unpacked at every call: no kernel reads them directly."""
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._low, self._high = pack_3bit(weight.values)
+        self._scale = weight.scale.half()
+        self._zeros = weight.zeros
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self._low, self._high, self._scale, self._zeros)
+        return sum(part.nbytes for part in parts)
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        values = unpack_3bit(self._low[first:last], self._high[first:last])
+        return _floats(values, self._scale[first:last], self._zeros[first:last], dtype)
+
+
+def _floats(values: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+    """(values - zeros) * scale, group by group; shape of `values`."""
+    rows, groups = scale.shape
+    # the zero is an integer: scale * values - scale * zero in float32 is as exact
+    wide = values.view(rows, groups, -1).float()
+    scale = scale.float()
+    offset = (scale * zeros).neg_()
+    return wide.mul_(scale[..., None]).add_(offset[..., None]).view(rows, -1).to(dtype)
+
+
+class Grouped4BitByKernel(QuantizedLinear):
+    """4-bit weights with torch's CPU kernel, built for few rows; many rows are multiplied with
+    floats unpacked from the same bytes.
+
+    The kernel takes bfloat16 rows and scales. Its AVX-512 layout: panels of 64 outputs with 32
+    bytes per input; byte i has output i in its low half and i + 32 in its high one.
+    `kernel_layout_is_known` checks this on the machine.
+    """
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, *, kernel_rows: int) -> None:
+        """kernel_rows  maximum rows for the kernel"""
+        outputs, inputs = weight.values.shape
+        super().__init__((outputs, inputs), bias)
+        self._packed = pack_for_kernel(weight.values)
+        self._group_size = weight.group_size
+        self._kernel_rows = kernel_rows
+        offset = (_MIDDLE - weight.zeros.float()) * weight.scale
+        pairs = torch.stack((weight.scale, offset), dim=-1).transpose(0, 1)
+        self._scales_and_offsets = pairs.to(torch.bfloat16).contiguous()
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes + self._scales_and_offsets.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= self._kernel_rows:
+            kernel: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
+            y: Tensor = kernel(
+                x.bfloat16(), self._packed, self._group_size, self._scales_and_offsets
+            )
+            return y.to(x.dtype)
+        return self._by_floats(x)
+
+    def _by_floats(self, x: Tensor) -> Tensor:
+        outputs, inputs = self.shape
+        groups = inputs // self._group_size
+        panels = outputs // KERNEL_PANEL
+        packed = self._packed.view(panels, groups, self._group_size, KERNEL_PANEL // 2)
+        pairs = self._scales_and_offsets.view(groups, panels, KERNEL_PANEL, 2).float()
+        scale, offset = (part.transpose(0, 1)[:, :, None] for part in pairs.unbind(-1))
+        y = x.new_empty(len(x), panels, KERNEL_PANEL)
+        half = KERNEL_PANEL // 2
+        buffer = x.new_empty(
+            (min(_PANELS_AT_ONCE, panels), groups, self._group_size, KERNEL_PANEL),
+            dtype=torch.float32,
+        )
+        for first in range(0, panels, _PANELS_AT_ONCE):
+            part = packed[first : first + _PANELS_AT_ONCE]
+            floats = buffer[: len(part)]
+            floats[..., :half] = part & 15
+            floats[..., half:] = part >> 4
+            last = first + len(part)
+            floats.sub_(_MIDDLE).mul_(scale[first:last]).add_(offset[first:last])
+            weights = floats.view(len(part), inputs, KERNEL_PANEL).to(x.dtype)
+            y[:, first:last] = torch.matmul(x, weights).transpose(0, 1)
+        return y.view(len(x), outputs)
+
+
+def pack_for_kernel(values: Tensor) -> Tensor:
+    """Values below 16, shape (outputs, inputs), in the layout of torch's CPU kernel."""
+    convert: Any = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+    packed: Tensor = convert(values.int(), 1)
+    return packed
+
+
+def kernel_layout_is_known() -> bool:
+    """True if torch's 4-bit layout on this processor is the one of `Grouped4BitByKernel`."""
+    if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
+        return False
+    values = torch.arange(2 * KERNEL_PANEL * 32, dtype=torch.int32).view(-1, 32).mul_(7) % 16
+    try:
+        packed = pack_for_kernel(values.to(torch.uint8))
+    except RuntimeError:
+        return False
+    if packed.dtype != torch.uint8 or packed.numel() != values.numel() // 2:
+        return False
+    panels = packed.view(2, 32, KERNEL_PANEL // 2)
+    unpacked = torch.cat((panels & 15, panels >> 4), dim=-1).transpose(1, 2).reshape(-1, 32)
+    return bool(torch.equal(unpacked.int(), values))
+
+
+_SMALLEST_FP8: Final = 1e-12
+FP8_GPU_SIDE: Final = 16
+"""A GPU's product needs both sides of a weight to be a multiple of this."""
+
+_FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
+
+
+def fp8_is_native(device: torch.device) -> bool:
+    """True if the device multiplies float8 natively."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in float8, and their scales, shape (rows, 1)."""
+    wide = x.float()
+    unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+    unit = unit.mul_(1 / FP8_MAX).clamp_min_(_SMALLEST_FP8)
+    return (wide / unit).to(FP8), unit
+
+
+class Fp8Emulated(UnpackedLinear):
+    """float8 in memory, float32 in the product."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values
+        self._scale = weight.scale
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        rounded, unit = round_rows(x)
+        y = super().product(rounded.float())
+        return y.mul_(self._scale).mul_(unit).to(x.dtype)
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        return self._values[first:last].to(dtype)
+
+
+class Fp8ByGpu(QuantizedLinear):
+    """float8 in memory and in the product, with a scale for each row of both sides."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
+        self._values = weight.values.contiguous()
+        self._scale = weight.scale[None].contiguous()
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + self._scale.nbytes
+
+    def product(self, x: Tensor) -> Tensor:
+        rounded, unit = round_rows(x)
+        y: Tensor = torch._scaled_mm(
+            rounded,
+            self._values.t(),
+            scale_a=unit,
+            scale_b=self._scale,
+            out_dtype=torch.bfloat16,
+        )
+        return y.to(x.dtype)

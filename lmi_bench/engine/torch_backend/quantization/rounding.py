@@ -1,6 +1,15 @@
-"""Rounds weight matrices and dequantizes them, without kernels.
+"""Rounds weight matrices, packs their values into bytes, and dequantizes them, without kernels.
 
-A weight has shape (outputs, inputs) and is rounded from float32.
+A weight has shape (outputs, inputs) and is rounded from float32. Packing has no padding, for fast
+unpacking: a row's inputs are split into as many runs as values share a byte, and a byte has one
+value of each run, so unpacking takes one shift per run and no shuffling. 4 bits take 1/2 byte per
+weight, 3 bits 3/8 (two bits in one array, the third in another).
+
+AWQ's public checkpoint format has 4 bits, eight values per int32, in its kernel's order. For a
+matrix of K inputs and N outputs in groups of g inputs: `qweight` int32 (K, N/8), `qzeros` int32
+(K/g, N/8), `scales` float16 (K/g, N). The eight values of an int32, lowest bits first, are those of
+outputs 0 2 4 6 1 3 5 7 of its run of eight. weight = (value - zero) * scale.
+Source: the `gemm` layout of mit-han-lab/llm-awq and AutoAWQ.
 """
 
 from __future__ import annotations
@@ -104,3 +113,92 @@ def fit_group_size(sizes: tuple[int, ...], candidates: tuple[int, ...]) -> int |
         if all(size % candidate == 0 for size in sizes):
             return candidate
     return None
+
+
+def pack_bits(values: Tensor, bits: int) -> Tensor:
+    """Pack `8 / bits` values into each byte; bits is 1, 2 or 4.
+
+    values   uint8 below 2^bits, shape (rows, columns), columns a multiple of 8 / bits
+    returns  uint8, shape (rows, columns * bits / 8)
+    """
+    runs = values.chunk(8 // bits, dim=1)
+    packed = runs[0].clone()
+    for number, run in enumerate(runs[1:], start=1):
+        packed |= run << (number * bits)
+    return packed
+
+
+def unpack_bits(packed: Tensor, bits: int) -> Tensor:
+    """Inverse of `pack_bits`."""
+    mask = 2**bits - 1
+    return torch.cat([(packed >> shift) & mask for shift in range(0, 8, bits)], dim=1)
+
+
+def pack_3bit(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The low two bits and the high bit of values below 8, packed separately."""
+    return pack_bits(values & 3, 2), pack_bits(values >> 2, 1)
+
+
+def unpack_3bit(low: Tensor, high: Tensor) -> Tensor:
+    """Inverse of `pack_3bit`."""
+    return unpack_bits(low, 2) | (unpack_bits(high, 1) << 2)
+
+
+def pack_3bit_for_file(values: Tensor) -> Tensor:
+    """Pack eight neighbouring values into three bytes, lowest bits first, so that a row can be
+    split by bytes; shape (rows, columns) to (rows, columns * 3 / 8)."""
+    runs = values.view(len(values), -1, 8).int()
+    whole = sum(runs[..., number] << (3 * number) for number in range(8))
+    assert isinstance(whole, Tensor)
+    parts = [(whole >> shift) & 255 for shift in (0, 8, 16)]
+    return torch.stack(parts, dim=-1).flatten(1).to(torch.uint8)
+
+
+def unpack_3bit_from_file(packed: Tensor) -> Tensor:
+    """Inverse of `pack_3bit_for_file`."""
+    parts = packed.view(len(packed), -1, 3).int()
+    whole = parts[..., 0] | (parts[..., 1] << 8) | (parts[..., 2] << 16)
+    values = [(whole >> (3 * number)) & 7 for number in range(8)]
+    return torch.stack(values, dim=-1).flatten(1).to(torch.uint8)
+
+
+_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+_PER_INT32: Final = 8
+_MASK: Final = 15
+
+
+def unpack_awq(packed: Tensor) -> Tensor:
+    """int32 (rows, N/8) to uint8 values (rows, N)."""
+    shifts = torch.arange(0, 4 * _PER_INT32, 4, dtype=torch.int32)
+    values = (packed[..., None] >> shifts) & _MASK
+    place = torch.tensor(_ORDER).argsort()
+    return values[..., place].flatten(1).to(torch.uint8)
+
+
+def pack_awq(values: Tensor) -> Tensor:
+    """uint8 values (rows, N) to int32 (rows, N/8)."""
+    runs = values.view(len(values), -1, _PER_INT32)[..., list(_ORDER)].to(torch.int64)
+    packed = torch.zeros(runs.shape[:2], dtype=torch.int64)
+    for number in range(_PER_INT32):
+        packed |= runs[..., number] << (4 * number)
+    # the top value reaches the sign bit
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
+    """The matrix from a checkpoint's three tensors, with outputs as rows."""
+    return GroupedWeight(
+        unpack_awq(qweight).t().contiguous(),
+        scales.float().t().contiguous(),
+        unpack_awq(qzeros).t().contiguous(),
+        bits=4,
+    )
+
+
+def to_awq(weight: GroupedWeight) -> dict[str, Tensor]:
+    """A matrix's three tensors by name; the number of outputs must be a multiple of 8."""
+    return {
+        "qweight": pack_awq(weight.values.t().contiguous()),
+        "qzeros": pack_awq(weight.zeros.t().contiguous()),
+        "scales": weight.scale.t().to(torch.float16).contiguous(),
+    }

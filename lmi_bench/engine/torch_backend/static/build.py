@@ -11,37 +11,42 @@ from typing import Final
 
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.forward import Forward, TorchForward
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import (
     Artefact,
     ArtefactKey,
-    default_folder,
-    make_artefact,
-    open_artefact,
-)
-from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
-from lmi_bench.engine.torch_backend.static.forward import StaticForward, prepare_shapes
-from lmi_bench.engine.torch_backend.static.inductor import compile_step, key_of, load_step
-from lmi_bench.engine.torch_backend.static.parts import parts_in_use
-from lmi_bench.engine.torch_backend.static.programs import (
-    CudaGraphRecorder,
-    PlainRecorder,
-    Recorder,
-    Replay,
-    StepResult,
-)
-from lmi_bench.engine.torch_backend.static.shapes import (
     StaticShape,
+    default_folder,
     default_shapes,
     fitted,
     fitting,
     graph_shapes,
+    make_artefact,
+    open_artefact,
     rounded_up,
 )
-from lmi_bench.engine.torch_backend.static.step import DecodeStep, norm_tensors, parts_of
+from lmi_bench.engine.torch_backend.static.forward import (
+    CudaGraphRecorder,
+    PlainRecorder,
+    Recorder,
+    Replay,
+    StaticForward,
+    StepBuffers,
+    StepResult,
+    prepare_shapes,
+)
+from lmi_bench.engine.torch_backend.static.step import (
+    DecodeStep,
+    compile_step,
+    key_of,
+    load_step,
+    norm_tensors,
+    parts_in_use,
+    parts_of,
+)
 
 SPARE_BLOCKS: Final = 1
 """Extra cache blocks for the padding of prepared steps."""

@@ -1,18 +1,178 @@
-"""A back end that runs decode steps in prepared shapes, and other steps in another back end."""
+"""Runs decode steps in prepared shapes, and other steps in another back end.
+
+A captured graph reads fixed addresses and a compiled step fixed sizes, so every step of a shape
+overwrites the same three tensors. Unused rows and pages point to a spare block of the cache: they
+are computed like the others, and their results are ignored. Recording has its own interface, so
+that everything around it is the same with and without CUDA graphs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.forward import Forward
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
-from lmi_bench.engine.torch_backend.static.buffers import StepBuffers
-from lmi_bench.engine.torch_backend.static.programs import Recorder, Replay, StepResult
-from lmi_bench.engine.torch_backend.static.shapes import StaticShape, covering
+from lmi_bench.engine.torch_backend.runner import Forward
+from lmi_bench.engine.torch_backend.static.artefact import StaticShape, covering
+
+_ALIGNED: Final = 2
+"""Values of 8 bytes: each tensor starts at a multiple of 16 bytes, as compiled code assumes."""
+
+
+class StepBuffers:
+    """One shape's inputs on the device, filled through a copy on the host.
+
+    token_ids, positions  shape (sequences,)
+    block_tables          shape (sequences, context_tokens / block_size)
+    """
+
+    def __init__(
+        self, shape: StaticShape, *, block_size: int, spare_block: int, device: torch.device
+    ) -> None:
+        """spare_block  the block that belongs to no sequence"""
+        self.shape = shape
+        self._spare_block = spare_block
+        self._pages = shape.context_tokens // block_size
+        count = shape.sequences
+        each = -(-count // _ALIGNED) * _ALIGNED
+        # contiguous, so that a step needs one copy to the device
+        self._host = torch.zeros(2 * each + count * self._pages, dtype=torch.int64)
+        if device.type == "cuda":
+            self._host = self._host.pin_memory()
+        self._on_device = self._host if device.type == "cpu" else self._host.to(device)
+        token_ids, positions, tables = _parts(self._host, count, each)
+        # arrays: creating a large batch's tables as new tensors takes as long as a step
+        self._host_token_ids = token_ids.numpy()
+        self._host_positions = positions.numpy()
+        self._host_tables = tables.view(count, self._pages).numpy()
+        self._host_tables[:] = spare_block
+        self._filled = [0] * count
+        self.token_ids, self.positions, tables = _parts(self._on_device, count, each)
+        self.block_tables = tables.view(count, self._pages)
+        self.fill(())
+
+    def fill(self, sequences: Sequence[SequenceRows]) -> None:
+        """Write a step with one row per sequence, which the shape must cover."""
+        count = len(sequences)
+        self._host_token_ids[:count] = [rows.token_ids[0] for rows in sequences]
+        self._host_positions[:count] = [rows.first_position for rows in sequences]
+        self._host_token_ids[count:] = 0
+        self._host_positions[count:] = 0
+        for number, rows in enumerate(sequences):
+            self._fill_table(number, rows.block_table[: self._pages])
+        for number in range(count, self.shape.sequences):
+            self._fill_table(number, ())
+        if self._on_device is not self._host:
+            self._on_device.copy_(self._host, non_blocking=True)
+
+    def _fill_table(self, number: int, blocks: Sequence[int]) -> None:
+        """Write a row's blocks, and the spare block over the rest of the last step's blocks."""
+        used, before = len(blocks), self._filled[number]
+        row = self._host_tables[number]
+        row[:used] = blocks
+        if used < before:
+            row[used:before] = self._spare_block
+        self._filled[number] = used
+
+
+def _parts(memory: Tensor, count: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    return memory[:count], memory[each : each + count], memory[2 * each :]
+
+
+_WARM_UPS: Final = 3
+"""Runs before a capture, in which kernels are chosen, workspaces allocated, Triton compiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results of every row of a shape, including padding.
+
+    logits    shape (sequences, vocab)
+    likeliest shape (sequences,), the token with each row's highest logit
+    """
+
+    logits: Tensor
+    likeliest: Tensor
+
+
+Replay = Callable[[], StepResult]
+"""Runs a step over its buffers; the next call may overwrite the result."""
+
+
+class Recorder(Protocol):
+    """Records steps for replay."""
+
+    def record(self, step: Callable[[], StepResult]) -> Replay:
+        """A function that repeats `step`, which must use only fixed memory."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory of the recordings so far."""
+        ...
+
+
+class PlainRecorder:
+    """Runs the step each time without recording: for `enforce_eager`, and on a CPU."""
+
+    held_bytes = 0
+
+    def record(self, step: Callable[[], StepResult]) -> Replay:
+        return step
+
+
+class CudaGraphRecorder:
+    """Captures the step in a CUDA graph. All graphs share one memory pool, since only one runs at
+    a time: record the largest shape first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    def record(self, step: Callable[[], StepResult]) -> Replay:
+        """As `Recorder`. Raises EngineError for a step that cannot be captured."""
+        try:
+            return self._capture(step)
+        except RuntimeError as exc:
+            reason = str(exc).partition("\n")[0]
+            raise EngineError(
+                f"a decode step could not be recorded as a CUDA graph: {reason}; start with "
+                "--graphs off, or leave more memory free with --memory-share"
+            ) from exc
+
+    def _capture(self, step: Callable[[], StepResult]) -> Replay:
+        make_stream: Any = torch.cuda.Stream
+        beside = make_stream(self._device)
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(beside)
+        torch.cuda.synchronize(self._device)
+        free_before, _ = torch.cuda.mem_get_info(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # own stream: torch's default capture stream belongs to the first device that captured
+        with torch.cuda.graph(graph, pool=self._pool, stream=beside):
+            result = step()
+        self._pool = graph.pool()
+        free_after, _ = torch.cuda.mem_get_info(self._device)
+        self._held_bytes += max(0, free_before - free_after)
+
+        def replay() -> StepResult:
+            graph.replay()
+            return result
+
+        return replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +261,60 @@ def prepare_shapes(
         with torch.inference_mode():
             prepared[shape] = Prepared(buffers, recorder.record(make_step(buffers)))
     return prepared
+
+
+_PROMPT_TOKENS: Final = 48
+_SEED: Final = 11
+
+
+@dataclass(frozen=True, slots=True)
+class StepDifference:
+    """Difference between one shape's logits and the eager step's, over random contexts.
+
+    largest    maximum |difference|; spread: standard deviation of the eager logits
+    same_frac  fraction of rows with the same likeliest token
+    """
+
+    shape: StaticShape
+    largest: float
+    spread: float
+    same_frac: float
+
+
+@torch.inference_mode()
+def compare_steps(prepared: StaticForward, eager: Forward) -> list[StepDifference]:
+    """Compare each shape once, with the most sequences that it and the cache allow.
+
+    Overwrites the cache: the executor must have no sequences.
+    """
+    found = []
+    for shape in prepared.shapes:
+        prompts = _prompts(shape, eager)
+        eager.logits(prompts)
+        step = [
+            SequenceRows([rows.token_ids[0]], len(rows.token_ids), rows.block_table, 1)
+            for rows in prompts
+        ]
+        ours, theirs = (forward.logits(step).float() for forward in (prepared.only(shape), eager))
+        found.append(
+            StepDifference(
+                shape,
+                float((ours - theirs).abs().max()),
+                float(theirs.std()),
+                float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
+            )
+        )
+    return found
+
+
+def _prompts(shape: StaticShape, eager: Forward) -> Sequence[SequenceRows]:
+    chance = torch.Generator().manual_seed(_SEED)
+    size = eager.block_size
+    length = min(_PROMPT_TOKENS, shape.context_tokens - 1)
+    blocks = -(-(length + 1) // size)
+    count = max(1, min(shape.sequences, eager.num_blocks // blocks))
+    ids = torch.randint(eager.shape.vocab_size, (count, max(1, length)), generator=chance)
+    return [
+        SequenceRows(row.tolist(), 0, range(number * blocks, (number + 1) * blocks), 1)
+        for number, row in enumerate(ids)
+    ]

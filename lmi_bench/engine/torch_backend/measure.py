@@ -1,8 +1,11 @@
-"""Times a prompt's attention in two ways: with the whole score matrix in memory, and in tiles.
+"""Times attention in two ways, and the matrix products of a decode step.
 
-The engine uses the tiled one for prompts (torch's FlashAttention kernel). Both do the same
-arithmetic; the whole one also writes and reads rows * keys scores per head, which Dao et al. 2022
-(FlashAttention, section 3) avoid.
+A prompt's attention runs with the whole score matrix in memory, or in tiles, as the engine does
+(torch's FlashAttention kernel). Both do the same arithmetic; the whole one also writes and reads
+rows * keys scores per head, which Dao et al. 2022 (FlashAttention, section 3) avoid.
+
+The products show whether quantized weights are faster: unpacked at every step, they read less
+memory and compute more.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +99,32 @@ def _time_s(call: Callable[[], Tensor]) -> float:
     start_s = time.perf_counter()
     call()
     return time.perf_counter() - start_s
+
+
+_ROUNDS: Final = 3
+
+
+@torch.inference_mode()
+def product_time_s(model: Decoder, rows: int) -> float:
+    """Seconds of all products in attention and MLPs for `rows` sequences: the median of 3 rounds
+    after a warm-up. Excludes embedding, head, norms and attention itself."""
+    spec = model.spec
+    like = model.norm.tensors[0]
+    x = torch.randn(rows, spec.hidden_size, device=like.device).to(like.dtype)
+    attended = torch.randn(rows, spec.num_heads * spec.head_dim, device=like.device).to(like.dtype)
+
+    def products() -> None:
+        for layer in model.layers:
+            layer.attention.qkv(x)
+            layer.attention.out.add(attended, x)
+            layer.mlp.add(x, x)
+        if like.is_cuda:
+            torch.cuda.synchronize(like.device)
+
+    products()
+    times_s = []
+    for _ in range(_ROUNDS):
+        start_s = time.perf_counter()
+        products()
+        times_s.append(time.perf_counter() - start_s)
+    return statistics.median(times_s)

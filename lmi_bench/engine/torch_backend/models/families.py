@@ -1,21 +1,25 @@
-"""Llama and related models: Mistral, Mixtral, Qwen2, Qwen3.
+"""Builds each model family: maps a checkpoint's tensors to the parts of a decoder.
 
-RMS norms, rotary positions, shared KV heads, a gated MLP or several as experts. They use the same
-tensor names; the spec has their windows, biases and head norms.
+Llama and related models (Mistral, Mixtral, Qwen2, Qwen3): RMS norms, rotary positions, shared KV
+heads, a gated MLP or several as experts. They use the same tensor names; the spec has their
+windows, biases and head norms. Falcon: layer norms, attention parallel to the MLP; 7B has one KV
+head and one norm per layer, 40B and 180B have 8 KV heads and a norm for each half.
 Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Jiang et al. 2023,
 arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115, and 2025,
-arXiv:2505.09388.
+arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
+from torch import Tensor
 
-from lmi_bench.engine.torch_backend.experts import ExpertMlp
-from lmi_bench.engine.torch_backend.layers import GatedMlp, Mlp, RmsNorm
+from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Mlp, Norm, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
 from lmi_bench.models.shape import ModelShape
@@ -112,3 +116,82 @@ def _gated(load: WeightLoader, prefix: str, names: _MlpNames, *, summed: bool = 
         load.linear((f"{prefix}.{names.up}",), (ffn,), hidden, bias=bias),
         load.linear((f"{prefix}.{names.down}",), (hidden,), ffn, bias=bias, summed=summed),
     )
+
+
+def build_falcon(load: WeightLoader, shape: ModelShape) -> Decoder:
+    """Build a Falcon of any size, with parallel or sequential layers."""
+    embedding, head = load.vocabulary("transformer.word_embeddings.weight")
+    return Decoder(
+        load,
+        shape,
+        embedding=embedding,
+        layers=[
+            _falcon_layer(load, f"transformer.h.{index}") for index in range(load.spec.num_layers)
+        ],
+        norm=load.norm("transformer.ln_f"),
+        head=head,
+    )
+
+
+def _falcon_layer(load: WeightLoader, prefix: str) -> Layer:
+    spec = load.spec
+    hidden, ffn = spec.hidden_size, spec.ffn_size
+    first, second = _falcon_norms(load, prefix)
+    mlp = f"{prefix}.mlp"
+    return Layer(
+        attention_norm=first,
+        attention=_falcon_attention(load, f"{prefix}.self_attention"),
+        mlp_norm=second,
+        mlp=GeluMlp(
+            load.linear((f"{mlp}.dense_h_to_4h",), (ffn,), hidden, bias=spec.mlp_bias),
+            load.linear((f"{mlp}.dense_4h_to_h",), (hidden,), ffn, bias=spec.mlp_bias),
+        ),
+        parallel=spec.parallel,
+    )
+
+
+def _falcon_norms(load: WeightLoader, prefix: str) -> tuple[Norm, Norm]:
+    if load.spec.norms_per_layer == 1:
+        shared = load.norm(f"{prefix}.input_layernorm")
+        return shared, shared
+    names = ("input_layernorm", "post_attention_layernorm")
+    if load.spec.parallel:
+        names = ("ln_attn", "ln_mlp")
+    return load.norm(f"{prefix}.{names[0]}"), load.norm(f"{prefix}.{names[1]}")
+
+
+def _falcon_attention(load: WeightLoader, prefix: str) -> AttentionBlock:
+    spec = load.spec
+    heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    hidden, rows = spec.hidden_size, (heads + 2 * kv_heads) * head_dim
+
+    def by_kind(fused: Tensor) -> Tensor:
+        """Reorder from groups (a KV head's queries, key, value) to all queries, keys, values."""
+        groups = fused.view(kv_heads, heads // kv_heads + 2, head_dim, -1)
+        parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+        return torch.cat([part.reshape(-1, *fused.shape[1:]) for part in parts])
+
+    return AttentionBlock(
+        heads,
+        kv_heads,
+        qkv=load.linear(
+            (f"{prefix}.query_key_value",), (rows,), hidden, bias=spec.qkv_bias, arrange=by_kind
+        ),
+        out=load.linear((f"{prefix}.dense",), (hidden,), heads * head_dim, bias=spec.out_bias),
+    )
+
+
+_BUILDERS: Final[Mapping[str, Callable[[WeightLoader, ModelShape], Decoder]]] = {
+    "llama": build_llama,
+    "mistral": build_llama,
+    "mixtral": build_mixtral,
+    "falcon": build_falcon,
+    "qwen2": build_llama,
+    "qwen3": build_llama,
+    "qwen3_moe": build_llama,
+}
+
+
+def build_with(load: WeightLoader, folder: Path) -> Decoder:
+    """Build a loader's model, named after its folder."""
+    return _BUILDERS[load.spec.family](load, load.spec.shape(folder.resolve().name))
