@@ -17,12 +17,11 @@ from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.chrome_trace import ChromeTrace
 from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.server import app as server
-from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.codec import Codec, PlainTokenizer
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters, load_formatters
-from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
+from lmi_bench.engine.server.lmi_routes import LMI_REPLIES
 from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.server.openai_routes import ChatEncoder
-from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import credentials_check
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.tokenizer import Tokenizer

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from lmi_bench.engine.async_engine import Generation, TokenEvent
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
-from lmi_bench.engine.server.codec import StreamDecoder
-from lmi_bench.engine.server.stop_strings import StopStringFilter
+from lmi_bench.engine.server.codec import StopStringFilter, StreamDecoder
 
 _OPENAI_FINISH_REASONS = {
     "length": "length",

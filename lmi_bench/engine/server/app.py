@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
@@ -20,9 +22,7 @@ from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
-from lmi_bench.engine.server.http_log import connection_logger
-from lmi_bench.engine.server.lmi_reply import RollingBatchReply
-from lmi_bench.engine.server.lmi_routes import LmiRoutes
+from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
 from lmi_bench.engine.server.metrics import MetricsRoute
 from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import UNARY_TIMEOUT_S, SageMakerRoutes
@@ -203,3 +203,20 @@ def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
     unknown = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
     flag = "--host" if unknown else "--port"
     return InputError(f"cannot listen on {host}:{port}: {reason}; choose another {flag}")
+
+
+_CLIENTS_OWN = (HttpProcessingError, web.RequestPayloadError)
+
+
+class _WithoutClientsOwn(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        exc = record.exc_info[1] if record.exc_info else None
+        return not isinstance(exc, _CLIENTS_OWN)
+
+
+def connection_logger() -> logging.Logger:
+    """A logger for `web.AppRunner` that reports only server bugs, with their tracebacks."""
+    logger = logging.getLogger(__name__)
+    if not logger.filters:
+        logger.addFilter(_WithoutClientsOwn())
+    return logger

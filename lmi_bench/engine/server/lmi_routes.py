@@ -1,20 +1,287 @@
-"""The LMI routes: `/ping`, `/invocations` and `/predictions/{model}`.
+"""The LMI routes: `/ping`, `/invocations` and `/predictions/{model}`, with either reply format.
 
-Replies follow djl-serving 0.27 to 0.34 (rolling batch) or its later async mode (`lmi_reply`).
+rolling  djl-serving 0.27 to 0.34, and later rolling batches: `token.log_prob`, one line per token
+async    the default since 0.35, with vLLM: `token.logprob`, one line per engine event
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
 from aiohttp import web
 
-from lmi_bench.engine.server.answer import Prompt
-from lmi_bench.engine.server.failures import UnknownModelError, json_response
-from lmi_bench.engine.server.fields import load_json_object
+from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.engine.async_engine import Generation
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
+from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
+from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
-from lmi_bench.engine.server.lmi_reply import RollingBatchReply
-from lmi_bench.engine.server.lmi_request import read_lmi_call
-from lmi_bench.engine.server.state import ServerState
+from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
 from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
+
+DEFAULT_MAX_NEW_TOKENS = 30
+
+# unsupported parameters of other backends: accepted if the value has no effect
+_NEUTRAL = {
+    "n": 1,
+    "best_of": 1,
+    "num_beams": 1,
+    "min_p": 0,
+    "typical_p": 1,
+    "length_penalty": 1,
+    "early_stopping": False,
+    "watermark": False,
+    "decoder_input_details": False,
+    "prompt_logprobs": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LmiCall:
+    """One `/invocations` request.
+
+    truncate          keep only this many tokens at the prompt's end
+    return_full_text  put the prompt before the generated text
+    ignored           fields without effect here
+    """
+
+    inputs: str
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...]
+    keep_stop_string: bool
+    stream: bool
+    details: bool
+    return_full_text: bool
+    truncate: int | None
+    ignored: list[str]
+
+
+def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LmiCall:
+    """Read a decoded body. Raises InputError that names the invalid field."""
+    top = Fields(body)
+    inputs = top.raw("inputs")
+    if not isinstance(inputs, str) or not inputs:
+        raise InputError("inputs must be a non-empty string (a list needs dynamic batching)")
+    parameters = top.section("parameters")
+    parameters.refuse_unless_neutral(_NEUTRAL)
+    stop_strings = tuple(
+        stop
+        for name in ("stop_sequences", "stop")
+        for stop in parameters.strings(name, at_most=MAX_STOP_STRINGS)
+    )
+    details = parameters.flag("details", False)
+    stream = top.flag("stream", False)
+    top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
+    sampling = _read_sampling(
+        parameters,
+        eos_token_ids,
+        logprobs=details or stream,
+        top_logprobs=top_n_tokens if details and not stream else 0,
+    )
+    return LmiCall(
+        inputs=inputs,
+        sampling=sampling,
+        stop_strings=stop_strings,
+        keep_stop_string=parameters.flag("include_stop_str_in_output", False),
+        stream=stream,
+        details=details,
+        return_full_text=parameters.flag("return_full_text", False),
+        truncate=parameters.optional_integer("truncate", minimum=1),
+        ignored=top.unread() + parameters.unread(),
+    )
+
+
+def _read_sampling(
+    parameters: Fields, eos_token_ids: tuple[int, ...], *, logprobs: bool, top_logprobs: int
+) -> SamplingParams:
+    """The sampling settings; without `do_sample`, a temperature, top_k or top_p implies sampling,
+    as in LMI since 0.32.
+    """
+    do_sample = parameters.raw("do_sample")
+    if do_sample is None:
+        do_sample = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
+    else:
+        do_sample = parameters.flag("do_sample", False)
+    ignore_eos = parameters.flag("ignore_eos_token", False)
+    ignore_eos = parameters.flag("ignore_eos", ignore_eos)
+    min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
+    return SamplingParams(
+        max_new_tokens=parameters.integer("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        ignore_eos=ignore_eos,
+        eos_token_ids=eos_token_ids,
+        stop_token_ids=parameters.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
+        temperature=parameters.number("temperature", 1.0) if do_sample else 0.0,
+        top_k=max(0, parameters.integer("top_k", 0, minimum=-1)),
+        top_p=parameters.number("top_p", 1.0),
+        repetition_penalty=parameters.number("repetition_penalty", 1.0),
+        presence_penalty=parameters.number("presence_penalty", 0.0),
+        frequency_penalty=parameters.number("frequency_penalty", 0.0),
+        min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
+        seed=parameters.seed("seed"),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+    )
+
+
+_FINISH_REASONS = {"cancelled": "abort"}  # all others have the same name in LMI
+
+
+class RollingBatchReply:
+    """One answer in the rolling-batch format: one line per token."""
+
+    def __init__(
+        self,
+        call: LmiCall,
+        answer: Answer,
+        state: ServerState,
+        formatters: Formatters = NO_FORMATTERS,
+    ) -> None:
+        self._call = call
+        self._answer = answer
+        self._model_name = state.model_name
+        self._formatters = formatters
+        self._codec = state.codec
+        self._eos_token_ids = state.codec.eos_token_ids
+
+    def lines(self, pieces: list[Piece]) -> bytes:
+        """One line per token, even if its text is empty; the last one ends the answer."""
+        lines: list[dict[str, Any]] = [{"token": self._token(piece)} for piece in pieces]
+        if self._answer.finish_reason is not None:
+            if not lines:  # stopped before its first token
+                lines = [{"token": {"id": -1, "text": "", "log_prob": None}}]
+            lines[-1] |= {"generated_text": self._generated_text()}
+            if self._call.details:
+                lines[-1] |= {"details": self._details()}
+        return b"".join([self._line(line) for line in lines])
+
+    def end(self) -> bytes:
+        """Bytes after the last line."""
+        return b""
+
+    def failure_line(self, exc: EngineError) -> bytes:
+        """The line that ends a stream (status 200 already sent) when the engine fails."""
+        _, body = lmi_failure(exc, self._model_name)
+        return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an unstreamed reply."""
+        body: dict[str, Any] = {"generated_text": self._generated_text()}
+        if self._call.details:
+            body["details"] = self._unstreamed_details()
+        return self._formatters.reply(body)
+
+    def _unstreamed_details(self) -> dict[str, Any]:
+        pieces = self._answer.pieces
+        details = self._details() | {"tokens": [self._token(piece) for piece in pieces]}
+        if self._call.sampling.top_logprobs:
+            details["top_tokens"] = [self._ranked(piece) for piece in pieces]
+        return details
+
+    def _ranked(self, piece: Piece) -> list[dict[str, Any]]:
+        return [
+            {"id": token_id, "text": self._codec.decode([token_id]), "log_prob": logprob}
+            for token_id, logprob in piece.ranked
+        ]
+
+    def _line(self, line: dict[str, Any]) -> bytes:
+        return orjson.dumps(self._formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)
+
+    def _token(self, piece: Piece) -> dict[str, Any]:
+        token: dict[str, Any] = {
+            "id": piece.token_id,
+            "text": piece.text,
+            "log_prob": piece.logprob,
+        }
+        if piece.token_id in self._eos_token_ids:
+            token["special_token"] = True
+        return token
+
+    def _generated_text(self) -> str:
+        text = self._answer.text
+        return self._call.inputs + text if self._call.return_full_text else text
+
+    def _details(self) -> dict[str, Any]:
+        reason = self._answer.finish_reason or "error"
+        return {
+            "finish_reason": _FINISH_REASONS.get(reason, reason),
+            "generated_tokens": len(self._answer.pieces),
+            "inputs": self._call.inputs,
+            "engine": _engine_details(self._answer.generation),
+        }
+
+
+class AsyncReply(RollingBatchReply):
+    """One answer in the async-mode format: one line per engine event.
+
+    As in LMI, only an event's first token has its id, a stream counts one token too many and ends
+    with two blank lines, and an unstreamed `finish_reason` is null except for a stop string.
+    """
+
+    def lines(self, pieces: list[Piece]) -> bytes:
+        """One line with the text of all its tokens."""
+        first = pieces[0] if pieces else Piece(-1, "", None)
+        text = "".join([piece.text for piece in pieces])
+        ended = self._answer.finish_reason is not None
+        line = {
+            "index": 0,
+            "token": {"id": first.token_id, "text": text, "logprob": first.logprob},
+            "generated_text": self._generated_text() if ended else None,
+            "details": self._streamed_details() if ended and self._call.details else None,
+        }
+        return self._line(line)
+
+    def end(self) -> bytes:
+        """Blank lines, in place of vLLM's usage chunk and end marker."""
+        return b"\n\n"
+
+    def _unstreamed_details(self) -> dict[str, Any]:
+        return {
+            "finish_reason": self._answer.stop_string,
+            "generated_tokens": len(self._answer.pieces),
+            "seed": self._call.sampling.seed,
+            "prefill": [],
+            "tokens": [
+                {"id": piece.token_id, "text": piece.text, "logprob": piece.logprob}
+                for piece in self._answer.pieces
+            ],
+        }
+
+    def _streamed_details(self) -> dict[str, Any]:
+        return {
+            "finish_reason": openai_finish_reason(self._answer.finish_reason),
+            "seed": self._call.sampling.seed,
+            "generated_tokens": len(self._answer.pieces) + 1,
+            "input_length": len(self._answer.prompt.token_ids),
+        }
+
+
+LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
+    "rolling": RollingBatchReply,
+    "async": AsyncReply,
+}
+
+
+def _engine_details(generation: Generation) -> dict[str, Any]:
+    """This engine's additions: time per phase, and speculation counts."""
+    details: dict[str, Any] = {
+        f"{name}_ms": None if seconds is None else s_to_ms(seconds)
+        for name, seconds in (
+            ("queue", generation.queue_s),
+            ("prefill", generation.prefill_s),
+            ("decode", generation.decode_s),
+        )
+    }
+    if generation.drafted_tokens:
+        details["drafted_tokens"] = generation.drafted_tokens
+        details["accepted_tokens"] = generation.accepted_tokens
+    return details
 
 
 class LmiRoutes:

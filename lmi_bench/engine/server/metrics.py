@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from lmi_bench.engine.server.histogram import Histogram
 from lmi_bench.engine.server.state import ServerState
+from lmi_bench.engine.server.totals import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.server.choices import MAX_CHOICES
 from lmi_bench.engine.server.fields import Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.engine.server.streaming import MAX_CHOICES
 
 DEFAULT_MAX_TOKENS = 16  # for completions; a chat may fill the context
 

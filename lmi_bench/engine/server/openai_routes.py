@@ -1,28 +1,20 @@
-"""The OpenAI routes, compatible with vLLM: completions, chat, models."""
+"""The OpenAI routes, compatible with vLLM: completions, chat, models, and their replies."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import orjson
 from aiohttp import web
 
-from lmi_bench.engine.server.answer import Answer, Prompt
-from lmi_bench.engine.server.choices import (
-    choice_writes,
-    complete_all,
-    end_all,
-    submit_choices,
-)
-from lmi_bench.engine.server.failures import UnknownModelError, json_response
-from lmi_bench.engine.server.openai_reply import (
-    ChatReply,
-    CompletionReply,
-    EchoedCompletionReply,
-    OpenAiReply,
-)
+from lmi_bench.core.errors import EngineError
+from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
+from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
 from lmi_bench.engine.server.openai_request import (
     Message,
     OpenAiCall,
@@ -30,7 +22,211 @@ from lmi_bench.engine.server.openai_request import (
     read_completion_call,
 )
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
+from lmi_bench.engine.server.streaming import (
+    PLAIN,
+    Envelope,
+    choice_writes,
+    complete_all,
+    end_all,
+    send_stream,
+    stream_writes,
+    submit_choices,
+)
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class OpenAiReply(ABC):
+    """The parts that completions and chats share: chunk frame, usage, end marker, failures.
+
+    A reply has one or more answers, its choices.
+    """
+
+    id_prefix: ClassVar[str]
+    stream_object: ClassVar[str]
+    whole_object: ClassVar[str]
+
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        self._call = call
+        self._answers = answers
+        self._codec = state.codec
+        self._head = {
+            "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
+            "object": self.stream_object,
+            "created": state.created,
+            "model": state.model_name,
+        }
+        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+
+    @abstractmethod
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        """The protocol's own fields of a chunk's choice."""
+
+    @abstractmethod
+    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        """The protocol's own fields of an unstreamed choice."""
+
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
+        """One chunk for one engine event of a choice, even if it adds no text."""
+        text = "".join([piece.text for piece in pieces])
+        own = self._stream_choice(text, pieces, number)
+        return self._chunk(self._choice(own, pieces, number))
+
+    def last_events(self) -> bytes:
+        """The usage chunk, if requested, and the end marker."""
+        if not self._call.include_usage:
+            return _DONE
+        usage = orjson.dumps(self._usage())
+        return self._prefix + b'[],"usage":' + usage + b"}\n\n" + _DONE
+
+    def failure_events(self, exc: EngineError) -> bytes:
+        """The event that ends a stream (status 200 already sent) when the engine fails."""
+        _, body = openai_failure(exc)
+        return b"data: " + orjson.dumps(body) + b"\n\n" + _DONE
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an unstreamed reply."""
+        choices = []
+        for number, answer in enumerate(self._answers):
+            own = self._whole_choice(answer.text, answer.pieces, number)
+            choices.append(self._choice(own, answer.pieces, number))
+        head = self._head | {"object": self.whole_object}
+        return head | {"choices": choices, "usage": self._usage()}
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        tail = b"}\n\n"
+        if self._call.continuous_usage:
+            tail = b',"usage":' + orjson.dumps(self._usage()) + tail
+        return self._prefix + orjson.dumps([choice]) + tail
+
+    def _choice(self, own: dict[str, Any], pieces: list[Piece], number: int) -> dict[str, Any]:
+        answer = self._answers[number]
+        reason = answer.finish_reason
+        choice = {
+            "index": number,
+            **own,
+            "finish_reason": None if reason is None else openai_finish_reason(reason),
+            "stop_reason": None if reason != "stop_sequence" else _stop_reason(answer),
+        }
+        if self._call.return_token_ids:
+            choice["token_ids"] = [piece.token_id for piece in pieces]
+        return choice
+
+    def _own_text(self, piece: Piece) -> str:
+        """A token's own text, regardless of what the answer has shown."""
+        return self._codec.decode([piece.token_id])
+
+    def _usage(self) -> dict[str, int]:
+        """Token counts: the prompt once, and the output of all choices so far."""
+        num_prompt = len(self._answers[0].prompt.token_ids)
+        num_output = sum([len(answer.pieces) for answer in self._answers])
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+        }
+
+
+class CompletionReply(OpenAiReply):
+    """`/v1/completions`."""
+
+    id_prefix = "cmpl"
+    stream_object = "text_completion"
+    whole_object = "text_completion"
+
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        super().__init__(call, answers, state)
+        self._text_offsets = [0] * len(answers)
+
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        logprobs = self._logprobs(pieces, number) if self._call.logprobs else None
+        return {"text": text, "logprobs": logprobs}
+
+    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        return self._stream_choice(text, pieces, number)
+
+    def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
+        tokens = [self._own_text(piece) for piece in pieces]
+        offsets = []
+        for piece in pieces:
+            offsets.append(self._text_offsets[number])
+            self._text_offsets[number] += len(piece.text)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [piece.logprob for piece in pieces],
+            "tokens": tokens,
+            "top_logprobs": [
+                self._by_text(piece, token) for token, piece in zip(tokens, pieces, strict=True)
+            ],
+        }
+
+    def _by_text(self, piece: Piece, token: str) -> dict[str, float | None]:
+        """Log-probabilities of the chosen and most likely tokens by text; the first of equals."""
+        found: dict[str, float | None] = {token: piece.logprob}
+        for token_id, logprob in piece.ranked:
+            found.setdefault(self._codec.decode([token_id]), logprob)
+        return found
+
+
+class EchoedCompletionReply(CompletionReply):
+    """A completion with the prompt before each choice, in a stream with the first token."""
+
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        super().__init__(call, answers, state)
+        self._echoes = {number: answer.prompt.text for number, answer in enumerate(answers)}
+
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        return super()._stream_choice(self._echoes.pop(number, "") + text, pieces, number)
+
+
+class ChatReply(OpenAiReply):
+    """`/v1/chat/completions`. As in vLLM, a role-only chunk precedes the first token."""
+
+    id_prefix = "chatcmpl"
+    stream_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
+        super().__init__(call, answers, state)
+        self._role_sent = [False] * len(answers)
+
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
+        """One chunk for one engine event, after the role chunk if it is the choice's first."""
+        events = super().event(pieces, number)
+        if self._role_sent[number]:
+            return events
+        self._role_sent[number] = True
+        delta = {"role": "assistant", "content": ""}
+        role = {"index": number, "delta": delta, "finish_reason": None, "logprobs": None}
+        return self._prefix + orjson.dumps([role]) + b"}\n\n" + events
+
+    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        return {"delta": {"content": text}, "logprobs": self._logprobs(pieces)}
+
+    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        return {"message": message, "logprobs": self._logprobs(pieces)}
+
+    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
+        if not self._call.logprobs:
+            return None
+        return {"content": [self._logprob(piece) for piece in pieces]}
+
+    def _logprob(self, piece: Piece) -> dict[str, Any]:
+        ranked = [self._entry(token_id, logprob) for token_id, logprob in piece.ranked]
+        return self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked}
+
+    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        token = self._codec.decode([token_id])
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+
+def _stop_reason(answer: Answer) -> str | int | None:
+    """The stop string, or the stop token's id."""
+    if answer.stop_string is not None or not answer.pieces:
+        return answer.stop_string
+    return answer.pieces[-1].token_id
+
 
 ChatEncoder = Callable[[Sequence[Message], Mapping[str, Any]], list[int]]
 """Encodes a chat as token ids, given template variables; raises InputError if the template

@@ -1,15 +1,21 @@
-"""Sends a streamed response: the status waits for the first token, each event is one write."""
+"""Sends answers, one or several per prompt: one write per event; the first sends the status.
+
+Each of several choices is a separate engine request with its own random draws. With prefix caching
+the first one computes the prompt alone and the others share its blocks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.server.answer import Answer, Piece
+from lmi_bench.core.errors import CapacityError, EngineError
+from lmi_bench.engine.server.answer import Answer, Piece, Prompt
+from lmi_bench.engine.server.state import ServerState
 
 LOGGER = logging.getLogger(__name__)
 
@@ -83,3 +89,106 @@ async def stream_writes(
         end = encode_failure(exc)
     if end:
         yield end
+
+
+MAX_CHOICES = 128  # OpenAI's limit
+
+
+async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list[Answer]:
+    """Start `count` answers; the caller must close them.
+
+    If blocks of the prompt can be shared, this returns after the first answer's first token. The
+    choices use consecutive seeds from the request's, so that the first equals a single answer.
+    Raises what `ServerState.submit` raises, and then none of them runs.
+    """
+    limit = state.engine.config.max_concurrent_requests
+    if limit is not None and count > limit:
+        raise CapacityError(
+            f"{count} choices are {count} requests to the engine, which accepts {limit} at once: "
+            "request fewer, or raise max_concurrent_requests"
+        )
+    answers = [state.submit(prompt)]
+    first = answers[0].generation
+    try:
+        shares = count > 1 and _shares_blocks(state, prompt)
+        if shares:
+            await first.started()
+        for number in range(1, count):
+            own = replace(prompt, sampling=replace(prompt.sampling, seed=_seed(prompt, number)))
+            answers.append(state.submit(own, beside=first if shares else None))
+    except BaseException:
+        end_all(state, answers)
+        raise
+    return answers
+
+
+def end_all(state: ServerState, answers: Sequence[Answer]) -> None:
+    """Cancel unfinished answers, and count each."""
+    for answer in answers:
+        answer.close()
+        state.count(answer)
+
+
+async def complete_all(answers: Sequence[Answer]) -> None:
+    """Wait until every answer is complete. Raises EngineError if the engine fails."""
+    if len(answers) == 1:
+        await answers[0].complete()
+    else:
+        await asyncio.gather(*(answer.complete() for answer in answers))
+
+
+async def choice_writes(
+    answers: Sequence[Answer],
+    encode_chunk: Callable[[list[Piece], int], bytes],
+    encode_end: Callable[[], bytes],
+    encode_failure: Callable[[EngineError], bytes],
+) -> AsyncIterator[bytes]:
+    """The answers' streams merged in token order: one write per step.
+
+    encode_chunk  encodes a choice's pieces of one engine event, given its number
+
+    Raises EngineError if the engine fails before the first token. Ends with the last answer.
+    """
+    news: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: an answer has ended
+
+    async def follow(number: int) -> None:
+        try:
+            async for chunk in answers[number].chunks():
+                news.put_nowait(encode_chunk(chunk, number))
+        finally:
+            news.put_nowait(None)
+
+    running, begun = len(answers), False
+    followers = asyncio.gather(*map(follow, range(running)), return_exceptions=True)
+    # a cancelled gather ends with an exception, which asyncio would log as never retrieved
+    followers.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        while running:
+            items = [await news.get()]
+            while not news.empty():
+                items.append(news.get_nowait())
+            running -= items.count(None)
+            data = b"".join([item for item in items if item is not None])
+            if data:
+                begun = True
+                yield data
+        failure = next((failed for failed in await followers if failed is not None), None)
+        if failure is None:
+            yield encode_end()
+        elif begun and isinstance(failure, EngineError):
+            yield encode_failure(failure)
+        else:
+            raise failure
+    finally:
+        followers.cancel()
+
+
+def _shares_blocks(state: ServerState, prompt: Prompt) -> bool:
+    """True if a second request would find part of the prompt in the prefix cache."""
+    config = state.engine.config
+    return config.prefix_caching and len(prompt.token_ids) > config.block_size
+
+
+def _seed(prompt: Prompt, number: int) -> int | None:
+    seed = prompt.sampling.seed
+    return None if seed is None else seed + number

@@ -20,7 +20,7 @@ from lmi_bench.engine.server.app import (
     listening,
     serve,
 )
-from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.jobs.serve import serve as serve_model
 from lmi_bench.jobs.settings.serve import ServeSettings
 

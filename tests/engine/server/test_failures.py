@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from lmi_bench.engine.server.lmi_request import read_lmi_call
+from lmi_bench.engine.server.lmi_routes import read_lmi_call
 from lmi_bench.engine.server.openai_request import read_completion_call
 from lmi_bench.wire.format import find_format
 

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.engine.server.lmi_reply import LMI_REPLIES
+from lmi_bench.engine.server.lmi_routes import LMI_REPLIES
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format

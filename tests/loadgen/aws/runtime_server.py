@@ -12,7 +12,7 @@ from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.server.app import build_app, listening
-from lmi_bench.engine.server.plain_tokenizer import PlainTokenizer
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.sigv4 import SignatureCheck
 from lmi_bench.engine.simulated import SimulatedExecutor
 
