@@ -27,7 +27,7 @@ class CompiledStep(BuildHookInterface):
             return
         sys.path.insert(0, self.root)
         from lmi_bench.core.native_build import shipped_name
-        from lmi_bench.engine.native_backend.build import SOURCE, library
+        from lmi_bench.engine.native_backend.binding import SOURCE, library
 
         self._folder = tempfile.TemporaryDirectory()
         built = library(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lmi_bench.engine.torch_backend.executor import Loaded, TorchExecutor
+from lmi_bench.engine.torch_backend.executor import Loaded, ModelNumbers, TorchExecutor
 from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.loading import WeightLoader
@@ -110,18 +110,19 @@ class GpuModel:
 
     def executor(self, forward: Forward) -> TorchExecutor:
         """For an engine; its close leaves the model as it is."""
-        loaded = Loaded(
-            ModelRunner(forward, sampling_seed=0),
-            PRECISION,
-            self.num_blocks,
-            0,
-            self.cache.shape.bytes_per_block,
-            self.cache.nbytes,
-            "bfloat16",
-            self.decoder.held_bytes,
-            None,
+        numbers = ModelNumbers(
+            model_shape=self.decoder.shape,
+            block_size=BLOCK_SIZE,
+            num_blocks=self.num_blocks,
+            free_memory_bytes=0,
+            kv_bytes_per_block=self.cache.shape.bytes_per_block,
+            kv_cache_bytes=self.cache.nbytes,
+            kv_dtype="bfloat16",
+            weights_description=str(PRECISION),
+            weight_bytes=self.decoder.held_bytes,
         )
-        return TorchExecutor(loaded, self.decoder.shape, BLOCK_SIZE, ThreadPoolExecutor(1))
+        loaded = Loaded(ModelRunner(forward, sampling_seed=0), numbers)
+        return TorchExecutor(loaded, ThreadPoolExecutor(1))
 
 
 def make_model(name: str, *, memory_share: float = 0.8) -> GpuModel:

@@ -1,100 +1,75 @@
-"""The C interface of step.cpp in ctypes; the structures match the file's field by field."""
+"""The step library: one C++ file, compiled once per machine, and its C interface in ctypes.
+
+The structures match those of step.cpp field by field.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from lmi_bench.engine.native_backend.build import NativeUnavailableError
+from lmi_bench.core import native_build
+from lmi_bench.core.native_build import NativeSource, NativeUnavailableError
+
+SOURCE: Final = NativeSource(
+    Path(__file__).with_name("step.cpp"),
+    language="C++",
+    what="the native step",
+    variable="CXX",
+    compilers=("g++", "clang++", "c++"),
+    flags=("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-psabi"),
+    hint="some 10 to 20 s; --backend torch does without",
+)
+
+
+library: Final = partial(native_build.library, SOURCE)
+"""The compiled step, built first if needed (10 to 20 s); see `native_build.library`."""
 
 F32: Final = 0
 BF16: Final = 1
-INT8: Final = 2
 
 _Fields = list[tuple[str, Any]]
 
 
+def _fields(kind: Any, names: str) -> _Fields:
+    return [(name, kind) for name in names.split()]
+
+
 class Linear(Structure):
     _fields_: ClassVar[_Fields] = [
-        ("data", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-        ("inputs", c_int64),
-        ("outputs", c_int64),
-        ("kind", c_int64),
+        *_fields(c_void_p, "data scale bias"),
+        *_fields(c_int64, "inputs outputs kind"),
     ]
 
 
 class Layer(Structure):
     _fields_: ClassVar[_Fields] = [
-        ("qkv", Linear),
-        ("out", Linear),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("attention_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *_fields(Linear, "qkv out gate_up down"),
+        *_fields(c_void_p, "attention_norm mlp_norm query_norm key_norm keys values"),
         ("window", c_int64),
     ]
 
 
 class Model(Structure):
     _fields_: ClassVar[_Fields] = [
-        *[
-            (name, c_int64)
-            for name in (
-                "layers",
-                "hidden",
-                "heads",
-                "kv_heads",
-                "head_dim",
-                "ffn",
-                "vocab",
-                "block_size",
-                "cache_kind",
-                "embedding_kind",
-                "threads",
-            )
-        ],
-        ("norm_eps", c_float),
-        ("scale", c_float),
+        *_fields(c_int64, "layers hidden heads kv_heads head_dim ffn vocab block_size"),
+        *_fields(c_int64, "cache_kind embedding_kind threads"),
+        *_fields(c_float, "norm_eps scale"),
         ("layer", POINTER(Layer)),
-        ("final_norm", c_void_p),
-        ("embedding", c_void_p),
+        *_fields(c_void_p, "final_norm embedding"),
         ("head", Linear),
         ("frequencies", c_void_p),
-        ("amplitude", c_float),
-        ("growth_factor", c_float),
-        ("growth_power", c_float),
-        ("trained_length", c_float),
-    ]
-
-
-class Sequence(Structure):
-    _fields_: ClassVar[_Fields] = [
-        ("first_row", c_int64),
-        ("rows", c_int64),
-        ("first_position", c_int64),
-        ("first_block", c_int64),
+        *_fields(c_float, "amplitude growth_factor growth_power trained_length"),
     ]
 
 
 class Step(Structure):
     _fields_: ClassVar[_Fields] = [
-        ("rows", c_int64),
-        ("sequences", c_int64),
-        ("sampled", c_int64),
-        ("token_ids", c_void_p),
-        ("sequence", c_void_p),
-        ("tables", c_void_p),
-        ("sampled_rows", c_void_p),
-        ("logits", c_void_p),
-        ("likeliest", c_void_p),
+        *_fields(c_int64, "rows sequences sampled"),
+        *_fields(c_void_p, "token_ids sequence tables sampled_rows logits likeliest"),
     ]
 
 

@@ -1,33 +1,125 @@
-"""The executor with the native step: checks whether a model is supported, and loads it."""
+"""The back end `native`: a whole step in one call of the compiled library.
+
+Checks whether a model is supported, and loads it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 import torch
+from torch import Tensor
 
-from lmi_bench.engine.native_backend.binding import StepLibrary
-from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
-from lmi_bench.engine.native_backend.forward import NativeForward
+from lmi_bench.core.errors import EngineError
+from lmi_bench.core.native_build import NativeUnavailableError
+from lmi_bench.engine.native_backend import binding
+from lmi_bench.engine.native_backend.binding import StepLibrary, library
 from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
 from lmi_bench.engine.quantization import NOT_QUANTIZED
-from lmi_bench.engine.torch_backend.executor import Loaded, TorchExecutor, first_result
+from lmi_bench.engine.torch_backend.executor import (
+    Loaded,
+    ModelNumbers,
+    TorchExecutor,
+    first_result,
+)
+from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
-from lmi_bench.engine.torch_backend.quantization.calibration import Told
+from lmi_bench.engine.torch_backend.precision import dtype_name, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.models.folder import check_loadable, read_config
-from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.engine.torch_backend.weights import Progress, Told, read_model
+from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
+
+
+class NativeForward:
+    """A model and its cache in the library's own layout; `close` ends its threads."""
+
+    def __init__(
+        self,
+        library: binding.StepLibrary,
+        weights: NativeWeights,
+        shape: ModelShape,
+        *,
+        block_size: int,
+        num_blocks: int,
+        threads: int,
+        variant: str = "",
+    ) -> None:
+        """variant  kernels, one of `library.variants()`; empty: the best"""
+        self.shape = shape
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self._library = library
+        self._weights = weights
+        weights.model.threads = threads
+        self._handle = library.open(weights.model, variant)
+        if not self._handle:
+            raise EngineError(
+                f"the native step (kernels {variant or 'the best'}) did not get memory or its "
+                f"{threads:,} threads from the system: lower --threads, raise the limit of "
+                "processes (ulimit -u, a container's pids), or use --backend torch"
+            )
+
+    def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
+        """Logits of the sampled rows, shape (sampled rows, vocab), float32."""
+        logits = torch.empty(sum(rows.sampled for rows in sequences), self.shape.vocab_size)
+        self._step(sequences, logits=logits.data_ptr())
+        return logits
+
+    def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
+        """The token with the highest logit, for each sampled row."""
+        token_ids = array("i", bytes(4 * sum(rows.sampled for rows in sequences)))
+        self._step(sequences, likeliest=token_ids.buffer_info()[0])
+        return token_ids.tolist()
+
+    def close(self) -> None:
+        """End the threads; no step may follow."""
+        handle, self._handle = self._handle, 0
+        if handle:
+            self._library.close(handle)
+
+    def _step(
+        self,
+        sequences: Sequence[SequenceRows],
+        *,
+        logits: int | None = None,
+        likeliest: int | None = None,
+    ) -> None:
+        token_ids: list[int] = []
+        tables: list[int] = []
+        sampled: list[int] = []
+        spans = array("q")
+        for rows in sequences:
+            first_row = len(token_ids)
+            token_ids.extend(rows.token_ids)
+            end = len(token_ids)
+            spans.extend((first_row, end - first_row, rows.first_position, len(tables)))
+            tables.extend(rows.block_table)
+            sampled.extend(range(end - rows.sampled, end))
+        ids, blocks, wanted = array("i", token_ids), array("i", tables), array("i", sampled)
+        step = binding.Step(
+            rows=len(ids),
+            sequences=len(sequences),
+            sampled=len(wanted),
+            token_ids=ids.buffer_info()[0],
+            sequence=spans.buffer_info()[0],
+            tables=blocks.buffer_info()[0],
+            sampled_rows=wanted.buffer_info()[0],
+            logits=logits,
+            likeliest=likeliest,
+        )
+        if not self._library.step(self._handle, step):
+            raise EngineError(f"a step of {len(ids):,} rows does not fit in memory")
+
 
 PORTABLE: Final = "portable"
 """Kernels with generic vectors, for processors other than x86."""
@@ -47,17 +139,17 @@ def step_library(
     if reason is not None:
         raise NativeUnavailableError(reason)
     compiled = StepLibrary(library(tell=tell))
-    if compiled.variants()[0] == PORTABLE and _is_x86():
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    if compiled.variants()[0] == PORTABLE and x86:
         raise NativeUnavailableError("the processor has neither AVX-512 nor AVX2 with FMA")
     return compiled
 
 
 def _read_spec(folder: Path) -> DecoderSpec:
-    config = read_config(folder)
-    check_loadable(folder, config)
-    if config.get("quantization_config") is not None:
+    source = read_model(folder)
+    if source.config.get("quantization_config") is not None:
         raise NativeUnavailableError("its stored weights are quantized")
-    return spec_from_hf_config(folder.resolve().name, config)
+    return source.spec
 
 
 class NativeExecutor(TorchExecutor):
@@ -89,23 +181,18 @@ class NativeExecutor(TorchExecutor):
         """
         if settings.quantize != NOT_QUANTIZED:
             raise NativeUnavailableError("weights are to be quantized")
-        block_size, count = settings.block_size, settings.threads_in_use
         if compiled is None:
-            compiled = step_library(folder, block_size=block_size)
+            compiled = step_library(folder, block_size=settings.block_size)
         worker = ThreadPoolExecutor(
             1,
             thread_name_prefix="lmi-bench-native",
             initializer=torch.set_num_threads,
-            initargs=(count,),
+            initargs=(settings.threads_in_use,),
         )
         load = partial(_load, folder, settings, compiled, variant, progress)
         loaded, forward = first_result(worker, load)
-        made = cls(loaded, forward.shape, block_size, worker)
+        made = cls(loaded, worker)
         made._forward = forward
-        kernels = variant or compiled.variants()[0]
-        made.weights_description = (
-            f"{settings.dtype}, kernels {kernels}, {count} thread{'s' if count > 1 else ''}"
-        )
         return made
 
     async def close(self) -> None:
@@ -128,7 +215,7 @@ def _load(
     weights = NativeWeights(folder, spec, stored, progress)
     layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(stored))
     free = free_memory_bytes(torch.device("cpu"))
-    blocks = settings.blocks_in(free, layout.bytes_per_block)
+    blocks, count = settings.blocks_in(free, layout.bytes_per_block), settings.threads_in_use
     cache_bytes = weights.take_cache(layout, blocks)
     forward = NativeForward(
         compiled,
@@ -136,22 +223,19 @@ def _load(
         shape,
         block_size=settings.block_size,
         num_blocks=blocks,
-        threads=settings.threads_in_use,
+        threads=count,
         variant=variant,
     )
-    loaded = Loaded(
-        ModelRunner(forward, sampling_seed=settings.seed()),
-        Precision(stored, stored),
-        blocks,
-        free,
-        layout.bytes_per_block,
-        cache_bytes,
-        str(layout.dtype).removeprefix("torch."),
-        weights.nbytes,
-        None,
+    numbers = ModelNumbers(
+        model_shape=shape,
+        block_size=settings.block_size,
+        num_blocks=blocks,
+        free_memory_bytes=free,
+        kv_bytes_per_block=layout.bytes_per_block,
+        kv_cache_bytes=cache_bytes,
+        kv_dtype=dtype_name(layout.dtype),
+        weights_description=f"{settings.dtype}, kernels {variant or compiled.variants()[0]}, "
+        f"{count} thread{'s' if count > 1 else ''}",
+        weight_bytes=weights.nbytes,
     )
-    return loaded, forward
-
-
-def _is_x86() -> bool:
-    return platform.machine().lower() in ("x86_64", "amd64")
+    return Loaded(ModelRunner(forward, sampling_seed=settings.seed()), numbers), forward

@@ -36,7 +36,9 @@ from torch import Tensor, distributed
 
 from lmi_bench.core.errors import EngineError
 
-_LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
+"""The network interface for gloo between processes of one machine."""
+
 _PATIENCE: Final = datetime.timedelta(minutes=30)  # a dead rank is noticed by its process
 
 
@@ -49,17 +51,13 @@ class Transport(StrEnum):
 
 
 class Collectives(Protocol):
-    """Collective operations; all ranks make the same calls in the same order."""
+    """Collective operations; all ranks make the same calls in the same order.
 
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        ...
+    rank  this rank, from 0; degree: number of ranks
+    """
 
-    @property
-    def degree(self) -> int:
-        """Number of ranks in the group."""
-        ...
+    rank: int
+    degree: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks, in place; x is contiguous and has the same shape on every rank."""
@@ -87,8 +85,7 @@ class DistributedCollectives:
 
     def __init__(self, meeting: Meeting | None, rank: int, degree: int) -> None:
         """meeting  None: the process has already joined its group"""
-        self._rank = rank
-        self._degree = degree
+        self.rank, self.degree = rank, degree
         if meeting is None:
             return
         options: dict[str, Any] = {}
@@ -103,35 +100,17 @@ class DistributedCollectives:
             **options,
         )
 
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        return self._rank
-
-    @property
-    def degree(self) -> int:
-        """Number of ranks in the group."""
-        return self._degree
-
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, in place."""
         distributed.all_reduce(x)
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """Concatenate the ranks' columns."""
-        parts = [torch.empty_like(x) for _ in range(self._degree)]
+        parts = [torch.empty_like(x) for _ in range(self.degree)]
         distributed.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=1)
 
     def close(self) -> None:
-        """Leave the group."""
         distributed.destroy_process_group()
-
-
-def loopback_interface() -> str:
-    """The network interface for gloo between processes of one machine."""
-    return _LOOPBACK
 
 
 REGION_BYTES: Final = 1 << 20
@@ -211,39 +190,28 @@ class SharedMemoryCollectives:
     """
 
     def __init__(self, segment: Segment, rank: int, orphaned: Callable[[], bool]) -> None:
-        self._rank = rank
-        self._degree = segment.degree
+        self.rank, self.degree = rank, segment.degree
         self._orphaned = orphaned
         self._memory = SharedMemory(segment.name)
         assert self._memory.buf is not None
         header = self._memory.buf[: segment.header_bytes]
         self._flags = header.cast("q")
-        self._abort_at = self._degree * _FLAGS_PER_LINE
-        self._others = [r * _FLAGS_PER_LINE for r in range(self._degree) if r != rank]
+        self._abort_at = self.degree * _FLAGS_PER_LINE
+        self._others = [r * _FLAGS_PER_LINE for r in range(self.degree) if r != rank]
         self._slots: list[list[Tensor]] = [
             [
                 torch.frombuffer(
                     self._memory.buf,
                     dtype=torch.uint8,
                     count=REGION_BYTES,
-                    offset=segment.header_bytes + (slot * self._degree + r) * REGION_BYTES,
+                    offset=segment.header_bytes + (slot * self.degree + r) * REGION_BYTES,
                 )
-                for r in range(self._degree)
+                for r in range(self.degree)
             ]
             for slot in range(2)
         ]
         self._typed: dict[torch.dtype, list[list[Tensor]]] = {}
         self._call = 0
-
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        return self._rank
-
-    @property
-    def degree(self) -> int:
-        """Number of ranks in the group."""
-        return self._degree
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks, in place; every rank adds in rank order.
@@ -263,8 +231,8 @@ class SharedMemoryCollectives:
     def gather_columns(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' columns. Raises EngineError if the group was aborted."""
         rows, columns = x.shape
-        whole = (rows, self._degree * columns)  # a step with only prompt chunks has no row here
-        out = torch.empty((rows, self._degree, columns), dtype=x.dtype)
+        whole = (rows, self.degree * columns)  # a step with only prompt chunks has no row here
+        out = torch.empty((rows, self.degree, columns), dtype=x.dtype)
         most_rows = REGION_BYTES // x.element_size() // columns
         if most_rows == 0:  # one row is larger than a region
             return self._gather_long_rows(x, out).view(whole)
@@ -295,8 +263,8 @@ class SharedMemoryCollectives:
         self._call += 1
         regions = self._regions(piece.dtype)[self._call & 1]
         size = piece.shape[0]
-        regions[self._rank][:size].copy_(piece)
-        self._flags[self._rank * _FLAGS_PER_LINE] = self._call
+        regions[self.rank][:size].copy_(piece)
+        self._flags[self.rank * _FLAGS_PER_LINE] = self._call
         self._wait()
         return [region[:size] for region in regions]
 

@@ -15,74 +15,26 @@ import torch
 from lmi_bench.core.errors import EngineError, LmiBenchError
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
-from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
-from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
-from lmi_bench.engine.torch_backend.quantization.calibration import Told, prepare
+from lmi_bench.engine.torch_backend.precision import choose_precision, dtype_name
+from lmi_bench.engine.torch_backend.quantization.calibration import prepare
 from lmi_bench.engine.torch_backend.quantization.loader import build_model
-from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
-from lmi_bench.engine.torch_backend.static.build import (
-    SPARE_BLOCKS,
-    PreparedSteps,
-    with_prepared_steps,
-)
-from lmi_bench.engine.torch_backend.static.forward import (
-    StaticForward,
-    StepDifference,
-    compare_steps,
-)
-from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.models.folder import check_loadable, read_config
-from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.static.build import Forwards, PreparedSteps, make_forwards
+from lmi_bench.engine.torch_backend.static.forward import StepDifference
+from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Told, read_model
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.models.spec import DecoderSpec
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Result of loading: the runner and the numbers to show."""
-
-    runner: ModelRunner
-    precision: Precision
-    num_blocks: int
-    free_memory_bytes: int
-    kv_bytes_per_block: int
-    kv_cache_bytes: int
-    kv_dtype: str
-    weight_bytes: int
-    quantized: QuantizedBytes | None
-    prepared: PreparedSteps | None = None
-    static: StaticForward | None = None
-    eager: Forward | None = None
-    model: Decoder | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A model folder's configuration, without its weights."""
-
-    folder: Path
-    config: Mapping[str, Any]
-    spec: DecoderSpec
-    shape: ModelShape
-
-
-def read_model(folder: Path) -> ModelSource:
-    """Read a Hugging Face folder's config.json; raises InputError if it cannot be loaded."""
-    config = read_config(folder)
-    check_loadable(folder, config)
-    name = folder.resolve().name
-    spec = spec_from_hf_config(name, config)
-    return ModelSource(folder, config, spec, spec.shape(name))
-
-
-class TorchExecutor:
-    """Runs steps of one model; see `load`. Its numbers:
+@dataclass(kw_only=True)
+class ModelNumbers:
+    """What an executor of this back end says about its model:
 
     model_shape         the model, named after its folder
     num_blocks          cache blocks of `block_size` tokens
@@ -96,31 +48,45 @@ class TorchExecutor:
     prepared            result of preparing decode steps; None without prepared steps
     """
 
+    model_shape: ModelShape
+    block_size: int
+    num_blocks: int
+    free_memory_bytes: int
+    kv_bytes_per_block: int
+    kv_cache_bytes: int
+    kv_dtype: str
+    weights_description: str
+    weight_bytes: int
+    quantized: QuantizedBytes | None = None
+    prepared: PreparedSteps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Result of loading: the runner and the numbers to show.
+
+    forwards, model  None if another back end has the weights
+    """
+
+    runner: ModelRunner
+    numbers: ModelNumbers
+    forwards: Forwards | None = None
+    model: Decoder | None = None
+
+
+class TorchExecutor(ModelNumbers):
+    """Runs steps of one model; see `load`."""
+
+    max_in_flight = 1  # on a CPU, planning takes less than 1 % of a step
+
     def __init__(
-        self,
-        loaded: Loaded,
-        shape: ModelShape,
-        block_size: int,
-        worker: ThreadPoolExecutor,
-        *,
-        owns_worker: bool = True,
+        self, loaded: Loaded, worker: ThreadPoolExecutor, *, owns_worker: bool = True
     ) -> None:
+        super().__init__(**vars(loaded.numbers))
         self._runner = loaded.runner
         self._worker = worker
         self._owns_worker = owns_worker
-        self._block_size = block_size
-        self.model_shape = shape
-        self.num_blocks = loaded.num_blocks
-        self.free_memory_bytes = loaded.free_memory_bytes
-        self.kv_bytes_per_block = loaded.kv_bytes_per_block
-        self.kv_cache_bytes = loaded.kv_cache_bytes
-        self.kv_dtype = loaded.kv_dtype
-        self.weights_description = str(loaded.precision)
-        self.weight_bytes = loaded.weight_bytes
-        self.quantized = loaded.quantized
-        self.prepared = loaded.prepared
-        self._static = loaded.static
-        self._eager = loaded.eager
+        self._forwards = loaded.forwards
         self._model = loaded.model
 
     @classmethod
@@ -156,17 +122,7 @@ class TorchExecutor:
                 initargs=(settings.threads_in_use,),
             )
             loaded = first_result(worker, load)
-        return cls(loaded, source.shape, settings.block_size, worker, owns_worker=beside is None)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one cache block."""
-        return self._block_size
-
-    @property
-    def max_in_flight(self) -> int:
-        """One: on a CPU, planning takes less than 1 % of a step."""
-        return 1
+        return cls(loaded, worker, owns_worker=beside is None)
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step in the worker thread. Raises EngineError if it fails."""
@@ -190,10 +146,10 @@ class TorchExecutor:
     async def compare_prepared(self) -> list[StepDifference]:
         """Compare prepared with ordinary steps, one for each shape; empty without prepared steps.
         Call only while the executor has no sequences."""
-        if self._static is None or self._eager is None:
+        if self._forwards is None:
             return []
-        compare = partial(compare_steps, self._static, self._eager)
-        return await asyncio.get_running_loop().run_in_executor(self._worker, compare)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._forwards.compare)
 
     async def time_products(self, rows: int) -> float | None:
         """Seconds for the matrix products of a decode step with `rows` sequences; None if another
@@ -206,9 +162,8 @@ class TorchExecutor:
     @property
     def step_counts(self) -> tuple[int, int] | None:
         """Numbers of prepared and other steps run; None without prepared steps."""
-        if self._static is None:
-            return None
-        return self._static.static_steps, self._static.other_steps
+        static = None if self._forwards is None else self._forwards.static
+        return None if static is None else (static.static_steps, static.other_steps)
 
     async def close(self) -> None:
         """Wait for the running step, then end the worker thread unless it is shared."""
@@ -240,52 +195,35 @@ def _load(
     place, shape = settings.place, source.shape
     if place.type == "cuda":  # this thread's device, for kernels and captures
         torch.cuda.set_device(place)
-    precision = choose_precision(
-        settings.dtype,
-        place,
-        parameters=shape.params_total,
-        free_bytes=free_memory_bytes(place),
-    )
+    precision = choose_precision(settings.dtype, place, parameters=shape.params_total)
     plan = prepare(
-        source.folder,
-        source.config,
-        source.spec,
-        settings.quantize,
-        degree=1,
-        dtype=settings.dtype,
-        device=place,
-        told=told,
+        source, settings.quantize, degree=1, dtype=settings.dtype, device=place, told=told
     )
     model = build_model(source.folder, source.spec, precision, place, progress, plan=plan)
     layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(precision.stored))
     free = free_memory_bytes(place)
-    blocks = settings.blocks_in(free, layout.bytes_per_block)
-    cache = KvCache(layout, blocks + (SPARE_BLOCKS if settings.steps.wanted else 0), place)
-    eager = TorchForward(model, cache, precision, num_blocks=blocks)
-    forward: Forward = eager
-    prepared = None
-    if settings.steps.wanted:
-        forward, prepared = with_prepared_steps(
-            eager,
-            model,
-            cache,
-            precision,
-            settings.steps,
-            quantize=weights_name(source.config, settings.quantize),
-            told=told,
-        )
-    return Loaded(
-        ModelRunner(forward, sampling_seed=settings.seed()),
-        precision,
-        blocks,
-        free,
-        layout.bytes_per_block,
-        cache.nbytes,
-        str(layout.dtype).removeprefix("torch."),
-        model.held_bytes,
-        model.quantized,
-        prepared,
-        forward if isinstance(forward, StaticForward) else None,
-        eager,
+    forwards = make_forwards(
         model,
+        layout,
+        settings.blocks_in(free, layout.bytes_per_block),
+        place,
+        precision,
+        settings.steps,
+        quantize=weights_name(source.config, settings.quantize),
+        told=told,
     )
+    numbers = ModelNumbers(
+        model_shape=shape,
+        block_size=settings.block_size,
+        num_blocks=forwards.eager.num_blocks,
+        free_memory_bytes=free,
+        kv_bytes_per_block=layout.bytes_per_block,
+        kv_cache_bytes=forwards.cache.nbytes,
+        kv_dtype=dtype_name(layout.dtype),
+        weights_description=str(precision),
+        weight_bytes=model.held_bytes,
+        quantized=model.quantized,
+        prepared=forwards.prepared,
+    )
+    runner = ModelRunner(forwards.forward, sampling_seed=settings.seed())
+    return Loaded(runner, numbers, forwards, model)

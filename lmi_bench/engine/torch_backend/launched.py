@@ -26,7 +26,7 @@ from torch import distributed
 
 from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.engine.torch_backend.collectives import DistributedCollectives, Transport
-from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Stop
+from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Request, T
 from lmi_bench.engine.torch_backend.weights import Progress
 
 _CONNECT_S: Final = 60.0  # to connect; all ranks connect at the same time
@@ -204,16 +204,16 @@ class LaunchedRanks:
         """As RankGroup.sentinels, for the other ranks."""
         return self._watch.sentinels
 
-    def ask(self, request: object) -> Any:
+    def ask(self, request: Request[T]) -> T:
         """Run a request on every rank; returns rank 0's answer. Raises EngineError if a rank has
         ended."""
         try:
             _broadcast((request, False))
-            return self._worker.do(request)
+            return request(self._worker)
         except RuntimeError as exc:
             raise self._watch.explained(exc) from exc
 
-    def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
+    def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
         """Run a request on every rank; returns all answers in rank order."""
         self._forwarder.progress = progress
         answers: list[Any] = [None] * self.degree
@@ -229,9 +229,9 @@ class LaunchedRanks:
                 raise EngineError(f"rank {rank} of {self.degree}: {answer.error}")
         return [answer.result for answer in answers]
 
-    def ask_first(self, request: object) -> Any:
+    def ask_first(self, request: Request[T]) -> T:
         """Run a request on rank 0 only."""
-        return self._worker.do(request)
+        return request(self._worker)
 
     def end_of(self, rank: int) -> EngineError:
         """The error for a rank that has ended."""
@@ -243,7 +243,7 @@ class LaunchedRanks:
             return
         self._open = False
         try:
-            _broadcast((Stop(), False))
+            _broadcast((None, False))
         except RuntimeError:  # they have already ended
             return
         finally:
@@ -252,7 +252,7 @@ class LaunchedRanks:
 
 
 def follow(launch: Launch, device: str, *, threads: int) -> None:
-    """Serve as a rank other than 0 until rank 0 sends `Stop`.
+    """Serve as a rank other than 0 until rank 0 sends a stop.
 
     Raises a failed step's error, or EngineError if rank 0 has ended: the process then ends, and
     the launcher ends the others on its host.
@@ -272,7 +272,7 @@ def _follow(worker: RankWorker) -> None:
         message: list[Any] = [None]
         distributed.broadcast_object_list(message, src=0)
         request, answer_wanted = message[0]
-        if isinstance(request, Stop):
+        if request is None:
             distributed.destroy_process_group()
             return
         answer = _answer(worker, request)
@@ -305,12 +305,12 @@ def _join(launch: Launch, device: str, forwarder: _ProgressForwarder, threads: i
     return worker
 
 
-def _broadcast(message: tuple[object, bool]) -> None:
+def _broadcast(message: tuple[Request[Any] | None, bool]) -> None:
     distributed.broadcast_object_list([message], src=0)
 
 
-def _answer(worker: RankWorker, request: object) -> Answer:
+def _answer(worker: RankWorker, request: Request[Any]) -> Answer:
     try:
-        return Answer(worker.do(request))
+        return Answer(request(worker))
     except LmiBenchError as exc:
         return Answer(error=exc)

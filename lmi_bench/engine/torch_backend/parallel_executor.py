@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,66 +15,31 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.quantization import sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import Transport
-from lmi_bench.engine.torch_backend.executor import ModelSource, read_model, weights_name
+from lmi_bench.engine.torch_backend.executor import ModelNumbers, weights_name
 from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.loading import check_degree
-from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.calibration import Told, prepare
-from lmi_bench.engine.torch_backend.rank import (
-    ChoosePrecision,
-    CompareSteps,
-    LoadWeights,
-    Room,
-    RunStep,
-    Score,
-    TakeCache,
-    TakenCache,
-)
+from lmi_bench.engine.torch_backend.precision import dtype_name
+from lmi_bench.engine.torch_backend.quantization.calibration import prepare
+from lmi_bench.engine.torch_backend.rank import RankWorker, Request, T
 from lmi_bench.engine.torch_backend.rank_group import RankGroup, usual_transport
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.engine.torch_backend.weights import Progress
-from lmi_bench.models.shape import ModelShape
+from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Told, read_model
 
 
-class ParallelExecutor:
-    """Runs steps of one model split over ranks; see `load`. Its numbers are TorchExecutor's:
+class ParallelExecutor(ModelNumbers):
+    """Runs steps of one model split over ranks; see `load`. Its numbers are of all ranks together:
+    shared KV heads are counted on each, and memory that the ranks share once."""
 
-    free_memory_bytes   free on all ranks after loading their weights
-    kv_bytes_per_block  keys and values of one block on all ranks, shared KV heads counted on each
-    transport           how the ranks communicate
-    """
+    max_in_flight = 1
 
     def __init__(
-        self,
-        group: RankGroup | LaunchedRanks,
-        worker: ThreadPoolExecutor,
-        shape: ModelShape,
-        *,
-        block_size: int,
-        num_blocks: int,
-        rooms: list[Room],
-        taken: list[TakenCache],
-        precision: Precision,
-        kv_dtype: str,
-        shared_memory: bool,
+        self, numbers: ModelNumbers, group: RankGroup | LaunchedRanks, worker: ThreadPoolExecutor
     ) -> None:
+        super().__init__(**vars(numbers))
         self._group = group
         self._worker = worker
-        self._block_size = block_size
-        self.model_shape = shape
-        self.num_blocks = num_blocks
-        self.free_memory_bytes = (
-            rooms[0].free_bytes if shared_memory else sum(room.free_bytes for room in rooms)
-        )
-        self.kv_bytes_per_block = sum(room.bytes_per_block for room in rooms)
-        self.kv_cache_bytes = sum(each.num_bytes for each in taken)
-        self.prepared = taken[0].prepared
-        self.kv_dtype = kv_dtype
-        self.weights_description = str(precision)
         self.transport = group.transport
-        self.weight_bytes = sum(room.weight_bytes for room in rooms)
-        self.quantized = sum_quantized([room.quantized for room in rooms])
 
     @classmethod
     def load(
@@ -131,63 +97,58 @@ class ParallelExecutor:
         told: Told | None,
     ) -> ParallelExecutor:
         """The executor over started ranks: each loads its part and allocates its cache."""
-        device = settings.device
-        precision: Precision = group.ask_first(
-            ChoosePrecision(settings.dtype, device, source.shape.params_total)
+        dtype, device = settings.dtype, settings.device
+        precision = group.ask_first(
+            partial(
+                RankWorker.choose_precision,
+                dtype=dtype,
+                device=device,
+                parameters=source.shape.params_total,
+            )
         )
-        plan = worker.submit(
-            prepare,
-            source.folder,
-            source.config,
-            source.spec,
-            settings.quantize,
-            degree=degree,
-            dtype=settings.dtype,
-            device=settings.place,
-            told=told,
-        ).result()
+        work = partial(prepare, source, settings.quantize, degree=degree, dtype=dtype)
+        plan = worker.submit(work, device=settings.place, told=told).result()
         cache_dtype = settings.cache_dtype(precision.stored)
-        rooms: list[Room] = group.ask_each(
-            LoadWeights(
-                source.folder,
-                source.spec,
-                precision,
-                device,
-                settings.block_size,
-                cache_dtype,
-                plan,
+        rooms = group.ask_each(
+            partial(
+                RankWorker.load,
+                folder=source.folder,
+                spec=source.spec,
+                precision=precision,
+                device=device,
+                block_size=settings.block_size,
+                cache_dtype=cache_dtype,
+                plan=plan,
             ),
             progress,
         )
+        free = [room.free_bytes for room in rooms]
         shares_memory = device == "cpu"
-        free = min(room.free_bytes for room in rooms) // (degree if shares_memory else 1)
-        blocks = settings.blocks_in(free, max(room.bytes_per_block for room in rooms))
-        weights = weights_name(source.config, settings.quantize)
-        taken: list[TakenCache] = group.ask_each(
-            TakeCache(blocks, settings.seed(), settings.steps, weights)
+        each_free = min(free) // (degree if shares_memory else 1)
+        blocks = settings.blocks_in(each_free, max(room.bytes_per_block for room in rooms))
+        taken = group.ask_each(
+            partial(
+                RankWorker.take_cache,
+                num_blocks=blocks,
+                sampling_seed=settings.seed(),
+                steps=settings.steps,
+                quantize=weights_name(source.config, settings.quantize),
+            )
         )
-        return cls(
-            group,
-            worker,
-            source.shape,
+        numbers = ModelNumbers(
+            model_shape=source.shape,
             block_size=settings.block_size,
             num_blocks=blocks,
-            rooms=rooms,
-            taken=taken,
-            precision=precision,
-            kv_dtype=str(cache_dtype).removeprefix("torch."),
-            shared_memory=shares_memory,
+            free_memory_bytes=free[0] if shares_memory else sum(free),
+            kv_bytes_per_block=sum(room.bytes_per_block for room in rooms),
+            kv_cache_bytes=sum(each.num_bytes for each in taken),
+            kv_dtype=dtype_name(cache_dtype),
+            weights_description=str(precision),
+            weight_bytes=sum(room.weight_bytes for room in rooms),
+            quantized=sum_quantized([room.quantized for room in rooms]),
+            prepared=taken[0].prepared,
         )
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one cache block."""
-        return self._block_size
-
-    @property
-    def max_in_flight(self) -> int:
-        """One step at a time."""
-        return 1
+        return cls(numbers, group, worker)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -196,26 +157,20 @@ class ParallelExecutor:
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step on all ranks. Raises EngineError with the number of a failed rank."""
-        loop = asyncio.get_running_loop()
-        outputs: list[StepOutput] = await loop.run_in_executor(
-            self._worker, self._group.ask, RunStep(batch)
-        )
-        return outputs
+        return await self._ask(partial(RankWorker.run, batch=batch))
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
         """As TorchExecutor.score."""
-        request = Score((*given, *continuation), len(given))
-        loop = asyncio.get_running_loop()
-        scores: list[float] = await loop.run_in_executor(self._worker, self._group.ask, request)
-        return scores
+        tokens = (*given, *continuation)
+        return await self._ask(partial(RankWorker.score, token_ids=tokens, num_given=len(given)))
 
     async def compare_prepared(self) -> list[StepDifference]:
         """As TorchExecutor.compare_prepared; all ranks run the steps together."""
+        return await self._ask(RankWorker.compare)
+
+    async def _ask(self, request: Request[T]) -> T:
         loop = asyncio.get_running_loop()
-        found: list[StepDifference] = await loop.run_in_executor(
-            self._worker, self._group.ask, CompareSteps()
-        )
-        return found
+        return await loop.run_in_executor(self._worker, self._group.ask, request)
 
     async def time_products(self, rows: int) -> float | None:
         """None: with ranks, a product cannot be timed apart from the following sum."""

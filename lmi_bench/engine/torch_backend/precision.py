@@ -10,6 +10,7 @@ such weights are stored as float32.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ import torch
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.layers import make_linear
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -36,27 +38,23 @@ class Precision:
     stored: torch.dtype
     compute: torch.dtype
 
-    @property
-    def widened(self) -> bool:
-        """True if rounded parameters are stored and multiplied in a wider format."""
-        return self.stored != self.compute
-
     def __str__(self) -> str:
-        stored, compute = (
-            str(dtype).removeprefix("torch.") for dtype in (self.stored, self.compute)
-        )
-        return f"{stored}, computed in {compute}" if self.widened else stored
+        stored, compute = dtype_name(self.stored), dtype_name(self.compute)
+        return f"{stored}, computed in {compute}" if compute != stored else stored
 
 
 def choose_precision(
-    dtype: str, device: torch.device, *, parameters: int, free_bytes: int
+    dtype: str, device: torch.device, *, parameters: int, free_bytes: int | None = None
 ) -> Precision:
     """The formats for weights of type `dtype`. On a CPU float16 is always widened, bfloat16 if that
     is faster and fits.
 
+    free_bytes  None: the device's free memory
+
     Raises InputError for an unknown dtype.
     """
     stored = torch_dtype(dtype)
+    free_bytes = free_memory_bytes(device) if free_bytes is None else free_bytes
     widen = device.type == "cpu" and (
         stored == torch.float16
         or (stored == torch.bfloat16 and parameters * 4 < free_bytes // 2 and bfloat16_is_slow())
@@ -71,6 +69,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without `torch.`, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
 def bfloat16_is_slow() -> bool:
     """True if this processor multiplies bfloat16 matrices clearly slower than float32 ones.
 
@@ -83,10 +86,15 @@ def _matmul_time_s(dtype: torch.dtype) -> float:
     """Shortest time of a few products of 64 rows with a 1024 x 1024 weight."""
     linear = make_linear(torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype))
     rows = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    linear(rows)
+    return shortest_time_s(lambda: linear(rows))
+
+
+def shortest_time_s(work: Callable[[], object]) -> float:
+    """Shortest of a few runs in seconds, after a warm-up."""
+    work()
     times_s = []
     for _ in range(_PROBE_REPEATS):
         start_s = time.perf_counter()
-        linear(rows)
+        work()
         times_s.append(time.perf_counter() - start_s)
     return min(times_s)

@@ -1,7 +1,8 @@
 """One process of a tensor-parallel group: join the others, load its part, run steps.
 
 Every rank runs the same steps over the same rows and samples the same tokens; only rank 0's answers
-are used. Requests come over a pipe; when it closes, the rank ends.
+are used. A request is a method of `RankWorker` with its arguments, as a picklable partial. Requests
+come over a pipe; when it closes, the rank ends.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
@@ -22,33 +22,31 @@ from lmi_bench.core.errors import EngineError, LmiBenchError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import (
+    LOOPBACK,
     Collectives,
     DistributedCollectives,
     Meeting,
     Segment,
     SharedMemoryCollectives,
     Transport,
-    loopback_interface,
 )
-from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
-from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
+from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import (
-    NOTHING_PREPARED,
-    SPARE_BLOCKS,
+    Forwards,
     PreparedSteps,
     StepSettings,
-    with_prepared_steps,
+    make_forwards,
 )
-from lmi_bench.engine.torch_backend.static.forward import (
-    StaticForward,
-    StepDifference,
-    compare_steps,
-)
+from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.models.spec import DecoderSpec
+
+T = TypeVar("T")
+Request = Callable[["RankWorker"], T]
 
 _REPORT_EVERY_S: Final = 0.1
 
@@ -66,38 +64,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Connect to the other ranks."""
-
-    where: Segment | Meeting
-
-
-@dataclass(frozen=True, slots=True)
-class ChoosePrecision:
-    """Choose the number formats: one rank decides for all."""
-
-    dtype: str
-    device: str
-    parameters: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadWeights:
-    """Load this rank's part. `device` is cpu, or cuda for the rank's own device.
-
-    cache_dtype  None: the weights' format
-    """
-
-    folder: Path
-    spec: DecoderSpec
-    precision: Precision
-    device: str
-    block_size: int
-    cache_dtype: torch.dtype | None
-    plan: QuantizePlan | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Room:
     """Memory after loading: free bytes on a rank's device, and bytes per block.
 
@@ -111,16 +77,6 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeCache:
-    """Allocate the cache blocks and prepare decode steps; the answer is a TakenCache."""
-
-    num_blocks: int
-    sampling_seed: int
-    steps: StepSettings = NOTHING_PREPARED
-    quantize: str = "none"
-
-
-@dataclass(frozen=True, slots=True)
 class TakenCache:
     """Bytes of a rank's cache, and the result of preparing its decode steps."""
 
@@ -128,46 +84,20 @@ class TakenCache:
     prepared: PreparedSteps | None
 
 
-@dataclass(frozen=True, slots=True)
-class CompareSteps:
-    """Compare prepared with eager steps; the answer is a list of StepDifference."""
+class Line(Protocol):
+    """A rank's connection to its parent process."""
 
+    def send(self, answer: Answer, /) -> None: ...
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    """Run a step; the answer is its outputs."""
+    def recv(self) -> Any: ...
 
-    batch: StepBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Log-probabilities of the tokens from `num_given` on; the answer is a list of them."""
-
-    token_ids: tuple[int, ...]
-    num_given: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimeAllReduce:
-    """Time all-reduces of float32 arrays; the answer is seconds per call for each size, the median
-    of `rounds` rounds of `calls` calls each. `device` as in LoadWeights."""
-
-    sizes_bytes: tuple[int, ...]
-    calls: tuple[int, ...]
-    rounds: int
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the rank; there is no answer."""
+    def poll(self) -> bool: ...
 
 
 def run_rank(
     rank: int, degree: int, threads: int, device_number: int, connection: Connection
 ) -> None:
-    """Main function of a rank's process: answer requests until `Stop` or the end of the pipe.
+    """Main function of a rank's process: answer requests until told to stop or the end of the pipe.
 
     device_number  number of its GPU, if it loads onto one
     """
@@ -184,18 +114,8 @@ def run_rank(
         worker.close()
 
 
-class Line(Protocol):
-    """A rank's connection to its parent process."""
-
-    def send(self, answer: Answer, /) -> None: ...
-
-    def recv(self) -> Any: ...
-
-    def poll(self) -> bool: ...
-
-
 class RankWorker:
-    """One rank's model, cache and runner; handles requests."""
+    """One rank's model, cache and runner. Its public methods are the requests."""
 
     def __init__(
         self, rank: int, degree: int, connection: Line, *, device_number: int | None = None
@@ -211,17 +131,17 @@ class RankWorker:
         self._layout: KvLayoutShape | None = None
         self._precision: Precision | None = None
         self._runner: ModelRunner | None = None
-        self._compare: Callable[[], list[StepDifference]] = list
+        self._forwards: Forwards | None = None
         self._reported_s = 0.0
 
     def serve(self) -> None:
-        """Handle requests until `Stop`."""
+        """Handle requests until one is None."""
         while True:
             request, answer_wanted = self._connection.recv()
-            if isinstance(request, Stop):
+            if request is None:
                 return
             try:
-                result = self.do(request)
+                result = request(self)
             except LmiBenchError as exc:
                 self._connection.send(Answer(error=exc))
             except Exception as exc:  # noqa: BLE001 - the parent process receives any error
@@ -240,28 +160,8 @@ class RankWorker:
         """Use these collectives to reach the other ranks."""
         self._collectives = collectives
 
-    def do(self, request: object) -> Any:
-        """The answer to a request."""
-        match request:
-            case RunStep(batch):
-                return self._run(batch)
-            case Score(token_ids, num_given):
-                return self._loaded().score(token_ids, num_given)
-            case Join(where):
-                return self._join(where)
-            case ChoosePrecision():
-                return self._choose(request)
-            case LoadWeights():
-                return self._load(request)
-            case TakeCache():
-                return self._take_cache(request)
-            case CompareSteps():
-                return self._compare()
-            case TimeAllReduce():
-                return self._time(request)
-        raise EngineError(f"unknown request to a rank: {type(request).__name__}")
-
-    def _join(self, where: Segment | Meeting) -> None:
+    def join(self, where: Segment | Meeting) -> None:
+        """Connect to the other ranks."""
         if isinstance(where, Segment):
             # nothing is sent during a step: readable input means that the pipe is closed
             self._collectives = SharedMemoryCollectives(where, self._rank, self._connection.poll)
@@ -269,40 +169,36 @@ class RankWorker:
         if where.transport is Transport.NCCL:
             torch.cuda.set_device(self._device_number)
         else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         self._collectives = DistributedCollectives(where, self._rank, self._degree)
 
-    def _choose(self, request: ChoosePrecision) -> Precision:
-        place = self._place(request.device)
-        return choose_precision(
-            request.dtype,
-            place,
-            parameters=request.parameters,
-            free_bytes=free_memory_bytes(place),
-        )
+    def choose_precision(self, dtype: str, device: str, parameters: int) -> Precision:
+        """Choose the number formats: one rank decides for all."""
+        return choose_precision(dtype, self._place(device), parameters=parameters)
 
-    def _load(self, request: LoadWeights) -> Room:
-        self._device = self._place(request.device)
-        self._precision = request.precision
-        self._model = build_model(
-            request.folder,
-            request.spec,
-            request.precision,
-            self._device,
-            self._report if self._rank == 0 else None,
-            collectives=self._joined(),
-            plan=request.plan,
+    def load(
+        self,
+        folder: Path,
+        spec: DecoderSpec,
+        precision: Precision,
+        device: str,
+        block_size: int,
+        cache_dtype: torch.dtype,
+        plan: QuantizePlan | None,
+    ) -> Room:
+        """Load this rank's part. `device` is cpu, or cuda for the rank's own device."""
+        self._device, self._precision = self._place(device), precision
+        report = self._report if self._rank == 0 else None
+        model = build_model(
+            folder, spec, precision, self._device, report, collectives=self._joined(), plan=plan
         )
-        self._layout = KvLayoutShape.of(
-            self._model.shape,
-            request.block_size,
-            request.cache_dtype or request.precision.stored,
-        )
+        self._model = model
+        self._layout = KvLayoutShape.of(model.shape, block_size, cache_dtype)
         return Room(
             free_memory_bytes(self._device),
             self._layout.bytes_per_block,
-            self._model.held_bytes,
-            self._model.quantized,
+            model.held_bytes,
+            model.quantized,
         )
 
     def _report(self, done_bytes: int, total_bytes: int) -> None:
@@ -311,40 +207,48 @@ class RankWorker:
             self._reported_s = now_s
             self._connection.send(Answer(progress=(done_bytes, total_bytes)))
 
-    def _take_cache(self, request: TakeCache) -> TakenCache:
+    def take_cache(
+        self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str
+    ) -> TakenCache:
+        """Allocate the cache blocks and prepare decode steps."""
         if self._model is None or self._layout is None or self._precision is None:
             raise EngineError("no weights are loaded")
-        steps = request.steps
-        spare = SPARE_BLOCKS if steps.wanted else 0
-        cache = KvCache(self._layout, request.num_blocks + spare, self._device)
-        eager = TorchForward(self._model, cache, self._precision, num_blocks=request.num_blocks)
-        forward: Forward = eager
-        prepared = None
-        if steps.wanted:
-            forward, prepared = with_prepared_steps(
-                eager,
-                self._model,
-                cache,
-                self._precision,
-                steps,
-                tensor_parallel=self._degree,
-                quantize=request.quantize,
-            )
-        self._runner = ModelRunner(forward, sampling_seed=request.sampling_seed)
-        if isinstance(forward, StaticForward):
-            self._compare = partial(compare_steps, forward, eager)
-        return TakenCache(cache.nbytes, prepared)
+        self._forwards = forwards = make_forwards(
+            self._model,
+            self._layout,
+            num_blocks,
+            self._device,
+            self._precision,
+            steps,
+            tensor_parallel=self._degree,
+            quantize=quantize,
+        )
+        self._runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
+        return TakenCache(forwards.cache.nbytes, forwards.prepared)
 
-    def _run(self, batch: StepBatch) -> list[StepOutput]:
+    def run(self, batch: StepBatch) -> list[StepOutput]:
+        """Run a step."""
         return self._loaded().run(batch)
 
-    def _time(self, request: TimeAllReduce) -> list[float]:
+    def score(self, token_ids: Sequence[int], num_given: int) -> list[float]:
+        """Log-probabilities of the tokens from `num_given` on."""
+        return self._loaded().score(token_ids, num_given)
+
+    def compare(self) -> list[StepDifference]:
+        """Compare prepared with eager steps."""
+        return [] if self._forwards is None else self._forwards.compare()
+
+    def time_all_reduces(
+        self, sizes_bytes: Sequence[int], calls: Sequence[int], rounds: int, device: str
+    ) -> list[float]:
+        """Seconds per all-reduce of float32 arrays of each size: the median of `rounds` rounds of
+        `calls` calls each. `device` as in `load`."""
         collectives = self._joined()
         times_s = []
-        for size, calls in zip(request.sizes_bytes, request.calls, strict=True):
-            x = torch.ones(max(1, size // 4), device=self._place(request.device))
+        for size, count in zip(sizes_bytes, calls, strict=True):
+            x = torch.ones(max(1, size // 4), device=self._place(device))
             collectives.all_reduce(x)
-            rounds_s = [_time_calls(collectives, x, calls) for _ in range(request.rounds)]
+            rounds_s = [_time_calls(collectives, x, count) for _ in range(rounds)]
             times_s.append(sorted(rounds_s)[len(rounds_s) // 2])
         return times_s
 

@@ -11,6 +11,7 @@ import pickle
 import tempfile
 import threading
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -27,7 +28,7 @@ from lmi_bench.engine.torch_backend.collectives import (
     works_here,
 )
 from lmi_bench.engine.torch_backend.fork_server import fork_context
-from lmi_bench.engine.torch_backend.rank import Answer, Join, Stop, TimeAllReduce, run_rank
+from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Request, T, run_rank
 from lmi_bench.engine.torch_backend.weights import Progress
 
 _STOP_S: Final = 5.0
@@ -87,21 +88,22 @@ class RankGroup:
             self.close()
             raise
 
-    def ask(self, request: object) -> Any:
+    def ask(self, request: Request[T]) -> T:
         """Send every rank a request and return rank 0's answer; the others send none."""
         return self._collect(request, (0,))[0]
 
-    def ask_each(self, request: object, progress: Progress | None = None) -> list[Any]:
+    def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
         """Send every rank a request and return all answers in rank order.
 
         progress  called with rank 0's own progress
         """
         return self._collect(request, range(self.degree), progress)
 
-    def ask_first(self, request: object) -> Any:
+    def ask_first(self, request: Request[T]) -> T:
         """Send only rank 0 a request that needs no other rank."""
         self._send(0, pickle.dumps((request, True)))
-        return self._receive([0])[0]
+        first: T = self._receive([0], None)[0]
+        return first
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ class RankGroup:
     def close(self) -> None:
         """End every process, by request, else by force. May be called again."""
         atexit.unregister(self.close)
-        stop = pickle.dumps((Stop(), False))
+        stop = pickle.dumps((None, False))
         for connection in self._connections:
             try:
                 connection.send_bytes(stop)
@@ -153,15 +155,16 @@ class RankGroup:
             self._processes.append(process)
         if self.transport is Transport.SHARED_MEMORY:
             self._segment = SegmentOwner(self.degree)
-            self.ask_each(Join(self._segment.segment))
+            self.ask_each(partial(RankWorker.join, where=self._segment.segment))
             self._segment.unlink()
         else:
             with tempfile.TemporaryDirectory(prefix="lmi-bench-") as folder:
-                self.ask_each(Join(Meeting(self.transport, str(Path(folder) / "meeting"))))
+                meeting = Meeting(self.transport, str(Path(folder) / "meeting"))
+                self.ask_each(partial(RankWorker.join, where=meeting))
 
     def _collect(
-        self, request: object, answering: Sequence[int], progress: Progress | None = None
-    ) -> list[Any]:
+        self, request: Request[T], answering: Sequence[int], progress: Progress | None = None
+    ) -> list[T]:
         messages = {wanted: pickle.dumps((request, wanted)) for wanted in (True, False)}
         for rank in range(self.degree):
             self._send(rank, messages[rank in answering])
@@ -175,7 +178,7 @@ class RankGroup:
         except OSError as exc:
             raise self.end_of(rank) from exc
 
-    def _receive(self, wanted: Sequence[int], progress: Progress | None = None) -> list[Any]:
+    def _receive(self, wanted: Sequence[int], progress: Progress | None) -> list[Any]:
         """The answers of the wanted ranks; raises at any rank's error or end."""
         results: dict[int, Any] = {}
         rank_of: dict[object, int] = {c: rank for rank, c in enumerate(self._connections)}
@@ -246,7 +249,14 @@ def measure_all_reduces(
     group = RankGroup(ranks, Transport(transport), threads=1)
     try:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
-        times_s: list[float] = group.ask(TimeAllReduce(tuple(sizes_bytes), calls, rounds, device))
-        return times_s
+        return group.ask(
+            partial(
+                RankWorker.time_all_reduces,
+                sizes_bytes=tuple(sizes_bytes),
+                calls=calls,
+                rounds=rounds,
+                device=device,
+            )
+        )
     finally:
         group.close()

@@ -1,9 +1,10 @@
-"""Reads a checkpoint's tensors one at a time from safetensors files."""
+"""Reads a model folder: its configuration, and its tensors one at a time from safetensors files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,6 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.models.folder import check_loadable, read_config
+from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.models.shape import ModelShape
+from lmi_bench.models.spec import DecoderSpec
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -21,6 +26,28 @@ _SUMMED: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes of all files."""
+
+Told = Callable[[str, float, float], None]
+"""Called with the name of the current work, the amount done, and the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model folder's configuration, without its weights."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    spec: DecoderSpec
+    shape: ModelShape
+
+
+def read_model(folder: Path) -> ModelSource:
+    """Read a Hugging Face folder's config.json; raises InputError if it cannot be loaded."""
+    config = read_config(folder)
+    check_loadable(folder, config)
+    name = folder.resolve().name
+    spec = spec_from_hf_config(name, config)
+    return ModelSource(folder, config, spec, spec.shape(name))
 
 
 class Checkpoint:

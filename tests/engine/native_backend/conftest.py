@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.engine.native_backend.binding import StepLibrary
-from lmi_bench.engine.native_backend.build import NativeUnavailableError, library
+from lmi_bench.core.native_build import NativeUnavailableError
+from lmi_bench.engine.native_backend.binding import StepLibrary, library
 from tests.engine.torch_backend.conftest import make_model
 
 __all__ = ["compiled", "make_model"]

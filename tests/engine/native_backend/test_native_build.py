@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lmi_bench.core.native_build import NativeUnavailableError, shipped_name
 from lmi_bench.core.native_build import library as build_library
-from lmi_bench.core.native_build import shipped_name
 from lmi_bench.core.scenario_sections import EngineSection
-from lmi_bench.engine.native_backend.build import SOURCE, NativeUnavailableError, library
+from lmi_bench.engine.native_backend.binding import SOURCE, library
 from lmi_bench.targets.back_ends import choose_back_end
 
 FAKE = """#!/bin/sh

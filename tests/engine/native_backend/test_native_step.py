@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lmi_bench.engine.native_backend.build import NativeUnavailableError
+from lmi_bench.core.native_build import NativeUnavailableError
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.native_backend.weights import packed
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
@@ -228,7 +228,7 @@ SHORT_OF_THREADS = """
 import re, resource, sys
 from pathlib import Path
 from lmi_bench.engine.native_backend.executor import NativeExecutor
-from lmi_bench.engine.native_backend.forward import NativeForward
+from lmi_bench.engine.native_backend.executor import NativeForward
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.core.errors import EngineError
 

@@ -25,7 +25,7 @@ from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.loading import VocabularyPart
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
-from lmi_bench.engine.torch_backend.rank import RunStep
+from lmi_bench.engine.torch_backend.rank import RankWorker
 from lmi_bench.engine.torch_backend.rank_group import ExitCodes, RankGroup
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
@@ -257,11 +257,11 @@ def test_an_error_on_a_rank_is_told_with_its_name():
     group = RankGroup(2, Transport.SHARED_MEMORY, threads=1)
     try:
         with pytest.raises(EngineError, match="rank 0 of 2: no cache is allocated"):
-            group.ask_first(RunStep(None))
+            group.ask_first(partial(RankWorker.run, batch=None))
     finally:
         group.close()
     with pytest.raises(EngineError, match="closed"):
-        group.ask_first(RunStep(None))
+        group.ask_first(partial(RankWorker.run, batch=None))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
 )
 from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped, to_awq
 from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
+from lmi_bench.engine.torch_backend.weights import read_model
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend.parity import generate, random_requests
@@ -51,10 +52,8 @@ def spec_of(folder):
 
 
 def plan_for(folder, settings, degree=1):
-    config = read_config(folder)
-    return prepare(
-        folder, config, spec_of(folder), settings, degree=degree, dtype="float32", device=CPU
-    )
+    source = read_model(folder)
+    return prepare(source, settings, degree=degree, dtype="float32", device=CPU)
 
 
 def split(degree):
@@ -164,11 +163,7 @@ def test_ranks_together_hold_what_one_device_holds(trained, scheme):
     activations are each rank's own and only finer."""
     settings = QuantizeSettings(scheme, alpha=0.5)
     if scheme.grouped:  # the groups that two ranks allow, for one device as well
-        config = read_config(trained)
-        one = prepare(
-            trained, config, spec_of(trained), settings, degree=2, dtype="float32", device=CPU
-        )
-        assert one.group_size == 64
+        assert plan_for(trained, settings, degree=2).group_size == 64
     alone, together = (
         scores(trained, quantize=settings),
         scores(trained, load=split(2), quantize=settings),

@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors.torch import save_file
@@ -28,7 +29,6 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.texts import CALIBRATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
@@ -44,7 +44,7 @@ from lmi_bench.engine.torch_backend.quantization.recording import (
     find_factors,
     record_inputs,
 )
-from lmi_bench.engine.torch_backend.weights import Checkpoint
+from lmi_bench.engine.torch_backend.weights import Checkpoint, ModelSource, Told
 from lmi_bench.models.spec import DecoderSpec
 
 
@@ -110,9 +110,6 @@ def _falcon_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
 SEQUENCE_TOKENS: Final = 128
 MOST_SEQUENCES: Final = 32
 _VERSION: Final = 1  # of the factors: increment when their computation changes
-
-Told = Callable[[str, float, float], None]
-"""Called with the name of the current work, the amount done, and the total."""
 
 
 def calibration_sequences(
@@ -181,13 +178,8 @@ def record(
 ) -> Recording:
     """Inputs of every matrix while the model reads the calibration text of `settings`."""
     sequences = calibration_sequences(folder, settings.calibration, spec)
-    precision = choose_precision(
-        dtype,
-        device,
-        parameters=spec.params_total,
-        free_bytes=free_memory_bytes(device),
-    )
-    report = None if told is None else _reporter(told, "calibration, sequences")
+    precision = choose_precision(dtype, device, parameters=spec.params_total)
+    report = None if told is None else partial(told, "calibration, sequences")
     return record_inputs(folder, spec, precision, device, sequences, report)
 
 
@@ -242,10 +234,6 @@ def _weight(checkpoint: Checkpoint, name: str, device: torch.device) -> Tensor:
     return checkpoint.tensor(full, *checkpoint.stored_shape(full)).to(device).float()
 
 
-def _reporter(told: Told, title: str) -> Callable[[int, int], None]:
-    return lambda done, total: told(title, done, total)
-
-
 def _key(folder: Path, settings: QuantizeSettings, group_size: int, dtype: str) -> str:
     """File name from everything that the factors depend on; weight files count by size and
     modification time."""
@@ -271,9 +259,7 @@ def _default_cache_dir() -> Path:
 
 
 def prepare(
-    folder: Path,
-    config: Mapping[str, Any],
-    spec: DecoderSpec,
+    source: ModelSource,
     settings: QuantizeSettings,
     *,
     degree: int,
@@ -287,7 +273,8 @@ def prepare(
 
     Raises InputError if the folder's weights already have another quantization.
     """
-    stored = stored_plan(folder, config, spec, degree)
+    folder, spec = source.folder, source.spec
+    stored = stored_plan(folder, source.config, spec, degree)
     if stored is not None:
         if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
             raise InputError(

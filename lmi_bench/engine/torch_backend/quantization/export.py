@@ -19,7 +19,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
-from lmi_bench.engine.torch_backend.quantization.calibration import Told, prepare, record
+from lmi_bench.engine.torch_backend.quantization.calibration import prepare, record
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
@@ -39,9 +39,8 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
     pack_3bit_for_file,
     to_awq,
 )
-from lmi_bench.engine.torch_backend.weights import Checkpoint
-from lmi_bench.models.folder import check_loadable, make_new_folder, read_config
-from lmi_bench.models.hf_config import spec_from_hf_config
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Told, read_model
+from lmi_bench.models.folder import make_new_folder
 
 _LAYERS: Final = (".layers.", ".h.")
 
@@ -63,11 +62,9 @@ def export_quantized(
     """
     if out.exists():
         raise InputError(f"{out} exists: name a new folder")
-    config = read_config(folder)
-    check_loadable(folder, config)
-    spec = spec_from_hf_config(folder.resolve().name, config)
-    device = torch.device("cpu")
-    plan = prepare(folder, config, spec, settings, degree=1, dtype=dtype, device=device, told=told)
+    source = read_model(folder)
+    spec, device = source.spec, torch.device("cpu")
+    plan = prepare(source, settings, degree=1, dtype=dtype, device=device, told=told)
     if plan is None or plan.stored:
         raise InputError(f"{folder.name}: nothing to quantize ({settings.scheme})")
     stored_dtype = torch_dtype(dtype)
@@ -94,7 +91,7 @@ def export_quantized(
             if told is not None:
                 told("tensors", number, len(names))
     copy_beside(folder, out)
-    config = {**config, "quantization_config": _config(plan), "dtype": dtype}
+    config = {**source.config, "quantization_config": _config(plan), "dtype": dtype}
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return writer.finish()
@@ -146,10 +143,9 @@ def layer_errors(
 ) -> dict[str, float]:
     """|rounded outputs - outputs| / |outputs| of every quantized matrix, by name, for inputs from
     the calibration text, with this machine's kernels."""
-    config = read_config(folder)
-    spec = spec_from_hf_config(folder.resolve().name, config)
-    device = torch.device("cpu")
-    plan = prepare(folder, config, spec, settings, degree=1, dtype=dtype, device=device, told=told)
+    source = read_model(folder)
+    spec, device = source.spec, torch.device("cpu")
+    plan = prepare(source, settings, degree=1, dtype=dtype, device=device, told=told)
     if plan is None or plan.stored:
         return {}
     recording = record(folder, spec, settings, dtype=dtype, device=device, told=told)

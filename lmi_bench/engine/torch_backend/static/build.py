@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
@@ -35,7 +36,9 @@ from lmi_bench.engine.torch_backend.static.forward import (
     Replay,
     StaticForward,
     StepBuffers,
+    StepDifference,
     StepResult,
+    compare_steps,
     prepare_shapes,
 )
 from lmi_bench.engine.torch_backend.static.step import (
@@ -47,11 +50,11 @@ from lmi_bench.engine.torch_backend.static.step import (
     parts_in_use,
     parts_of,
 )
+from lmi_bench.engine.torch_backend.weights import Told
 
 SPARE_BLOCKS: Final = 1
 """Extra cache blocks for the padding of prepared steps."""
 
-Told = Callable[[str, float, float], None]
 MakeKernels = Callable[[Decoder, KvCache], Callable[[StepBuffers], StepResult]]
 """Makes a model's step with another back end's kernels."""
 
@@ -106,6 +109,56 @@ class PreparedSteps:
     graph_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """A loaded model over a new cache: its eager steps and, if wanted, its prepared ones."""
+
+    cache: KvCache
+    eager: TorchForward
+    static: StaticForward | None = None
+    prepared: PreparedSteps | None = None
+
+    @property
+    def forward(self) -> Forward:
+        """What runs the steps."""
+        return self.static or self.eager
+
+    def compare(self) -> list[StepDifference]:
+        """Compare prepared with eager steps, one for each shape; overwrites the cache."""
+        return [] if self.static is None else compare_steps(self.static, self.eager)
+
+
+def make_forwards(
+    model: Decoder,
+    layout: KvLayoutShape,
+    num_blocks: int,
+    device: torch.device,
+    precision: Precision,
+    settings: StepSettings,
+    *,
+    tensor_parallel: int = 1,
+    quantize: str = "none",
+    told: Told | None = None,
+) -> Forwards:
+    """Allocate the cache, and prepare the decode steps that are wanted."""
+    spare = SPARE_BLOCKS if settings.wanted else 0
+    cache = KvCache(layout, num_blocks + spare, device)
+    eager = TorchForward(model, cache, precision, num_blocks=num_blocks)
+    if not settings.wanted:
+        return Forwards(cache, eager)
+    static, prepared = with_prepared_steps(
+        eager,
+        model,
+        cache,
+        precision,
+        settings,
+        tensor_parallel=tensor_parallel,
+        quantize=quantize,
+        told=told,
+    )
+    return Forwards(cache, eager, static, prepared)
+
+
 def with_prepared_steps(
     eager: TorchForward,
     model: Decoder,
@@ -116,7 +169,7 @@ def with_prepared_steps(
     tensor_parallel: int = 1,
     quantize: str = "none",
     told: Told | None = None,
-) -> tuple[Forward, PreparedSteps]:
+) -> tuple[StaticForward, PreparedSteps]:
     """A forward that runs prepared decode steps, and other steps in `eager`.
 
     cache  has SPARE_BLOCKS more blocks than its sequences use

@@ -31,6 +31,7 @@ from lmi_bench.engine.torch_backend.inputs import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Norm
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
+from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.rotary import rotate
 from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey, StaticShape
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers
@@ -259,9 +260,9 @@ def key_of(
     return ArtefactKey(
         model=hashlib.sha256(layers.encode()).hexdigest()[:16],
         tensor_parallel=tensor_parallel,
-        weights=_name(stored),
-        compute=_name(compute),
-        kv_dtype=_name(cache.shape.dtype),
+        weights=dtype_name(stored),
+        compute=dtype_name(compute),
+        kv_dtype=dtype_name(cache.shape.dtype),
         quantize=quantize,
         block_size=cache.shape.block_size,
         device=device_name(cache.keys[0].device),
@@ -368,7 +369,3 @@ def load_step(
         return logits
 
     return run
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
