@@ -97,33 +97,23 @@ class ParallelExecutor(ModelNumbers):
         told: Told | None,
     ) -> ParallelExecutor:
         """The executor over started ranks: each loads its part and allocates its cache."""
-        dtype, device = settings.dtype, settings.device
         precision = group.ask_first(
             partial(
                 RankWorker.choose_precision,
-                dtype=dtype,
-                device=device,
+                settings=settings,
                 parameters=source.shape.params_total,
             )
         )
-        work = partial(prepare, source, settings.quantize, degree=degree, dtype=dtype)
-        plan = worker.submit(work, device=settings.place, told=told).result()
-        cache_dtype = settings.cache_dtype(precision.stored)
-        rooms = group.ask_each(
-            partial(
-                RankWorker.load,
-                folder=source.folder,
-                spec=source.spec,
-                precision=precision,
-                device=device,
-                block_size=settings.block_size,
-                cache_dtype=cache_dtype,
-                plan=plan,
-            ),
-            progress,
+        prepare_here = partial(prepare, source, settings.quantize, degree=degree)
+        plan = worker.submit(
+            prepare_here, dtype=settings.dtype, device=settings.place, told=told
+        ).result()
+        load = partial(
+            RankWorker.load, source=source, settings=settings, precision=precision, plan=plan
         )
+        rooms = group.ask_each(load, progress)
         free = [room.free_bytes for room in rooms]
-        shares_memory = device == "cpu"
+        shares_memory = settings.device == "cpu"
         each_free = min(free) // (degree if shares_memory else 1)
         blocks = settings.blocks_in(each_free, max(room.bytes_per_block for room in rooms))
         taken = group.ask_each(
@@ -142,7 +132,7 @@ class ParallelExecutor(ModelNumbers):
             free_memory_bytes=free[0] if shares_memory else sum(free),
             kv_bytes_per_block=sum(room.bytes_per_block for room in rooms),
             kv_cache_bytes=sum(each.num_bytes for each in taken),
-            kv_dtype=dtype_name(cache_dtype),
+            kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
             weights_description=str(precision),
             weight_bytes=sum(room.weight_bytes for room in rooms),
             quantized=sum_quantized([room.quantized for room in rooms]),

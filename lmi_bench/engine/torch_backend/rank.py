@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import torch
@@ -31,6 +30,7 @@ from lmi_bench.engine.torch_backend.collectives import (
     Transport,
 )
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
@@ -43,7 +43,7 @@ from lmi_bench.engine.torch_backend.static.build import (
     make_forwards,
 )
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.models.spec import DecoderSpec
+from lmi_bench.engine.torch_backend.weights import ModelSource
 
 T = TypeVar("T")
 Request = Callable[["RankWorker"], T]
@@ -172,28 +172,31 @@ class RankWorker:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         self._collectives = DistributedCollectives(where, self._rank, self._degree)
 
-    def choose_precision(self, dtype: str, device: str, parameters: int) -> Precision:
+    def choose_precision(self, settings: LoadSettings, parameters: int) -> Precision:
         """Choose the number formats: one rank decides for all."""
-        return choose_precision(dtype, self._place(device), parameters=parameters)
+        place = self._place(settings.device)
+        return choose_precision(settings.dtype, place, parameters=parameters)
 
     def load(
         self,
-        folder: Path,
-        spec: DecoderSpec,
+        source: ModelSource,
+        settings: LoadSettings,
         precision: Precision,
-        device: str,
-        block_size: int,
-        cache_dtype: torch.dtype,
         plan: QuantizePlan | None,
     ) -> Room:
-        """Load this rank's part. `device` is cpu, or cuda for the rank's own device."""
-        self._device, self._precision = self._place(device), precision
-        report = self._report if self._rank == 0 else None
-        model = build_model(
-            folder, spec, precision, self._device, report, collectives=self._joined(), plan=plan
+        """Load this rank's part, on its own device."""
+        self._device, self._precision = self._place(settings.device), precision
+        self._model = model = build_model(
+            source.folder,
+            source.spec,
+            precision,
+            self._device,
+            self._report if self._rank == 0 else None,
+            collectives=self._joined(),
+            plan=plan,
         )
-        self._model = model
-        self._layout = KvLayoutShape.of(model.shape, block_size, cache_dtype)
+        dtype = settings.cache_dtype(precision.stored)
+        self._layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
         return Room(
             free_memory_bytes(self._device),
             self._layout.bytes_per_block,
@@ -242,7 +245,7 @@ class RankWorker:
         self, sizes_bytes: Sequence[int], calls: Sequence[int], rounds: int, device: str
     ) -> list[float]:
         """Seconds per all-reduce of float32 arrays of each size: the median of `rounds` rounds of
-        `calls` calls each. `device` as in `load`."""
+        `calls` calls each. `device` is cpu, or cuda for the rank's own."""
         collectives = self._joined()
         times_s = []
         for size, count in zip(sizes_bytes, calls, strict=True):

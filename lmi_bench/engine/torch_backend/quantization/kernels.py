@@ -7,25 +7,24 @@ per model.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.precision import Precision, shortest_time_s
 from lmi_bench.engine.torch_backend.quantization.linear import (
     FP8_GPU_SIDE,
     KERNEL_GROUP_SIZES,
     KERNEL_PANEL,
     Fp8ByGpu,
     Fp8Emulated,
-    Grouped3BitLinear,
     Grouped4BitByKernel,
-    Grouped4BitLinear,
+    GroupedLinear,
     Int8ByBytes,
     Int8WeightOnly,
     QuantizedLinear,
@@ -38,7 +37,6 @@ from lmi_bench.engine.torch_backend.quantization.linear import (
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     Fp8Weight,
     GroupedWeight,
-    Int8Weight,
     QuantizedWeight,
     round_fp8,
     round_grouped,
@@ -48,30 +46,25 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
 _PROBE_SIZE: Final = 1024
 _DECODE_ROWS: Final = (1, 16, 64)
 _SWITCH_ROWS: Final = (4, 8, 16, 32, 64, 128)
-_REPEATS: Final = 3
 _MAX_ERROR: Final = 2e-2
 _MAX_SLOWDOWN: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
+
+
+Make = Callable[[Any, Tensor | None, Tensor | None], QuantizedLinear]
+"""Builds a layer from the scheme's weight, its bias and the activations' fixed largest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The kernels of a scheme on this machine.
 
-    make      builds a layer from a weight, its bias and the activations' fixed largest value
     words     description for the user
     emulated  True if the arithmetic is emulated, so that its speed is meaningless
     """
 
-    make: Callable[[QuantizedWeight, Tensor | None, Tensor | None], QuantizedLinear]
+    make: Make
     words: str
     emulated: bool = False
-
-
-def _no_kernel(*_: object) -> QuantizedLinear:
-    raise ValueError("the scheme `none` rounds no weight")
-
-
-NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
 def choose_kernels(
@@ -86,27 +79,33 @@ def choose_kernels(
         case Scheme.AWQ_INT4:
             return _int4(precision, device)
         case Scheme.AWQ_INT3:
-            return Kernels(_of_groups(Grouped3BitLinear), "unpacked at every step: no 3-bit kernel")
+            return Kernels(_weight_only(GroupedLinear), "unpacked at every step: no 3-bit kernel")
         case Scheme.FP8:
             return _fp8(precision, device)
+    return Kernels(_no_kernel, "not quantized")
+
+
+def _no_kernel(*_: object) -> QuantizedLinear:
     raise ValueError("the scheme `none` rounds no weight")
 
 
-def _int8(precision: Precision, device: torch.device) -> Kernels:
-    def unpacked(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-        assert isinstance(weight, Int8Weight)
-        return Int8WeightOnly(weight, bias)
+def _weight_only(form: Callable[..., QuantizedLinear], **options: int) -> Make:
+    """A maker of layers whose activations have no fixed largest value."""
+    return lambda weight, bias, _: form(weight, bias, **options)
 
-    plain = Kernels(unpacked, "unpacked at every step: no kernel here")
+
+def _int8(precision: Precision, device: torch.device) -> Kernels:
+    plain = Kernels(_weight_only(Int8WeightOnly), "unpacked at every step: no kernel here")
     if device.type != "cpu":
         return plain
     weight = round_int8(_probe_weight())
     rows = _probe_rows(16).to(precision.compute)
+    in_bytes = Kernels(_weight_only(Int8ByBytes), "int8 kernel, activations in two bytes")
     by_bytes: QuantizedLinear | None = None
     if _works(lambda: Int8ByBytes(weight, None)(rows), rows, weight):
         by_bytes = Int8ByBytes(weight, None)
     if precision.stored != torch.bfloat16:  # torch's own kernel would round the activations
-        return Kernels(_bytes, _BYTES_WORDS) if by_bytes is not None else plain
+        return plain if by_bytes is None else in_bytes
     kernel_rows = 0
     if _works(lambda: Int8WeightOnly(weight, None, kernel_rows=16)(rows), rows, weight):
         kernel_rows = _rows_until_slower(
@@ -118,78 +117,55 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
     if by_bytes is not None and _decode_cost(
         by_bytes, precision.compute
     ) < _MAX_SLOWDOWN * _decode_cost(own, precision.compute):
-        return Kernels(_bytes, _BYTES_WORDS)
-
-    def mixed(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-        assert isinstance(weight, Int8Weight)
-        return Int8WeightOnly(weight, bias, kernel_rows=kernel_rows)
-
-    return Kernels(mixed, _switch_words("torch's int8 kernel", kernel_rows))
-
-
-_BYTES_WORDS: Final = "int8 kernel, activations in two bytes"
-
-
-def _bytes(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-    assert isinstance(weight, Int8Weight)
-    return Int8ByBytes(weight, bias)
+        return in_bytes
+    return Kernels(
+        _weight_only(Int8WeightOnly, kernel_rows=kernel_rows),
+        _switch_words("torch's int8 kernel", kernel_rows),
+    )
 
 
 def _w8a8(device: torch.device) -> Kernels:
     weight = round_int8(_probe_weight().to(device))
     rows = _probe_rows(16).to(device)
-    for form, words in (
-        (W8A8ByOneDnn, "oneDNN's int8 kernel"),
-        (W8A8ByIntMm, "torch._int_mm"),
-    ):
-        if form is W8A8ByOneDnn and device.type != "cpu":
-            continue
-
-        def attempt(form: type[W8A8ByOneDnn | W8A8ByIntMm] = form) -> Tensor:
-            return form(weight, None)(rows)
-
-        if _works(attempt, rows, weight):
-            return Kernels(_of_int8(form), words)
-    return Kernels(_of_int8(W8A8Emulated), "emulated: no int8 kernel here", emulated=True)
+    if device.type == "cpu" and _works(lambda: W8A8ByOneDnn(weight, None)(rows), rows, weight):
+        return Kernels(W8A8ByOneDnn, "oneDNN's int8 kernel")
+    if _works(lambda: W8A8ByIntMm(weight, None)(rows), rows, weight):
+        return Kernels(W8A8ByIntMm, "torch._int_mm")
+    return Kernels(W8A8Emulated, "emulated: no int8 kernel here", emulated=True)
 
 
 def _int4(precision: Precision, device: torch.device) -> Kernels:
-    plain = Kernels(_of_groups(Grouped4BitLinear), "unpacked at every step: no 4-bit kernel here")
+    words = "unpacked at every step: no 4-bit kernel here"
+    plain = Kernels(_weight_only(GroupedLinear), words)
     if device.type != "cpu" or precision.stored != torch.bfloat16 or not kernel_layout_is_known():
         return plain
     weight = round_grouped(_probe_weight(), 4, 128)
     rows = _probe_rows(4).to(precision.compute)
-    most = _SWITCH_ROWS[-1]
     if not _works(lambda: Grouped4BitByKernel(weight, None, kernel_rows=4)(rows), rows, weight):
         return plain
     kernel_rows = _rows_until_slower(
-        Grouped4BitByKernel(weight, None, kernel_rows=most),
+        Grouped4BitByKernel(weight, None, kernel_rows=_SWITCH_ROWS[-1]),
         Grouped4BitByKernel(weight, None, kernel_rows=0),
         precision.compute,
     )
     if not kernel_rows:
         return plain
 
-    def make(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-        assert isinstance(weight, GroupedWeight)
+    def make(weight: GroupedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
         fits = weight.values.shape[0] % KERNEL_PANEL == 0
         if not fits or weight.group_size not in KERNEL_GROUP_SIZES:
-            return Grouped4BitLinear(weight, bias)
+            return GroupedLinear(weight, bias)
         return Grouped4BitByKernel(weight, bias, kernel_rows=kernel_rows)
 
     return Kernels(make, _switch_words("torch's int4 kernel", kernel_rows))
 
 
 def _fp8(precision: Precision, device: torch.device) -> Kernels:
-    def emulated(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-        assert isinstance(weight, Fp8Weight)
-        return Fp8Emulated(weight, bias)
+    emulated = _weight_only(Fp8Emulated)
 
-    def native(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-        assert isinstance(weight, Fp8Weight)
-        if any(size % FP8_GPU_SIDE for size in weight.values.shape):
-            return Fp8Emulated(weight, bias)
-        return Fp8ByGpu(weight, bias)
+    def native(weight: Fp8Weight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
+        fits = not any(size % FP8_GPU_SIDE for size in weight.values.shape)
+        return Fp8ByGpu(weight, bias) if fits else Fp8Emulated(weight, bias)
 
     if not fp8_is_native(device):
         return Kernels(emulated, "emulated: this device has no float8 arithmetic", emulated=True)
@@ -204,31 +180,8 @@ def _fp8(precision: Precision, device: torch.device) -> Kernels:
 def _switch_words(kernel: str, kernel_rows: int) -> str:
     if not kernel_rows:
         return "unpacked at every step: faster here than any kernel"
-    if kernel_rows >= _SWITCH_ROWS[-1]:
-        kernel_rows = _SWITCH_ROWS[-1]
-    return f"{kernel} up to {kernel_rows} rows, more rows with unpacked weights"
-
-
-def _of_groups(
-    form: type[Grouped3BitLinear | Grouped4BitLinear],
-) -> Callable[[QuantizedWeight, Tensor | None, Tensor | None], QuantizedLinear]:
-    def make(weight: QuantizedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
-        assert isinstance(weight, GroupedWeight)
-        return form(weight, bias)
-
-    return make
-
-
-def _of_int8(
-    form: type[W8A8ByOneDnn | W8A8ByIntMm | W8A8Emulated],
-) -> Callable[[QuantizedWeight, Tensor | None, Tensor | None], QuantizedLinear]:
-    def make(
-        weight: QuantizedWeight, bias: Tensor | None, largest: Tensor | None
-    ) -> QuantizedLinear:
-        assert isinstance(weight, Int8Weight)
-        return form(weight, bias, largest)
-
-    return make
+    most = min(kernel_rows, _SWITCH_ROWS[-1])
+    return f"{kernel} up to {most} rows, more rows with unpacked weights"
 
 
 def _works(run: Callable[[], Tensor], rows: Tensor, weight: QuantizedWeight) -> bool:
@@ -257,20 +210,11 @@ def _rows_until_slower(few: QuantizedLinear, many: QuantizedLinear, compute: tor
 
 def _decode_cost(linear: QuantizedLinear, compute: torch.dtype) -> float:
     """Product of the seconds at 1, 16 and 64 rows: a kernel should be good at all of them."""
-    cost = 1.0
-    for count in _DECODE_ROWS:
-        cost *= _time_s(linear, _probe_rows(count).to(compute))
-    return cost
+    return math.prod(_time_s(linear, _probe_rows(count).to(compute)) for count in _DECODE_ROWS)
 
 
 def _time_s(linear: QuantizedLinear, rows: Tensor) -> float:
-    linear(rows)
-    times_s = []
-    for _ in range(_REPEATS):
-        start_s = time.perf_counter()
-        linear(rows)
-        times_s.append(time.perf_counter() - start_s)
-    return min(times_s)
+    return shortest_time_s(lambda: linear(rows))
 
 
 def _probe_weight() -> Tensor:

@@ -12,7 +12,8 @@ GPU but multiplied in float32, which shows size and error, not speed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -41,15 +42,11 @@ class QuantizedLinear(ABC):
     Subclasses define the product; inputs and outputs are in the model's compute format.
     """
 
-    def __init__(self, shape: tuple[int, int], bias: Tensor | None) -> None:
-        """shape  (outputs, inputs)"""
-        self.shape = shape
+    def __init__(self, values: Tensor, bias: Tensor | None, *stored: Tensor) -> None:
+        """values  shape (outputs, inputs); stored: what stays in memory, including scales"""
+        self.shape = (values.shape[0], values.shape[1])
+        self.nbytes = sum(part.nbytes for part in stored)
         self._bias = bias
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the stored weight, including scales."""
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
@@ -80,15 +77,12 @@ class UnpackedLinear(QuantizedLinear):
 
     def product(self, x: Tensor) -> Tensor:
         y = x.new_empty(x.shape[0], self.shape[0])
-        for first, last in self._chunks(x):
-            y[:, first:last] = functional.linear(x, self.rows(first, last, x.dtype))
-        return y
-
-    def _chunks(self, x: Tensor) -> Iterator[tuple[int, int]]:
         rows, columns = self.shape
         step = rows if x.is_cuda else max(1, _CHUNK_BYTES // (columns * x.element_size()))
         for first in range(0, rows, step):
-            yield first, min(rows, first + step)
+            last = min(rows, first + step)
+            y[:, first:last] = functional.linear(x, self.rows(first, last, x.dtype))
+        return y
 
 
 _ZERO_POINT: Final = 128  # the kernel needs unsigned activations; signed ones are slow
@@ -105,44 +99,34 @@ class _OneDnnWeight:
         self._scale = weight.scale
         self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
         self._multiply = ops.qlinear_pointwise.default
-        self.nbytes = weight.values.nbytes + weight.scale.nbytes + self._zeros.nbytes
+        self.stored = (weight.values, weight.scale, self._zeros)
 
     def product(self, rows: Tensor) -> Tensor:
         """(rows - 128) @ weight.T in float32; rows uint8."""
+        weight = (self._weight, self._scale, self._zeros, None)
         y: Tensor = self._multiply(
-            rows,
-            1.0,
-            _ZERO_POINT,
-            self._weight,
-            self._scale,
-            self._zeros,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
+            rows, 1.0, _ZERO_POINT, *weight, 1.0, 0, torch.float32, "none", [], ""
         )
         return y
+
+
+def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
+    """The unit of each row in which its largest magnitude is `top`, shape (rows, 1)."""
+    unit: Tensor = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+    return unit.mul_(1 / top).clamp_min_(smallest)
 
 
 class Int8ByBytes(QuantizedLinear):
     """int8 weights and 2-byte activations, with the integer kernel."""
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
         self._weight = _OneDnnWeight(weight)
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
+        super().__init__(weight.values, bias, *self._weight.stored)
 
     def product(self, x: Tensor) -> Tensor:
         count = x.shape[0]
         wide = x.float()
-        unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
-        unit = unit.mul_(1 / _INT16_TOP).clamp_min_(_SMALLEST)
+        unit = _largest_as(wide, _INT16_TOP, _SMALLEST)
         whole = (wide / unit).round_()
         high = (whole * (1 / 256)).round_()
         low = torch.add(whole, high, alpha=-256).clamp_(max=127)
@@ -151,7 +135,20 @@ class Int8ByBytes(QuantizedLinear):
         return torch.add(y[count:], y[:count], alpha=256).mul_(unit).to(x.dtype)
 
 
-class Int8WeightOnly(UnpackedLinear):
+class _ScaledRows(UnpackedLinear):
+    """A weight with one scale per output, which `product` applies to its result: fewer
+    multiplications."""
+
+    def __init__(self, weight: Int8Weight | Fp8Weight, bias: Tensor | None) -> None:
+        self._values = weight.values.contiguous()
+        self._scale = weight.scale
+        super().__init__(weight.values, bias, self._values, self._scale)
+
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        return self._values[first:last].to(dtype)
+
+
+class Int8WeightOnly(_ScaledRows):
     """int8 weights and unrounded activations.
 
     Few rows use torch's own bfloat16 kernel if it is faster.
@@ -159,16 +156,11 @@ class Int8WeightOnly(UnpackedLinear):
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
         """kernel_rows  maximum rows for the kernel; 0: it is not used"""
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
-        self._values = weight.values.contiguous()
-        self._scale = weight.scale
+        super().__init__(weight, bias)
         self._kernel_rows = kernel_rows
         self._kernel_scale = weight.scale.bfloat16() if kernel_rows else None
-
-    @property
-    def nbytes(self) -> int:
-        extra = 0 if self._kernel_scale is None else self._kernel_scale.nbytes
-        return self._values.nbytes + self._scale.nbytes + extra
+        if self._kernel_scale is not None:
+            self.nbytes += self._kernel_scale.nbytes
 
     def product(self, x: Tensor) -> Tensor:
         if self._kernel_scale is not None and x.shape[0] <= self._kernel_rows:
@@ -176,10 +168,6 @@ class Int8WeightOnly(UnpackedLinear):
             y: Tensor = kernel(x.bfloat16(), self._values, self._kernel_scale)
             return y.to(x.dtype)
         return super().product(x).mul_(self._scale.to(x.dtype))
-
-    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        """Rows without the scale, which `product` applies to its result: fewer multiplications."""
-        return self._values[first:last].to(dtype)
 
 
 class _RoundedRows:
@@ -195,8 +183,7 @@ class _RoundedRows:
         wide = x.float()
         if self._unit is not None:
             return (wide / self._unit).round_().clamp_(-127, 127), self._unit
-        unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
-        unit = unit.mul_(1 / 127).clamp_min_(_SMALLEST)
+        unit = _largest_as(wide, 127, _SMALLEST)
         return (wide / unit).round_(), unit
 
 
@@ -207,13 +194,9 @@ class W8A8ByOneDnn(QuantizedLinear):
         self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         """fixed_largest  largest activation in calibration; None: each row's own"""
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
         self._weight = _OneDnnWeight(weight)
         self._round = _RoundedRows(fixed_largest)
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
+        super().__init__(weight.values, bias, *self._weight.stored)
 
     def product(self, x: Tensor) -> Tensor:
         whole, unit = self._round(x)
@@ -221,22 +204,24 @@ class W8A8ByOneDnn(QuantizedLinear):
         return y.mul_(unit).to(x.dtype)
 
 
-class W8A8ByIntMm(QuantizedLinear):
-    """int8 weights and activations, with torch._int_mm, also on GPUs."""
-
-    _GPU_ROWS: Final = 32  # cuBLAS needs more than 16 rows
+class W8A8Emulated(_ScaledRows):
+    """The same arithmetic without a kernel: integers multiplied as float32."""
 
     def __init__(
         self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
-        self._values = weight.values.contiguous()
-        self._scale = weight.scale
+        super().__init__(weight, bias)
         self._round = _RoundedRows(fixed_largest)
 
-    @property
-    def nbytes(self) -> int:
-        return self._values.nbytes + self._scale.nbytes
+    def product(self, x: Tensor) -> Tensor:
+        whole, unit = self._round(x)
+        return super().product(whole).mul_(self._scale).mul_(unit).to(x.dtype)
+
+
+class W8A8ByIntMm(W8A8Emulated):
+    """The same arithmetic with torch._int_mm, also on GPUs."""
+
+    _GPU_ROWS: Final = 32  # cuBLAS needs more than 16 rows
 
     def product(self, x: Tensor) -> Tensor:
         whole, unit = self._round(x)
@@ -248,29 +233,6 @@ class W8A8ByIntMm(QuantizedLinear):
         return (y[: len(x)] * self._scale).mul_(unit).to(x.dtype)
 
 
-class W8A8Emulated(UnpackedLinear):
-    """The same arithmetic without a kernel: integers multiplied as float32."""
-
-    def __init__(
-        self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
-    ) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
-        self._values = weight.values
-        self._scale = weight.scale
-        self._round = _RoundedRows(fixed_largest)
-
-    @property
-    def nbytes(self) -> int:
-        return self._values.nbytes + self._scale.nbytes
-
-    def product(self, x: Tensor) -> Tensor:
-        whole, unit = self._round(x)
-        return super().product(whole).mul_(self._scale).mul_(unit).to(x.dtype)
-
-    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        return self._values[first:last].to(dtype)
-
-
 KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
 KERNEL_PANEL: Final = 64
 """Outputs per panel in the kernel's AVX-512 layout."""
@@ -278,40 +240,20 @@ _PANELS_AT_ONCE: Final = 8
 _MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 
 
-class Grouped4BitLinear(UnpackedLinear):
-    """4-bit weights, unpacked at every call: for any device and format."""
+class GroupedLinear(UnpackedLinear):
+    """3-bit or 4-bit weights, unpacked at every call: for any device and format."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
-        self._packed = pack_bits(weight.values, 4)
+        self._packed: tuple[Tensor, ...] = (pack_bits(weight.values, 4),)
+        self._unpack: Callable[..., Tensor] = partial(unpack_bits, bits=4)
+        if weight.bits == 3:
+            self._packed, self._unpack = pack_3bit(weight.values), unpack_3bit
         self._scale = weight.scale.half()
         self._zeros = weight.zeros
-
-    @property
-    def nbytes(self) -> int:
-        return self._packed.nbytes + self._scale.nbytes + self._zeros.nbytes
+        super().__init__(weight.values, bias, *self._packed, self._scale, self._zeros)
 
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        values = unpack_bits(self._packed[first:last], 4)
-        return _floats(values, self._scale[first:last], self._zeros[first:last], dtype)
-
-
-class Grouped3BitLinear(UnpackedLinear):
-    """3-bit weights, unpacked at every call: no kernel reads them directly."""
-
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
-        self._low, self._high = pack_3bit(weight.values)
-        self._scale = weight.scale.half()
-        self._zeros = weight.zeros
-
-    @property
-    def nbytes(self) -> int:
-        parts = (self._low, self._high, self._scale, self._zeros)
-        return sum(part.nbytes for part in parts)
-
-    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        values = unpack_3bit(self._low[first:last], self._high[first:last])
+        values = self._unpack(*(part[first:last] for part in self._packed))
         return _floats(values, self._scale[first:last], self._zeros[first:last], dtype)
 
 
@@ -336,18 +278,13 @@ class Grouped4BitByKernel(QuantizedLinear):
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, *, kernel_rows: int) -> None:
         """kernel_rows  maximum rows for the kernel"""
-        outputs, inputs = weight.values.shape
-        super().__init__((outputs, inputs), bias)
         self._packed = pack_for_kernel(weight.values)
         self._group_size = weight.group_size
         self._kernel_rows = kernel_rows
         offset = (_MIDDLE - weight.zeros.float()) * weight.scale
         pairs = torch.stack((weight.scale, offset), dim=-1).transpose(0, 1)
         self._scales_and_offsets = pairs.to(torch.bfloat16).contiguous()
-
-    @property
-    def nbytes(self) -> int:
-        return self._packed.nbytes + self._scales_and_offsets.nbytes
+        super().__init__(weight.values, bias, self._packed, self._scales_and_offsets)
 
     def product(self, x: Tensor) -> Tensor:
         if x.shape[0] <= self._kernel_rows:
@@ -423,43 +360,26 @@ def fp8_is_native(device: torch.device) -> bool:
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in float8, and their scales, shape (rows, 1)."""
     wide = x.float()
-    unit = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
-    unit = unit.mul_(1 / FP8_MAX).clamp_min_(_SMALLEST_FP8)
+    unit = _largest_as(wide, FP8_MAX, _SMALLEST_FP8)
     return (wide / unit).to(FP8), unit
 
 
-class Fp8Emulated(UnpackedLinear):
+class Fp8Emulated(_ScaledRows):
     """float8 in memory, float32 in the product."""
-
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
-        self._values = weight.values
-        self._scale = weight.scale
-
-    @property
-    def nbytes(self) -> int:
-        return self._values.nbytes + self._scale.nbytes
 
     def product(self, x: Tensor) -> Tensor:
         rounded, unit = round_rows(x)
         y = super().product(rounded.float())
         return y.mul_(self._scale).mul_(unit).to(x.dtype)
 
-    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
-        return self._values[first:last].to(dtype)
-
 
 class Fp8ByGpu(QuantizedLinear):
     """float8 in memory and in the product, with a scale for each row of both sides."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
-        super().__init__((weight.values.shape[0], weight.values.shape[1]), bias)
         self._values = weight.values.contiguous()
         self._scale = weight.scale[None].contiguous()
-
-    @property
-    def nbytes(self) -> int:
-        return self._values.nbytes + self._scale.nbytes
+        super().__init__(weight.values, bias, self._values, self._scale)
 
     def product(self, x: Tensor) -> Tensor:
         rounded, unit = round_rows(x)

@@ -22,7 +22,7 @@ from lmi_bench.engine.torch_backend.loading import Joined, RankCheckpoint, Weigh
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
-from lmi_bench.engine.torch_backend.quantization.kernels import NO_KERNELS, choose_kernels
+from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     FP8,
     Fp8Weight,
@@ -159,9 +159,7 @@ class QuantizingLoader(WeightLoader):
     ) -> None:
         super().__init__(spec, checkpoint, precision, device, collectives)
         self._plan = plan
-        self._kernels = NO_KERNELS
-        if plan.settings.scheme is not Scheme.NONE:
-            self._kernels = choose_kernels(plan.settings, precision, device)
+        self._kernels = choose_kernels(plan.settings, precision, device)
         self._held_bytes = 0
         self._float_bytes = 0
         self._errors: dict[str, float] = {}
