@@ -91,7 +91,7 @@ class BlockManager:
         """
         for block_id in block_ids:
             if self.prefix_cache is not None and self.prefix_cache.is_idle(block_id):
-                self.prefix_cache.wake(block_id)
+                self.prefix_cache.reactivate(block_id)
             elif self._holders[block_id] < 1:
                 raise EngineError(f"KV block {block_id} is free and cannot be shared")
             self._holders[block_id] += 1
@@ -107,7 +107,9 @@ class BlockManager:
             if holders < 0:
                 raise EngineError(f"KV block {block_id} is already free")
             self._holders[block_id] = holders
-            if holders == 0 and (self.prefix_cache is None or not self.prefix_cache.rest(block_id)):
+            if holders == 0 and (
+                self.prefix_cache is None or not self.prefix_cache.deactivate(block_id)
+            ):
                 self._free.append(block_id)
 
     def audit(self, tables: Iterable[Iterable[int]]) -> None:

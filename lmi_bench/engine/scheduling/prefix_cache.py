@@ -44,7 +44,7 @@ class PrefixCache:
             found.append(block_id)
         return found
 
-    def learn(self, block_id: int, digest: bytes) -> None:
+    def insert(self, block_id: int, digest: bytes) -> None:
         """Cache a computed block in use, unless another block has the same content."""
         if digest not in self._block_of:
             self._block_of[digest] = block_id
@@ -54,14 +54,14 @@ class PrefixCache:
         """True if a block is cached and has no reference."""
         return block_id in self._idle
 
-    def rest(self, block_id: int) -> bool:
+    def deactivate(self, block_id: int) -> bool:
         """Record that a block lost its last reference; True if it stays cached, now idle."""
         if block_id not in self._digest_of:
             return False
         self._idle[block_id] = None
         return True
 
-    def wake(self, block_id: int) -> None:
+    def reactivate(self, block_id: int) -> None:
         """Record that an idle block is referenced again."""
         del self._idle[block_id]
 

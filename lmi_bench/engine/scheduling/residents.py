@@ -56,7 +56,7 @@ class Residents:
         seq.block_ids.extend(known)
         seq.slot_capacity = seq.num_computed = len(known) * self.blocks.block_size
         seq.num_cached = seq.num_computed
-        seq.num_learnt = len(known)
+        seq.num_inserted_blocks = len(known)
         self.grow(seq, self._blocks_at_admission(seq) - len(known))
         seq.admitted = True
         insort(self.running, seq, key=_ORDER)
@@ -100,27 +100,27 @@ class Residents:
             return []
         return [seq for seq in self.running if seq.num_computed < seq.tokens_to_fill]
 
-    def learn(self, seq: Sequence, num_tokens: int) -> None:
+    def cache_full_blocks(self, seq: Sequence, num_tokens: int) -> None:
         """Add a sequence's full blocks to the prefix cache; `num_tokens` positions are final."""
         if self._prefixes is None:
             return
         size = self.blocks.block_size
         full = num_tokens // size
-        if full > seq.num_learnt:
+        if full > seq.num_inserted_blocks:
             digests = seq.digests(full, size)
-            for number in range(seq.num_learnt, full):
-                self._prefixes.learn(seq.block_ids[number], digests[number])
-            seq.num_learnt = full
+            for number in range(seq.num_inserted_blocks, full):
+                self._prefixes.insert(seq.block_ids[number], digests[number])
+            seq.num_inserted_blocks = full
 
-    def forget(self, seq: Sequence, num_tokens: int) -> None:
+    def free_outside_window(self, seq: Sequence, num_tokens: int) -> None:
         """Free the blocks outside the attention window of every position from `num_tokens` on.
 
         Positions before `num_tokens` are final; any step in flight begins at or after it.
         """
         behind = self._blocks_behind(num_tokens)
-        if behind > seq.num_forgotten:
-            self.blocks.release(reversed(seq.block_ids[seq.num_forgotten : behind]))
-            seq.num_forgotten = behind
+        if behind > seq.num_freed_blocks:
+            self.blocks.release(reversed(seq.block_ids[seq.num_freed_blocks : behind]))
+            seq.num_freed_blocks = behind
 
     def _known_blocks(self, seq: Sequence) -> list[int]:
         """Cached blocks of the sequence's prefix; at least one token is left to compute."""
@@ -148,7 +148,7 @@ class Residents:
         self.blocks.release(reversed(seq.held_block_ids))
         seq.block_ids = []
         seq.slot_capacity = 0
-        seq.num_forgotten = 0
+        seq.num_freed_blocks = 0
 
     def drop_finished(self) -> None:
         """Remove sequences with a finish reason from the batch."""
@@ -170,14 +170,14 @@ class Residents:
                 high = middle
         return low
 
-    def steps_until_forgotten(self) -> int | None:
+    def steps_until_window_frees(self) -> int | None:
         """Decode steps of all running sequences until one frees a block outside its window (in
         the last of them); None without a window."""
         if self._window is None:
             return None
         size, window = self.blocks.block_size, self._window
         return min(
-            max(1, (seq.num_forgotten + 1) * size + window - 1 - seq.num_computed)
+            max(1, (seq.num_freed_blocks + 1) * size + window - 1 - seq.num_computed)
             for seq in self.running
         )
 
@@ -185,9 +185,9 @@ class Residents:
         """Token slots reserved by the running sequences, and those of them with a token."""
         reserved = filled = 0
         for seq in self.running:
-            forgotten = seq.num_forgotten * self.blocks.block_size
-            reserved += seq.slot_capacity - forgotten
-            filled += seq.num_computed - forgotten
+            freed = seq.num_freed_blocks * self.blocks.block_size
+            reserved += seq.slot_capacity - freed
+            filled += seq.num_computed - freed
         return reserved, filled
 
     def slots_over_steps(self, num_steps: int) -> tuple[int, int]:
@@ -213,7 +213,7 @@ class Residents:
             seq.output_token_ids.extend([token_id] * num_steps)
             if seq.num_computed > seq.slot_capacity:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
-            self.forget(seq, seq.num_computed)
+            self.free_outside_window(seq, seq.num_computed)
 
     def _blocks_behind(self, num_tokens: int) -> int:
         """Blocks at a table's head outside the window of a token at position `num_tokens`."""

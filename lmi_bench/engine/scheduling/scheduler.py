@@ -220,19 +220,19 @@ class Scheduler:
             if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are overwritten
                 computed = seq.num_computed = entry.first_position + len(output.token_ids)
             if not output.token_ids:
-                self._residents.learn(seq, computed)
-                self._residents.forget(seq, computed)
+                self._residents.cache_full_blocks(seq, computed)
+                self._residents.free_outside_window(seq, computed)
                 continue
             gained = accept(seq, output, entry.draft_length, self.stats)
             committed.append(gained)
-            self._residents.learn(seq, min(computed, seq.num_tokens))
+            self._residents.cache_full_blocks(seq, min(computed, seq.num_tokens))
             if gained.finish_reason is not None:
                 ended = True
                 seq.finish_reason = gained.finish_reason
                 if not seq.num_in_flight:
                     self._release(seq)
             else:
-                self._residents.forget(seq, computed)
+                self._residents.free_outside_window(seq, computed)
         if ended:
             self._residents.drop_finished()
         return committed
@@ -247,7 +247,7 @@ class Scheduler:
             return
         seq.finish_reason = reason
         if not seq.admitted:
-            self._waiting.forget(seq)
+            self._waiting.discard(seq)
             del self._sequences[seq_id]
             return
         self._residents.remove(seq)
@@ -279,7 +279,7 @@ class Scheduler:
         most = min(seq.num_left for seq in residents.running) - 1
         if self._waiting and self.num_running < self._max_running:
             # the oldest waits for blocks, and those outside a window are freed
-            until = residents.steps_until_forgotten()
+            until = residents.steps_until_window_frees()
             most = most if until is None else min(most, until)
         return residents.steps_that_fit(most)
 

@@ -22,8 +22,8 @@ class Sequence:
     slot_capacity   token slots of its blocks
     block_digests   digests of its full blocks, computed on demand for the prefix cache
     num_cached      tokens found in the prefix cache at the latest admission
-    num_learnt      full blocks added to the prefix cache
-    num_forgotten   blocks at the table's head that were freed: outside every later window
+    num_inserted_blocks  full blocks inserted into the prefix cache
+    num_freed_blocks  blocks at the table's head that were freed: outside every later window
     num_accepted    draft tokens accepted so far; num_rejected: verifications with a rejection
     drafting, pace  state that a drafter keeps between steps, and its acceptance history
     """
@@ -45,8 +45,8 @@ class Sequence:
     finish_reason: str | None = None
     block_digests: list[bytes] = field(default_factory=list)
     num_cached: int = 0
-    num_learnt: int = 0
-    num_forgotten: int = 0
+    num_inserted_blocks: int = 0
+    num_freed_blocks: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
     drafting: object = None
@@ -70,7 +70,7 @@ class Sequence:
     @property
     def held_block_ids(self) -> list[int]:
         """Its blocks without those already freed."""
-        return self.block_ids[self.num_forgotten :]
+        return self.block_ids[self.num_freed_blocks :]
 
     def token_ids(self, first: int, count: int) -> abc.Sequence[int]:
         """The tokens at positions first to first + count - 1, copying as little as possible."""
@@ -108,7 +108,7 @@ class Sequence:
         self.slot_capacity = 0
         self.num_computed = 0
         self.num_cached = 0
-        self.num_learnt = 0
-        self.num_forgotten = 0
+        self.num_inserted_blocks = 0
+        self.num_freed_blocks = 0
         self.tokens_to_fill = self.num_tokens
         self.admitted = False

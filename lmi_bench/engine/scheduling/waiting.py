@@ -40,7 +40,7 @@ class WaitingQueue:
         heapq.heappop(self._heap)
         self._num_waiting -= 1
 
-    def forget(self, seq: Sequence) -> None:
+    def discard(self, seq: Sequence) -> None:
         """Stop counting a waiting sequence that is already marked as finished."""
         assert seq.finish_reason is not None
         self._num_waiting -= 1

@@ -130,10 +130,10 @@ class TestBooks:
     def test_the_first_of_two_equal_blocks_is_the_known_one(self):
         cache = PrefixCache()
         digest = block_digest(b"", (1, 2))
-        cache.learn(4, digest)
-        cache.learn(7, digest)
+        cache.insert(4, digest)
+        cache.insert(7, digest)
         assert cache.find([digest]) == [4]
-        assert (cache.rest(7), cache.rest(4)) == (False, True)
+        assert (cache.deactivate(7), cache.deactivate(4)) == (False, True)
 
     def test_digests_depend_on_tokens_order_and_what_came_before(self):
         digests = {
