@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.engine.executor import Executor, WatchedExecutor
+from lmi_bench.engine.executor import Executor, WatchedExecutor, first_of
 from lmi_bench.engine.scheduling.batch import (
     DRAFTED,
     BatchEntry,
@@ -43,25 +43,18 @@ class DraftingExecutor:
     blocks and positions as the target. Closes both.
     """
 
+    max_in_flight = 1  # the draft starts from the previous step's token
+
     def __init__(self, target: Executor, draft: Executor) -> None:
         if target.block_size != draft.block_size:
             raise InputError(
                 f"the draft model has KV blocks of {draft.block_size} tokens, the target model "
                 f"{target.block_size}: they share block tables and need the same size"
             )
+        self.block_size = target.block_size
         self._target = target
         self._draft = draft
         self._mirrors: dict[int, _Mirror] = {}
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one KV-cache block."""
-        return self._target.block_size
-
-    @property
-    def max_in_flight(self) -> int:
-        """One: the draft starts from the previous step's token."""
-        return 1
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Draft, then run the step; one output per entry, in batch order."""
@@ -85,15 +78,9 @@ class DraftingExecutor:
     async def lost(self) -> EngineError:
         """Return when either executor has lost a part; never if neither can."""
         watched = [e for e in (self._target, self._draft) if isinstance(e, WatchedExecutor)]
-        waiting = [asyncio.ensure_future(executor.lost()) for executor in watched]
-        if not waiting:
+        if not watched:
             await asyncio.get_running_loop().create_future()
-        try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        return await first_of([executor.lost() for executor in watched])
 
     async def _follow(self, batch: StepBatch) -> None:
         """Run the draft model over the step's prompts and draft tokens for its verify rows."""

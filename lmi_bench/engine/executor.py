@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, Protocol, runtime_checkable
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
@@ -43,3 +45,14 @@ class WatchedExecutor(Protocol):
     async def lost(self) -> EngineError:
         """Return when a required part has ended, even between steps."""
         ...
+
+
+async def first_of(waiting: Iterable[Coroutine[Any, Any, EngineError]]) -> EngineError:
+    """The result of the first one to return; the others are cancelled."""
+    futures = [asyncio.ensure_future(each) for each in waiting]
+    try:
+        done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for future in futures:
+            future.cancel()

@@ -7,7 +7,6 @@ would hide the failure.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Protocol
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.async_engine import AsyncEngine, Generation
 from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.engine.executor import first_of
 from lmi_bench.engine.router import Router
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -120,13 +120,7 @@ class ReplicaGroup:
 
     async def failed(self) -> EngineError:
         """Return when a replica has failed, with the reason."""
-        waiting = [asyncio.ensure_future(engine.failed()) for engine in self._engines]
-        try:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        return await first_of(engine.failed() for engine in self._engines)
 
     def audit(self) -> None:
         """Check each replica's reference counts; see AsyncEngine.audit."""

@@ -26,24 +26,16 @@ class SimulatedExecutor:
                       are; each draw is a function of sequence and position
     """
 
+    max_in_flight = 1  # a step's predicted time includes the host's work
+
     def __init__(
         self, step_time: StepTime, *, block_size: int = 16, draft_acceptance: float = 0.0
     ) -> None:
         if not 0 <= draft_acceptance <= 1:
             raise InputError(f"draft_acceptance must be from 0 to 1, got {draft_acceptance:g}")
         self._step_time = step_time
-        self._block_size = block_size
+        self.block_size = block_size
         self._draft_acceptance = draft_acceptance
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one KV-cache block."""
-        return self._block_size
-
-    @property
-    def max_in_flight(self) -> int:
-        """One step at a time: its predicted time includes the host's work."""
-        return 1
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Sleep the step's predicted time and return one token per row that samples.

@@ -22,17 +22,10 @@ class StreamDecoder(Protocol):
 
 
 class Codec(Protocol):
-    """Text to token ids and back."""
+    """Text to token ids and back. All ids are below `vocab_size`; some end a generation."""
 
-    @property
-    def vocab_size(self) -> int:
-        """All ids are below it."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation."""
-        ...
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, including special tokens if the model needs them."""
@@ -62,18 +55,15 @@ class PlainTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
-        """One id per word; words from `decode` get their own ids back."""
         return [self._word_id(word) for word in text.split()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The words of the ids, each after a space."""
         return "".join([f" t{token_id}" for token_id in token_ids])
 
     def special_token(self, token_id: int) -> None:
         """None: every token is a word."""
 
     def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:
-        """A decoder for one stream; earlier tokens have no effect."""
         return PlainDetokenizer(self)
 
     def _word_id(self, word: str) -> int:
@@ -92,11 +82,9 @@ class PlainDetokenizer:
         self._tokenizer = tokenizer
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The words of these tokens."""
         return self._tokenizer.decode(list(token_ids))
 
     def finish(self) -> str:
-        """Always empty."""
         return ""
 
 

@@ -13,6 +13,17 @@ from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.totals import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_COUNTERS = (
+    ("num_preemptions", "preemptions", "Sequences preempted."),
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens computed."),
+    ("generation_tokens", "generation_tokens", "Tokens generated."),
+    ("prefix_cache_queries", "prefix_tokens", "Prompt tokens looked up."),
+    ("prefix_cache_hits", "prefix_hit_tokens", "Prompt tokens found there."),
+    ("spec_decode_num_drafts", "drafts", "Drafts verified."),
+    ("spec_decode_num_draft_tokens", "drafted_tokens", "Tokens drafted."),
+    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Tokens accepted."),
+)
+"""Name, field of SchedulerStats, help."""
 
 
 class MetricsRoute:
@@ -41,32 +52,16 @@ def render_metrics(state: ServerState) -> str:
 def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
     stats = state.engine.stats()
     kv_usage_frac = stats.used_blocks / stats.total_blocks
-    for name, kind, value, help_text in (
-        ("num_requests_running", "gauge", stats.running, "Requests in the batch."),
-        ("num_requests_waiting", "gauge", stats.waiting, "Requests in the queue."),
-        ("kv_cache_usage_perc", "gauge", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
-        ("num_preemptions", "counter", stats.done.preemptions, "Sequences preempted."),
-        ("prompt_tokens", "counter", stats.done.prompt_tokens, "Prompt tokens computed."),
-        ("generation_tokens", "counter", stats.done.generation_tokens, "Tokens generated."),
-        ("prefix_cache_queries", "counter", stats.done.prefix_tokens, "Prompt tokens looked up."),
-        (
-            "prefix_cache_hits",
-            "counter",
-            stats.done.prefix_hit_tokens,
-            "Prompt tokens found there.",
-        ),
-        ("spec_decode_num_drafts", "counter", stats.done.drafts, "Drafts verified."),
-        ("spec_decode_num_draft_tokens", "counter", stats.done.drafted_tokens, "Tokens drafted."),
-        (
-            "spec_decode_num_accepted_tokens",
-            "counter",
-            stats.done.accepted_tokens,
-            "Tokens accepted.",
-        ),
+    for name, value, help_text in (
+        ("num_requests_running", stats.running, "Requests in the batch."),
+        ("num_requests_waiting", stats.waiting, "Requests in the queue."),
+        ("kv_cache_usage_perc", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
     ):
-        full = f"{name}_total" if kind == "counter" else name
-        yield from _head(full, kind, help_text)
-        yield f"vllm:{full}{{{label}}} {value:.10g}"
+        yield from _head(name, "gauge", help_text)
+        yield f"vllm:{name}{{{label}}} {value:.10g}"
+    for name, field, help_text in _COUNTERS:
+        yield from _head(f"{name}_total", "counter", help_text)
+        yield f"vllm:{name}_total{{{label}}} {getattr(stats.done, field):.10g}"
 
 
 def _request_lines(state: ServerState, label: str) -> Iterator[str]:
