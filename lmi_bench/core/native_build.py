@@ -99,10 +99,10 @@ def shipped_name(source: NativeSource) -> str:
     return f"{source.path.stem}-{system}-{digest.hexdigest()[:12]}.so"
 
 
-def default_cache_dir() -> Path:
-    """Where libraries of this user are kept."""
+def default_cache_dir(name: str = "native") -> Path:
+    """Where libraries, or other files of this name, are kept for this user."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "native"
+    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / name
 
 
 def _compiler(source: NativeSource) -> str:

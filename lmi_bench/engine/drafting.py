@@ -69,7 +69,6 @@ class DraftingExecutor:
         return outputs
 
     async def close(self) -> None:
-        """Close both executors."""
         try:
             await self._target.close()
         finally:

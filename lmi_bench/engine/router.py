@@ -25,7 +25,6 @@ class RoundRobin:
         self._next = 0
 
     def pick(self, outstanding: Sequence[int]) -> int:
-        """The replica after the last one."""
         replica = self._next % len(outstanding)
         self._next = replica + 1
         return replica
@@ -38,7 +37,6 @@ class RandomChoice:
         self._draws = draws
 
     def pick(self, outstanding: Sequence[int]) -> int:
-        """The replica selected by the next draw."""
         return int(next(self._draws) * len(outstanding))
 
 
@@ -46,7 +44,6 @@ class LeastOutstanding:
     """The replica with the fewest outstanding requests; the first one on a tie."""
 
     def pick(self, outstanding: Sequence[int]) -> int:
-        """The least busy replica."""
         return min(range(len(outstanding)), key=outstanding.__getitem__)
 
 

@@ -121,7 +121,6 @@ def closing(response: web.Response) -> web.Response:
 def json_response(
     body: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
-    """A JSON response."""
     return web.Response(
         body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
     )

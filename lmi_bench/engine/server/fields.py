@@ -56,7 +56,6 @@ class Fields:
         return None if value == -1 else value
 
     def number(self, name: str, default: float) -> float:
-        """A number."""
         value = self.raw(name)
         if value is None:
             return default
@@ -69,7 +68,6 @@ class Fields:
         return None if self.raw(name) is None else self.number(name, 0.0)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
         value = self.raw(name)
         if value is None:
             return default
@@ -90,7 +88,6 @@ class Fields:
         return tuple(values)
 
     def token_ids(self, name: str, *, at_most: int) -> tuple[int, ...]:
-        """A list of token ids."""
         value = self.raw(name)
         if value is None:
             return ()

@@ -298,7 +298,6 @@ class LmiRoutes:
         self._formatters = formatters
 
     def add_to(self, app: web.Application) -> None:
-        """Register the routes."""
         app.router.add_route("GET", "/ping", self.ping)
         app.router.add_route("POST", "/ping", self.ping)
         app.router.add_post("/invocations", self.invocations)

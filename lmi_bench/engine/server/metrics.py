@@ -33,11 +33,9 @@ class MetricsRoute:
         self._state = state
 
     def add_to(self, app: web.Application) -> None:
-        """Register the route."""
         app.router.add_get("/metrics", self.metrics)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """The current values."""
         body = render_metrics(self._state).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 

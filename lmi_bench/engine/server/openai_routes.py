@@ -247,13 +247,11 @@ class OpenAiRoutes:
         self._encode_chat = encode_chat
 
     def add_to(self, app: web.Application) -> None:
-        """Register the routes."""
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
 
     async def models(self, request: web.Request) -> web.Response:
-        """The served model."""
         state = self._state
         model = {
             "id": state.model_name,

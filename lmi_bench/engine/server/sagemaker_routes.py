@@ -69,7 +69,6 @@ class SageMakerRoutes:
         self._unary_timeout_s = unary_timeout_s
 
     def add_to(self, app: web.Application) -> None:
-        """Register the routes."""
         path = "/endpoints/{endpoint}/invocations"
         app.router.add_post(path, self.invoke)
         app.router.add_post(path + "-response-stream", self.invoke_with_response_stream)

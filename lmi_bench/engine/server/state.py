@@ -78,7 +78,6 @@ class ServerState:
         return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def count(self, answer: Answer) -> None:
-        """Count a finished request."""
         self.totals.add(
             answer.generation,
             openai_finish_reason(answer.finish_reason),

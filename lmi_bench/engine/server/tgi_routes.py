@@ -107,7 +107,6 @@ def whole_reply(
 
 
 def token_of(piece: Piece, codec: Codec) -> dict[str, Any]:
-    """A token in TGI's format."""
     special = codec.special_token(piece.token_id)
     return {
         "id": piece.token_id,
@@ -161,7 +160,6 @@ class TgiRoutes:
         self._max_concurrent_requests = config.max_concurrent_requests or _UNLIMITED
 
     def add_to(self, app: web.Application) -> None:
-        """Register the routes."""
         app.router.add_get("/", self.health)
         app.router.add_get("/health", self.health)
         app.router.add_get("/info", self.info)
@@ -176,7 +174,6 @@ class TgiRoutes:
         return json_response(tgi_unhealthy(), status=503)
 
     async def info(self, request: web.Request) -> web.Response:
-        """The model and the limits."""
         return json_response(
             {
                 "model_id": self._state.model_name,

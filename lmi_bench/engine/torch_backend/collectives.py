@@ -178,7 +178,6 @@ class SegmentOwner:
         self._memory.buf[at : at + 8] = (1).to_bytes(8, "little")
 
     def close(self) -> None:
-        """Release the memory."""
         self.unlink()
         self._memory.close()
 

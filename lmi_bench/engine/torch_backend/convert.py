@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress, read_index
 from lmi_bench.models.folder import make_new_folder, read_config
 
 _INDEX: Final = "pytorch_model.bin.index.json"
@@ -64,12 +64,7 @@ def weights_hash(folder: Path) -> str:
 def _pickles(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
-        try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+        names = sorted(set(read_index(index).values()))
         for name in names:
             if Path(name).name != name or not (folder / name).is_file():
                 raise InputError(f"{folder} lacks {name}, which {_INDEX} lists")

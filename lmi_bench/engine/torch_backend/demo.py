@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
@@ -57,7 +57,7 @@ def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
     """
     if name not in DEMO_MODELS:
         raise InputError(f"demo model {name!r} is unknown; known: {', '.join(DEMO_MODELS)}")
-    parent = _default_cache_dir() if cache_dir is None else cache_dir
+    parent = default_cache_dir("models") if cache_dir is None else cache_dir
     folder = parent / f"{name}-{_VERSION}"
     if folder.is_dir():
         return folder
@@ -74,11 +74,6 @@ def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
-
-
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "models"
 
 
 def _write(folder: Path, shape: _DemoShape) -> None:
@@ -131,8 +126,7 @@ def _weights(shape: _DemoShape) -> dict[str, Tensor]:
         return (torch.randn(rows, columns, generator=generator) * std).to(torch.bfloat16)
 
     hidden, ffn = shape.hidden_size, shape.ffn_size
-    inputs_of = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, hidden)}
-    inputs_of |= {"self_attn.v_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden)}
+    inputs_of = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
     inputs_of |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden)}
     inputs_of |= {"mlp.down_proj": (hidden, ffn)}
     ones = torch.ones(hidden, dtype=torch.bfloat16)

@@ -74,7 +74,6 @@ class LoadSettings:
 
     @property
     def threads_in_use(self) -> int:
-        """CPU threads of a step."""
         return self.threads or usable_cores()
 
     def blocks_in(self, free_bytes: int, bytes_per_block: int) -> int:

@@ -161,7 +161,6 @@ class RankWorker:
         self._collectives = collectives
 
     def join(self, where: Segment | Meeting) -> None:
-        """Connect to the other ranks."""
         if isinstance(where, Segment):
             # nothing is sent during a step: readable input means that the pipe is closed
             self._collectives = SharedMemoryCollectives(where, self._rank, self._connection.poll)
@@ -230,7 +229,6 @@ class RankWorker:
         return TakenCache(forwards.cache.nbytes, forwards.prepared)
 
     def run(self, batch: StepBatch) -> list[StepOutput]:
-        """Run a step."""
         return self._loaded().run(batch)
 
     def score(self, token_ids: Sequence[int], num_given: int) -> list[float]:

@@ -108,7 +108,6 @@ class ModelRunner:
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences with state."""
         return len(self._states)
 
     @torch.inference_mode()

@@ -91,7 +91,6 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors."""
         return tuple(self._file_of)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -181,21 +180,20 @@ def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
     return tuple(places[0].tolist()) if len(places) else None
 
 
+def read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor; raises InputError if this is not an index."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+
+
 def _tensor_files(folder: Path) -> dict[str, str]:
     """The file of each tensor, from the index or the single file."""
     index = folder / _INDEX
     if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = {str(name): str(file) for name, file in weight_map.items()}
-        except (
-            json.JSONDecodeError,
-            UnicodeDecodeError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as exc:
-            raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+        files = read_index(index)
         for file in sorted(set(files.values())):
             if Path(file).name != file:
                 raise InputError(f"{index} names {file!r}, which is not in this folder")

@@ -193,5 +193,4 @@ _BUILDERS: Final[Mapping[str, Callable[[WeightLoader, ModelShape], Decoder]]] = 
 
 
 def build_with(load: WeightLoader, folder: Path) -> Decoder:
-    """Build a loader's model, named after its folder."""
     return _BUILDERS[load.spec.family](load, load.spec.shape(folder.resolve().name))

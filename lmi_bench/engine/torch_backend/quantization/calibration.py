@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.texts import CALIBRATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
@@ -144,7 +145,7 @@ def calibrated_factors(
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/quantization, or below ~/.cache
     """
-    place = cache_dir or _default_cache_dir()
+    place = cache_dir or default_cache_dir("quantization")
     path = place / f"{_key(folder, settings, group_size, dtype)}.safetensors"
     if path.is_file():
         return path
@@ -251,11 +252,6 @@ def _key(folder: Path, settings: QuantizeSettings, group_size: int, dtype: str) 
     stated += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in names]
     digest = hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:24]
     return f"{settings.scheme.value}-{digest}"
-
-
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "quantization"
 
 
 def prepare(

@@ -44,7 +44,6 @@ class Inputs:
 
     @property
     def mean_abs(self) -> Tensor:
-        """The mean absolute value of each feature."""
         return self.sum_abs / max(1, self.count)
 
     def note(self, x: Tensor, share: float) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.native_build import default_cache_dir
 
 _SHAPE: Final = re.compile(r"([0-9]+)x([0-9]+)")
 _DEFAULT_SEQUENCES: Final = (1, 4, 16)
@@ -247,9 +247,7 @@ def check_writable(folder: Path) -> None:
 
 def default_folder(key: ArtefactKey) -> Path:
     """The folder in the user's cache for compiled steps with this key."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base else Path.home() / ".cache"
-    return root / "lmi-bench" / "compiled" / key.digest()
+    return default_cache_dir("compiled") / key.digest()
 
 
 def _compile_one(folder: Path, shape: StaticShape, compile_step: Compile) -> dict[str, Any]:

@@ -202,11 +202,9 @@ class StaticForward:
 
     @property
     def shapes(self) -> tuple[StaticShape, ...]:
-        """The prepared shapes."""
         return self._shapes
 
     def only(self, shape: StaticShape) -> StaticForward:
-        """A copy with only this shape."""
         return StaticForward(self._otherwise, {shape: self._prepared[shape]})
 
     @torch.inference_mode()
@@ -219,7 +217,6 @@ class StaticForward:
 
     @torch.inference_mode()
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
-        """The token with the highest logit, for each sampled row."""
         result = self._run(sequences)
         if result is None:
             return self._otherwise.likeliest(sequences)
