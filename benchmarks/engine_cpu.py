@@ -274,7 +274,7 @@ async def _nothing() -> None:
 
 def bare(executor: Any, prompts: list[list[int]], tokens: int) -> float:
     """Seconds of the same work in a plain loop over the step."""
-    from lmi_bench.engine.torch_backend.inputs import SequenceRows
+    from lmi_bench.engine.torch_backend.attention import SequenceRows
 
     forward, size = executor._runner._forward, executor.block_size
     blocks = -(-(TOKENS + tokens) // size)

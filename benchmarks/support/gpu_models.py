@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.executor import Loaded, ModelNumbers, TorchExecutor
-from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes

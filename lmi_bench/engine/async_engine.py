@@ -16,7 +16,6 @@ from types import TracebackType
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.scheduling.batch import (
@@ -29,6 +28,7 @@ from lmi_bench.engine.scheduling.batch import (
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.scheduling.stats import EngineStats
 
 OnStep = Callable[[StepBatch, float, float], None]
 OnEnd = Callable[["Generation"], None]

@@ -15,12 +15,11 @@ from typing import Protocol
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.async_engine import AsyncEngine, Generation
-from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.executor import first_of
 from lmi_bench.engine.router import Router
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.scheduling.stats import SchedulerStats
+from lmi_bench.engine.scheduling.stats import EngineStats, SchedulerStats
 
 
 class ServingEngine(Protocol):

@@ -15,15 +15,14 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import DEFAULT_MODEL, EngineSection, parse_scenario
 from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.chrome_trace import ChromeTrace
-from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.engine.scheduling.stats import EngineStats
 from lmi_bench.engine.server import app as server
 from lmi_bench.engine.server.codec import Codec, PlainTokenizer
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters, load_formatters
 from lmi_bench.engine.server.lmi_routes import LMI_REPLIES
 from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.server.openai_routes import ChatEncoder
-from lmi_bench.engine.server.sagemaker_routes import credentials_check
-from lmi_bench.engine.server.sigv4 import SignatureCheck
+from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, credentials_check
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
 from lmi_bench.jobs.settings.engine import stated_settings

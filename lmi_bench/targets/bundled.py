@@ -351,7 +351,7 @@ def time_all_reduces(
     """
     start_ranks_early()
     try:
-        from lmi_bench.engine.torch_backend.rank_group import measure_all_reduces
+        from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
     except ImportError as exc:
         raise InputError(f"the ranks need {exc.name}: pip install 'lmi-bench[engine]'") from exc
     return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

@@ -23,13 +23,13 @@ from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.native_backend.binding import StepLibrary, library
 from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
 from lmi_bench.engine.quantization import NOT_QUANTIZED
+from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.executor import (
     Loaded,
     ModelNumbers,
     TorchExecutor,
     first_result,
 )
-from lmi_bench.engine.torch_backend.inputs import SequenceRows
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes

@@ -25,8 +25,11 @@ from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
 from lmi_bench.engine.server.metrics import MetricsRoute
 from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
-from lmi_bench.engine.server.sagemaker_routes import UNARY_TIMEOUT_S, SageMakerRoutes
-from lmi_bench.engine.server.sigv4 import SignatureCheck
+from lmi_bench.engine.server.sagemaker_routes import (
+    UNARY_TIMEOUT_S,
+    SageMakerRoutes,
+    SignatureCheck,
+)
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.totals import Histogram
+from lmi_bench.engine.server.state import Histogram, ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = (

@@ -1,4 +1,9 @@
-"""Causal attention of one step over the paged cache.
+"""Packs a step's sequences into rows, and computes their causal attention over the paged cache.
+
+All rows are concatenated into one matrix, so every linear layer runs once per step. Sequences with
+several rows (prompts, chunks, drafts to verify) come first; those with one row (decoding) come
+last, sorted by context length, so that neighbours share one gather with little padding. Layers with
+a sliding window get their own view, with only the pages within it.
 
 Prompt rows use torch's scaled_dot_product_attention, which is built for many queries. A decode
 row has one query, for which SDPA on a CPU is 5 to 10 times slower than plain matrix products: its
@@ -8,19 +13,277 @@ pages are gathered into reused buffers and multiplied as one batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmi_bench.engine.torch_backend.inputs import (
-    DecodeGroup,
-    MaskFormats,
-    PackedStep,
-    PromptRows,
-)
-from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows, slots_of
+
+_GATHER_BYTES: Final = 16 << 20  # limit of keys gathered at once, a few times a core's L2 cache
+_WINDOW_ROWS: Final = 256  # minimum rows of a prompt that share the keys of their windows
+_MASKED: Final = -1e30
+
+
+def masked_score(dtype: torch.dtype) -> float:
+    """The score that hides a key: finite in that format, so that a softmax never gives NaN."""
+    return max(_MASKED, torch.finfo(dtype).min)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """One sequence's part of a step, with its token ids and whole block table.
+
+    sampled  number of last rows whose logits are needed: 0, 1, or 1 + draft tokens
+    """
+
+    token_ids: Sequence[int]
+    first_position: int
+    block_table: Sequence[int]
+    sampled: int
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the cache after this step."""
+        return self.first_position + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFormats:
+    """Number formats of attention, and so of its masks.
+
+    prompt, decode  formats for sequences with several rows and with one
+    value_rows      whether decoding reads values by token rather than by page
+    windows         the layers' distinct windows, in tokens; None: full attention
+    """
+
+    prompt: torch.dtype
+    decode: torch.dtype
+    value_rows: bool
+    windows: tuple[int | None, ...] = (None,)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows start..stop of one sequence, which read only their own keys, or cached ones.
+
+    num_keys   number of keys read
+    page_rows  for cached keys: the pages of every head, shape (kv_heads * pages,)
+    bias       with `page_rows`: added to the scores, shape (rows, num_keys); 0, or very low if a
+               key is later or outside the window
+    """
+
+    start: int
+    stop: int
+    num_keys: int
+    page_rows: Tensor | None = None
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows start..stop, one per sequence, whose pages are gathered together.
+
+    page_rows  shape (sequences * kv_heads * pages,), short tables padded
+    bias       added to the scores, shape (sequences * kv_heads, 1, pages * block_size)
+    value_rows index of each cached token in head_dim vectors, shape (sequences * kv_heads,
+               pages * block_size); only if MaskFormats.value_rows
+    """
+
+    start: int
+    stop: int
+    page_rows: Tensor
+    bias: Tensor
+    value_rows: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextView:
+    """The keys that each row of a step reads, in the layers with one window."""
+
+    prompts: tuple[PromptRows, ...]
+    decodes: tuple[DecodeGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """The rows of one step on the device.
+
+    token_ids, positions  shape (rows,)
+    contexts              tokens of each row's sequence after this step, shape (rows,)
+    slots                 cache slots for each row's keys and values, shape (rows * kv_heads,)
+    views                 one for each of MaskFormats.windows
+    sampled_rows          rows whose logits are needed, in the order of the given sequences
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    contexts: Tensor
+    slots: Tensor
+    views: tuple[ContextView, ...]
+    sampled_rows: Tensor
+
+
+def pack(
+    sequences: Sequence[SequenceRows],
+    shape: KvLayoutShape,
+    formats: MaskFormats,
+    device: torch.device,
+) -> PackedStep:
+    """Pack one step; `sampled_rows` keeps the order of `sequences`."""
+    several = [i for i, rows in enumerate(sequences) if len(rows.token_ids) > 1]
+    single = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1]
+    single.sort(key=lambda i: sequences[i].first_position)
+
+    token_ids: list[int] = []
+    positions: list[int] = []
+    contexts: list[int] = []
+    blocks: list[int] = []
+    end_rows = [0] * len(sequences)
+    for i in several + single:
+        rows = sequences[i]
+        token_ids.extend(rows.token_ids)
+        span = range(rows.first_position, rows.context_tokens)
+        positions.extend(span)
+        contexts.extend([rows.context_tokens] * len(span))
+        table = rows.block_table
+        blocks.extend(table[position // shape.block_size] for position in span)
+        end_rows[i] = len(token_ids)
+    sampled_rows = [
+        row
+        for i, rows in enumerate(sequences)
+        for row in range(end_rows[i] - rows.sampled, end_rows[i])
+    ]
+
+    position_rows = torch.tensor(positions, device=device)
+    prompts = [(sequences[i], end_rows[i]) for i in several]
+    decodes = [sequences[i] for i in single]
+    first_decode = len(token_ids) - len(decodes)
+    return PackedStep(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=position_rows,
+        contexts=torch.tensor(contexts, device=device),
+        slots=slots_of(
+            torch.tensor(blocks, device=device), position_rows % shape.block_size, shape
+        ),
+        views=tuple(
+            ContextView(
+                tuple(
+                    part
+                    for rows, stop in prompts
+                    for part in _prompt_rows(rows, stop, shape, formats.prompt, window, device)
+                ),
+                tuple(_decode_groups(decodes, first_decode, shape, formats, window, device)),
+            )
+            for window in formats.windows
+        ),
+        sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
+    )
+
+
+def _prompt_rows(
+    rows: SequenceRows,
+    stop: int,
+    shape: KvLayoutShape,
+    compute: torch.dtype,
+    window: int | None,
+    device: torch.device,
+) -> Iterator[PromptRows]:
+    """One sequence's rows; split if a window would leave most of a long mask empty."""
+    everything = window is None or rows.context_tokens <= window
+    if everything and rows.first_position == 0:
+        yield PromptRows(stop - len(rows.token_ids), stop, rows.context_tokens)
+        return
+    length = len(rows.token_ids) if everything else max(window or 0, _WINDOW_ROWS)
+    for first in range(rows.first_position, rows.context_tokens, length):
+        end = min(first + length, rows.context_tokens)
+        first_page, stop_page = _pages_seen(first + 1, end, window, shape)
+        table = torch.tensor([list(rows.block_table[first_page:stop_page])], device=device)
+        keys = torch.arange(first_page * shape.block_size, end, device=device)
+        queries = torch.arange(first, end, device=device)[:, None]
+        unseen = keys > queries
+        if window is not None:
+            unseen |= keys <= queries - window
+        bias = torch.zeros(unseen.shape, dtype=compute, device=device)
+        yield PromptRows(
+            stop - rows.context_tokens + first,
+            stop - rows.context_tokens + end,
+            len(keys),
+            head_page_rows(table, shape.num_kv_heads),
+            bias.masked_fill_(unseen, masked_score(compute)),
+        )
+
+
+def _pages_seen(
+    first_context: int, last_context: int, window: int | None, shape: KvLayoutShape
+) -> tuple[int, int]:
+    """Page range seen by rows whose contexts (including the row) are first..last tokens."""
+    first_key = 0 if window is None else max(0, first_context - window)
+    return first_key // shape.block_size, -(-last_context // shape.block_size)
+
+
+def _decode_groups(
+    single: Sequence[SequenceRows],
+    first_row: int,
+    shape: KvLayoutShape,
+    formats: MaskFormats,
+    window: int | None,
+    device: torch.device,
+) -> Iterator[DecodeGroup]:
+    """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
+    page_bytes = shape.bytes_per_block // (2 * shape.num_layers)
+    members: list[SequenceRows] = []
+    spans: list[tuple[int, int]] = []
+    widest = 0
+    for rows in single:
+        span = _pages_seen(rows.context_tokens, rows.context_tokens, window, shape)
+        wider = max(widest, span[1] - span[0])
+        if members and (len(members) + 1) * wider * page_bytes > _GATHER_BYTES:
+            yield _decode_group(members, spans, first_row, shape, formats, window, device)
+            first_row += len(members)
+            members, spans, wider = [], [], span[1] - span[0]
+        members.append(rows)
+        spans.append(span)
+        widest = wider
+    if members:
+        yield _decode_group(members, spans, first_row, shape, formats, window, device)
+
+
+def _decode_group(
+    members: Sequence[SequenceRows],
+    spans: Sequence[tuple[int, int]],
+    start: int,
+    shape: KvLayoutShape,
+    formats: MaskFormats,
+    window: int | None,
+    device: torch.device,
+) -> DecodeGroup:
+    """One group whose members' page spans are gathered together."""
+    pages = max(stop - first for first, stop in spans)
+    tables = []
+    for rows, (first, stop) in zip(members, spans, strict=True):
+        used = list(rows.block_table[first:stop])
+        tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
+    page_rows = head_page_rows(torch.tensor(tables, device=device), shape.num_kv_heads)
+    # counted from the first token of each sequence's first page
+    offsets = [first * shape.block_size for first, _ in spans]
+    ends = [rows.context_tokens - skipped for rows, skipped in zip(members, offsets, strict=True)]
+    end_keys = torch.tensor(ends, device=device)[:, None]
+    keys = torch.arange(pages * shape.block_size, device=device)
+    unseen = keys >= end_keys
+    if window is not None:
+        unseen |= keys < end_keys - window
+    bias = torch.zeros(unseen.shape, dtype=formats.decode, device=device)
+    bias.masked_fill_(unseen, masked_score(formats.decode))
+    bias = bias.repeat_interleave(shape.num_kv_heads, dim=0)
+    value_rows = None
+    if formats.value_rows:
+        in_page = torch.arange(shape.block_size, device=device)
+        value_rows = (page_rows[:, None] * shape.block_size + in_page).view(bias.shape)
+    return DecodeGroup(start, start + len(members), page_rows, bias[:, None], value_rows)
 
 
 class PagedAttention:

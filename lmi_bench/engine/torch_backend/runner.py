@@ -23,8 +23,7 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
 )
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.torch_backend.attention import PagedAttention
-from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
+from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision

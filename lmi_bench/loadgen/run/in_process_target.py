@@ -9,9 +9,9 @@ from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, Ta
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.engine.async_engine import Generation
-from lmi_bench.engine.engine_stats import EngineStats
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.stats import EngineStats
 from lmi_bench.loadgen.http.outcome import cancelled
 
 

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.engine.engine_stats import EngineStats
+from lmi_bench.engine.scheduling.stats import EngineStats
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 

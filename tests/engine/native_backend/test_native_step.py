@@ -21,7 +21,7 @@ from lmi_bench.engine.native_backend.weights import packed
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.torch_backend.inputs import SequenceRows
+from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from tests.engine.torch_backend.test_runner import entry, step
 

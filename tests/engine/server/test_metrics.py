@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from lmi_bench.engine.server.totals import SECONDS_BOUNDS, TOKENS_BOUNDS, Histogram
+from lmi_bench.engine.server.state import SECONDS_BOUNDS, TOKENS_BOUNDS, Histogram
 
 LABELS = 'model_name="toy",engine="0"'
 

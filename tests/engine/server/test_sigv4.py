@@ -9,7 +9,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_bench.engine.server.sigv4 import SignatureCheck, SignatureError, SignedRequest
+from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, SignatureError, SignedRequest
 
 CHECK = SignatureCheck("AKIDEXAMPLE", "secret")
 URL = "http://localhost:8080/endpoints/{}/invocations"

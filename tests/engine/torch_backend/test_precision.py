@@ -11,9 +11,8 @@ import torch
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.engine.torch_backend.attention import PagedAttention
+from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
-from lmi_bench.engine.torch_backend.inputs import SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, packing_works
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings

@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import LMI_NAMES, QuantizeSettings, Scheme, parse_scheme
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.quantization.calibration import (
+    search_awq_factors,
+    smoothing_factors,
+    weights_after,
+)
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.linear import (
     Grouped4BitByKernel,
@@ -21,11 +26,6 @@ from lmi_bench.engine.torch_backend.quantization.linear import (
     kernel_layout_is_known,
 )
 from lmi_bench.engine.torch_backend.quantization.loader import round_weight
-from lmi_bench.engine.torch_backend.quantization.recording import (
-    search_awq_factors,
-    smoothing_factors,
-    weights_after,
-)
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     from_awq,
     pack_3bit,

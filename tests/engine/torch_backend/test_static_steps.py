@@ -11,7 +11,7 @@ import torch
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.torch_backend.inputs import SequenceRows
+from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.static.artefact import (
     StaticShape,
     covering,

@@ -13,7 +13,7 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.server.app import build_app, listening
 from lmi_bench.engine.server.codec import PlainTokenizer
-from lmi_bench.engine.server.sigv4 import SignatureCheck
+from lmi_bench.engine.server.sagemaker_routes import SignatureCheck
 from lmi_bench.engine.simulated import SimulatedExecutor
 
 ACCESS_KEY, SECRET_KEY, REGION = "AKIDEXAMPLE", "not-a-secret", "eu-west-3"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.attention import PagedAttention
-from lmi_bench.engine.torch_backend.inputs import PackedStep
+from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention
 from lmi_bench.engine.torch_backend.layers import Linear, Mlp, Norm
 from lmi_bench.engine.torch_backend.loading import Embedding, Head, WeightLoader
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.torch_backend.inputs import SequenceRows
+from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.runner import Forward
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape, covering
 

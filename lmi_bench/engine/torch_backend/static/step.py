@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.torch_backend.inputs import masked_score
+from lmi_bench.engine.torch_backend.attention import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Norm
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
