@@ -12,13 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.executor import Executor, WatchedExecutor, first_of
-from lmi_bench.engine.scheduling.batch import (
-    DRAFTED,
-    BatchEntry,
-    StepBatch,
-    StepKind,
-    StepOutput,
-)
+from lmi_bench.engine.scheduling.batch import DRAFTED, BatchEntry, StepBatch, StepKind, StepOutput
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 

@@ -43,11 +43,7 @@ class NativeWeights:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        spec: DecoderSpec,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
+        self, folder: Path, spec: DecoderSpec, dtype: torch.dtype, progress: Progress | None = None
     ) -> None:
         """dtype  storage format of the weights: float32 or bfloat16"""
         self._spec = spec

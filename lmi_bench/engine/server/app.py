@@ -85,11 +85,7 @@ def build_app(
     )
     lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
     sagemaker = SageMakerRoutes(
-        lmi,
-        openai,
-        model_name=model_name,
-        check=signature_check,
-        unary_timeout_s=unary_timeout_s,
+        lmi, openai, model_name=model_name, check=signature_check, unary_timeout_s=unary_timeout_s
     )
     lmi.add_to(app)
     openai.add_to(app)

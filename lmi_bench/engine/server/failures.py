@@ -27,11 +27,7 @@ FAILURES = (InputError, OverloadedError, EngineError)
 _OPENAI_PREFIX: Final = "/v1/"
 TGI_PATHS: Final = ("/", "/generate", "/generate_stream", "/info")
 
-_OPENAI_TYPES = {
-    400: "BadRequestError",
-    404: "NotFoundError",
-    500: "InternalServerError",
-}
+_OPENAI_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
 _LMI_TYPES = {
     400: "BadRequestException",
     404: "ResourceNotFoundException",

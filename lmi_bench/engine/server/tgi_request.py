@@ -133,10 +133,7 @@ def check_values(body: TgiBody, limits: TgiLimits) -> None:
             len(body.stop) > MAX_STOP_STRINGS,
             f"`stop` supports up to {MAX_STOP_STRINGS} stop sequences. Given: {len(body.stop)}",
         ),
-        (
-            wants_several and body.seed is not None,
-            "`seed` must not be set when `best_of` > 1",
-        ),
+        (wants_several and body.seed is not None, "`seed` must not be set when `best_of` > 1"),
         (
             (body.top_n_tokens or 0) > MOST_TOP_LOGPROBS,
             f"`top_n_tokens` must be >= 0 and <= {MOST_TOP_LOGPROBS}. Given: {body.top_n_tokens}",

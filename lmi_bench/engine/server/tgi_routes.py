@@ -64,10 +64,7 @@ class TgiStreamReply:
         events = b""
         for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
             self._num_sent += 1
-            event: dict[str, Any] = {
-                "index": self._num_sent,
-                "token": token_of(piece, self._codec),
-            }
+            event: dict[str, Any] = {"index": self._num_sent, "token": token_of(piece, self._codec)}
             if piece.ranked:
                 event["top_tokens"] = ranked_of(piece, self._codec)
             event |= {"generated_text": None, "details": None}

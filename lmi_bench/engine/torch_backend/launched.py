@@ -294,11 +294,7 @@ def _join(launch: Launch, device: str, forwarder: _ProgressForwarder, threads: i
         torch.cuda.set_device(launch.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     distributed.init_process_group(
-        backend,
-        init_method="env://",
-        rank=launch.rank,
-        world_size=launch.degree,
-        timeout=_PATIENCE,
+        backend, init_method="env://", rank=launch.rank, world_size=launch.degree, timeout=_PATIENCE
     )
     worker = RankWorker(launch.rank, launch.degree, forwarder, device_number=launch.local_rank)
     worker.use(DistributedCollectives(None, launch.rank, launch.degree))

@@ -346,9 +346,7 @@ class ParallelExecutor(ModelNumbers):
         """The executor over started ranks: each loads its part and allocates its cache."""
         precision = group.ask_first(
             partial(
-                RankWorker.choose_precision,
-                settings=settings,
-                parameters=source.shape.params_total,
+                RankWorker.choose_precision, settings=settings, parameters=source.shape.params_total
             )
         )
         prepare_here = partial(prepare, source, settings.quantize, degree=degree)

@@ -51,12 +51,7 @@ class TorchForward:
     """The back end `torch`: runs on any device and is the reference for the others."""
 
     def __init__(
-        self,
-        model: Decoder,
-        cache: KvCache,
-        precision: Precision,
-        *,
-        num_blocks: int | None = None,
+        self, model: Decoder, cache: KvCache, precision: Precision, *, num_blocks: int | None = None
     ) -> None:
         """num_blocks  cache blocks available to sequences; None: all"""
         self.shape = model.shape

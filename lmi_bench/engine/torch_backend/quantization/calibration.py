@@ -198,10 +198,7 @@ def smoothing_factors(alpha: float, weights: list[Tensor], largest: Tensor) -> T
 
 
 def search_awq_factors(
-    weights: list[Tensor],
-    mean_abs: Tensor,
-    rows: Tensor,
-    rounded: Callable[[Tensor], Tensor],
+    weights: list[Tensor], mean_abs: Tensor, rows: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
     """The factors s = mean|X|^a with a in {0, 1/20, ..., 19/20} that minimise the squared output
     error, sum of |Q(W s) (X / s) - W X|^2 (Lin et al. 2023, arXiv:2306.00978, eq. 4 and 5). None if

@@ -384,10 +384,6 @@ class Fp8ByGpu(QuantizedLinear):
     def product(self, x: Tensor) -> Tensor:
         rounded, unit = round_rows(x)
         y: Tensor = torch._scaled_mm(
-            rounded,
-            self._values.t(),
-            scale_a=unit,
-            scale_b=self._scale,
-            out_dtype=torch.bfloat16,
+            rounded, self._values.t(), scale_a=unit, scale_b=self._scale, out_dtype=torch.bfloat16
         )
         return y.to(x.dtype)

@@ -127,11 +127,7 @@ def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
 
 def _matrix_inputs(spec: DecoderSpec, degree: int) -> tuple[int, ...]:
     """Input sizes of a rank's matrices; those split by columns have a part."""
-    return (
-        spec.hidden_size,
-        spec.num_heads * spec.head_dim // degree,
-        spec.ffn_size // degree,
-    )
+    return (spec.hidden_size, spec.num_heads * spec.head_dim // degree, spec.ffn_size // degree)
 
 
 COLUMN_FACTORS: Final = "column_factors"

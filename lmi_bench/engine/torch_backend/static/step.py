@@ -292,21 +292,14 @@ def _cpu_features() -> str:
 
 
 def compile_step(
-    step: DecodeStep,
-    shape: StaticShape,
-    cache: KvCache,
-    norms: Sequence[Tensor],
-    path: Path,
+    step: DecodeStep, shape: StaticShape, cache: KvCache, norms: Sequence[Tensor], path: Path
 ) -> None:
     """Write the package of one shape, for any number of cache blocks.
 
     Raises InputError without a C++ compiler.
     """
     buffers = StepBuffers(
-        shape,
-        block_size=cache.shape.block_size,
-        spare_block=0,
-        device=cache.keys[0].device,
+        shape, block_size=cache.shape.block_size, spare_block=0, device=cache.keys[0].device
     )
     inputs = (
         buffers.token_ids,
@@ -318,14 +311,7 @@ def compile_step(
     )
     blocks = torch.export.Dim("blocks", min=2)
     layers = len(cache.keys)
-    shapes = (
-        None,
-        None,
-        None,
-        [{0: blocks}] * layers,
-        [{0: blocks}] * layers,
-        [None] * len(norms),
-    )
+    shapes = (None, None, None, [{0: blocks}] * layers, [{0: blocks}] * layers, [None] * len(norms))
     # importing the compiler's own modules raises deprecation warnings about torch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=DeprecationWarning)
