@@ -112,7 +112,7 @@ def choose_back_end(
 
 def _native(folders: list[Path], block_size: int, listener: Listener) -> BackEnd:
     """The native step, compiled if necessary, else torch with the reason."""
-    from lmi_bench.engine.native_backend.build import NativeUnavailableError
+    from lmi_bench.core.native_build import NativeUnavailableError
     from lmi_bench.engine.native_backend.executor import step_library
 
     def tell(text: str) -> None:
@@ -158,9 +158,8 @@ def step_settings(
 
     Raises InputError for settings that exclude each other, and for a folder that cannot be written.
     """
-    from lmi_bench.engine.torch_backend.static.artefact import check_writable
+    from lmi_bench.engine.torch_backend.static.artefact import check_writable, parse_shapes
     from lmi_bench.engine.torch_backend.static.build import StepSettings
-    from lmi_bench.engine.torch_backend.static.shapes import parse_shapes
 
     if settings.compile and settings.artefact is not None:
         raise InputError(

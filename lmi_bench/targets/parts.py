@@ -33,7 +33,7 @@ from lmi_bench.targets.prompts import lengths_of
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps
-    from lmi_bench.engine.torch_backend.static.check import StepDifference as StepDifference
+    from lmi_bench.engine.torch_backend.static.forward import StepDifference as StepDifference
 
 
 class TorchNumbers(Executor, Protocol):

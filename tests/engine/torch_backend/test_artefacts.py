@@ -23,7 +23,6 @@ from lmi_bench.engine.torch_backend.static.artefact import (
     parse_shapes,
 )
 from lmi_bench.engine.torch_backend.static.build import StepSettings
-from lmi_bench.engine.torch_backend.static.shapes import StaticShape, parse_shapes
 from lmi_bench.targets.back_ends import BackEnd, step_settings
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
