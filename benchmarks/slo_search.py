@@ -30,7 +30,7 @@ from lmi_bench.analysis.results.slo_results import (
     judge_level,
     requests_needed,
 )
-from lmi_bench.analysis.search.level_sizes import LevelSizes
+from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

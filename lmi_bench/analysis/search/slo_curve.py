@@ -1,9 +1,9 @@
-"""Where a noisy curve of latency over load reaches its limit: what all levels of a search say.
+"""Where a noisy curve of latency over load reaches its limit, by all levels of a search.
 
 The curve is log(measured / limit) over log(load). A priori it rises half as fast as the load, bends
-anywhere (an integrated random walk) and may take one step up between two loads that were tried; how
-much it bends, whether it steps and whether the levels disagree by more than their requests do is
-weighed by how well that explains the levels. Gaussian-process regression with its evidence:
+anywhere (an integrated random walk) and may step up once between two loads that were tried. How
+much it bends, whether it steps, and whether levels differ by more than the noise of their requests
+is weighted by how well it explains the levels. Gaussian-process regression with its evidence:
 Rasmussen and Williams 2006, chapters 2 and 5.
 """
 
@@ -35,7 +35,7 @@ _LEAST_RISING = 0.1
 class _Setting:
     """One kind of curve: how much it bends, how noisy the levels are, and where it steps up.
 
-    step  the step lies between this level and the next one; None without a step
+    step  index of the level before the step; None without a step
     """
 
     bend: float
@@ -45,9 +45,9 @@ class _Setting:
 
 
 class Curve:
-    """The levels of a search: log loads, log ratios, and the noise (sd) of each of these.
+    """The levels of a search: log loads, log ratios, and the noise (sd) of the log ratios.
 
-    The arrays have shape (levels,); the loads rise and none comes twice.
+    The arrays have shape (levels,); the loads are distinct and increasing.
     """
 
     def __init__(self, log_load: FloatArray, log_ratio: FloatArray, noise: FloatArray) -> None:
@@ -57,10 +57,10 @@ class Curve:
         self._variance = np.maximum(noise, _LEAST_NOISE) ** 2
 
     def crossings(self, reach: float = 0.0, *, seed: int = 0) -> FloatArray:
-        """Log loads at which drawn curves reach the limit, rising; at most DRAWS of them.
+        """Log loads at which drawn curves reach the limit, increasing; at most DRAWS of them.
 
         reach  how far beyond the highest load to look, in log load. A curve that stays below the
-               limit crosses at infinity, one above it from the lowest load on at minus infinity
+               limit crosses at infinity, one that starts above it at minus infinity
         """
         rng = np.random.default_rng(seed)
         grid = self._grid(reach)
@@ -77,7 +77,7 @@ class Curve:
         return np.sort(self._start + _crossings(grid, np.concatenate(drawn)))
 
     def _grid(self, reach: float) -> FloatArray:
-        """Places to draw at: the levels, some between any two of them, and on up to `reach`."""
+        """Places to draw at: the levels, points between them, and points up to `reach` beyond."""
         ends = np.append(self._at, self._at[-1] + reach) if reach else self._at
         parts = [
             np.linspace(left, right, max(_PARTS, math.ceil((right - left) / _COARSEST)) + 1)[1:]
@@ -148,10 +148,10 @@ def _smooth(s: FloatArray, t: FloatArray, bend: float) -> FloatArray:
 
 
 def _crossings(grid: FloatArray, curves: FloatArray) -> FloatArray:
-    """Where each curve passes zero once and for all; those that fall through it again are left out.
+    """Where each curve crosses zero; curves that cross it more than once are left out.
 
-    Latency does not fall with load. Where hardly any curve does so (all levels are within their
-    noise of the limit), the middle between the first and the last passage stands for a curve.
+    Latency does not fall with load. If hardly any curve crosses only once (all levels are within
+    their noise of the limit), the mean of the first and the last crossing counts instead.
     """
     above = curves > 0
     passes = above[:, 1:] != above[:, :-1]
@@ -169,7 +169,7 @@ def _crossings(grid: FloatArray, curves: FloatArray) -> FloatArray:
 
 
 def _zero(grid: FloatArray, curves: FloatArray, index: NDArray[np.intp]) -> FloatArray:
-    """Where the line from a grid point to the next is zero, by curve."""
+    """Where the line from a grid point to the next is zero; one value a curve."""
     row = np.arange(len(curves))
     before, after = curves[row, index], curves[row, index + 1]
     result: FloatArray = grid[index] + before / (before - after) * (grid[index + 1] - grid[index])

@@ -1,8 +1,8 @@
-"""The loads that a search tried, and what they say together of where the SLOs break.
+"""The loads that a search tried, and what they show together about where the SLOs break.
 
 Latency does not fall with load, so a level is judged with its neighbours: where a higher load was
-seen to be faster than a lower one, the two are pooled (isotonic regression, weighted by how sure
-each is), and the lowest load that then misses is the first breach.
+faster than a lower one, the two are pooled (isotonic regression, weighted by certainty). The
+lowest load that then misses is the first breach.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from lmi_bench.core.level import Judgement, Level
 
 FloatArray = NDArray[np.float64]
 
-_MOST_LOG_RATIO, _LEAST_LOG_RATIO = math.log(10.0), -6.0  # endless, and instant, in a curve
-_SURE_DEVIATIONS = 2.33  # of a normal: above this once in a hundred, as SURE_CHANCE has it
-_UNKNOWN_NOISE = 0.5  # times 1 / sqrt(requests), of a level that does not state its own
+_MOST_LOG_RATIO, _LEAST_LOG_RATIO = math.log(10.0), -6.0  # of infinite and zero latency
+_SURE_DEVIATIONS = 2.33  # a normal exceeds them with SURE_CHANCE
+_UNKNOWN_NOISE = 0.5  # times 1 / sqrt(requests), of a level without its own
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A load that was tried.
 
-    log_ratio  log of measured / limit, within what a curve can hold
-    noise      standard deviation of log_ratio, as far as its own requests tell
-    requests   that the level sent
-    full       with as many requests as a verdict needs
+    log_ratio  log of measured / limit, clipped for the curve
+    noise      standard deviation of log_ratio, estimated from its own requests
+    requests   number of requests that the level sent
+    full       whether it had as many requests as a verdict needs
     """
 
     load: float
@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Highest load that passed and lowest that did not; None where there is none yet."""
+    """Highest load that passed and lowest that missed; None where there is none yet."""
 
     low: Trial | None
     high: Trial | None
@@ -72,7 +72,7 @@ def trial(line: Level, full_requests: int | None) -> Trial:
     noise = judgement.noise
     if noise is None:
         noise = _UNKNOWN_NOISE / math.sqrt(requests)
-    if judgement.sure and log_ratio > 0:  # beside a jump the value is vague, the miss is not
+    if judgement.sure and log_ratio > 0:  # next to a jump the value is uncertain, the miss is not
         noise = min(noise, log_ratio / _SURE_DEVIATIONS)
     return Trial(
         load=line.load.value,
@@ -85,10 +85,10 @@ def trial(line: Level, full_requests: int | None) -> Trial:
 
 
 def by_load(tried: Sequence[Trial]) -> list[Trial]:
-    """One trial a load, rising; a full level outranks one of few requests, a later one an earlier.
+    """One trial a load, increasing: full levels replace probes, later levels replace earlier ones.
 
-    No level is held to be less noisy than the usual level of the search would be with as many
-    requests: the few of one may agree by chance.
+    A level's noise is at least that of the median level of the search with as many requests: few
+    requests may agree by chance.
     """
     kept: dict[float, Trial] = {}
     for one in tried:
@@ -101,7 +101,7 @@ def by_load(tried: Sequence[Trial]) -> list[Trial]:
 
 
 def bracket(trials: Sequence[Trial]) -> Bracket:
-    """Lowest load that misses, judged with its neighbours, and the highest one below it."""
+    """Lowest load that misses, judged with its neighbours, and the highest load below it."""
     if not trials:
         return Bracket(None, None)
     pooled = isotonic(
@@ -114,7 +114,7 @@ def bracket(trials: Sequence[Trial]) -> Bracket:
 
 
 def curve(trials: Sequence[Trial]) -> Curve:
-    """Latency over load as all trials show it."""
+    """Latency over load by all trials."""
     return Curve(
         np.array([one.log_load for one in trials]),
         np.array([one.log_ratio for one in trials]),
@@ -123,7 +123,7 @@ def curve(trials: Sequence[Trial]) -> Curve:
 
 
 def isotonic(values: FloatArray, weight: FloatArray) -> FloatArray:
-    """The rising sequence nearest to the values in weighted squares (pool adjacent violators)."""
+    """The increasing sequence with the least weighted squares (pool adjacent violators)."""
     means: list[float] = []
     weights: list[float] = []
     sizes: list[int] = []

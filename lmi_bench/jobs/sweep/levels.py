@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
-from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.next_level import auto_levels
+from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import LoadAxis

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.next_level import auto_levels
+from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
 from lmi_bench.core.slo import parse_slo
 from tests.analysis.search.servers import MadeUpServer
 

@@ -10,7 +10,7 @@ import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
-from lmi_bench.analysis.search.level_sizes import LevelSizes
+from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Judgement, Level, Statistics

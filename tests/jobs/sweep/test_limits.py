@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.search.level_sizes import LevelSizes
-from lmi_bench.analysis.search.next_level import auto_levels
+from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
